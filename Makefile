@@ -1,0 +1,67 @@
+# `make test` is all there is to run: it sets up what it needs, then checks everything.
+
+SHELL := /bin/sh
+.SHELLFLAGS := -eu -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON := .venv/bin/python
+# The tests' own engine: what is installed on the machine is neither used nor touched.
+export WAYPOINT_ENGINE := $(CURDIR)/.cache/engine
+# More arguments for pytest: make unit PYTEST_ARGS='-k shim'
+PYTEST_ARGS ?=
+
+# Real programs that the tests checkpoint and restore, as command:package.
+PROGRAMS := curl:curl node:nodejs python3:python3 redis-server:redis-server \
+	sqlite3:sqlite3 tmux:tmux vim:vim
+
+.PHONY: test
+test: lint unit integration
+
+.PHONY: lint
+lint: .venv/.dev-stamp
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+.PHONY: unit
+unit: .venv/.dev-stamp engine
+	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)
+
+.PHONY: integration
+integration: .venv/.dev-stamp engine programs
+	$(PYTHON) -m pytest tests/integration $(PYTEST_ARGS)
+
+# The environment with the tools of requirements-dev.txt on top.
+.venv/.dev-stamp: requirements.txt requirements-dev.txt waypoint
+	./waypoint --bootstrap
+	$(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+# CRIU, the native programs and the packages they rely on; a moment when all is there already.
+.PHONY: engine
+engine: .venv/.dev-stamp
+	@$(PYTHON) -c 'import pathlib, waypoint.provision as p; p.set_up(pathlib.Path(".cache").resolve(), print)'
+
+.PHONY: programs
+programs:
+	@missing=; for pair in $(PROGRAMS); do \
+	    command -v "$${pair%%:*}" >/dev/null 2>&1 || missing="$$missing $${pair#*:}"; \
+	done; \
+	[ -z "$$missing" ] || { \
+	    echo "installing for the tests:$$missing"; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    apt-get -qq -o DPkg::Lock::Timeout=300 update; \
+	    apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends $$missing >/dev/null; \
+	}
+
+.PHONY: format
+format: .venv/.dev-stamp
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+.PHONY: clean
+clean:
+	rm -rf .venv .venv.lock .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""Waypoint: a live computer gets what git gave source code."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from waypoint.client import Checkpoint, Client, Program, Result, Session, session, sessions
+    from waypoint.errors import WaypointError
+
+__all__ = [
+    "Checkpoint",
+    "Client",
+    "Program",
+    "Result",
+    "Session",
+    "WaypointError",
+    "__version__",
+    "session",
+    "sessions",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: `waypoint --version` and the daemon's own start need none of it.
+    if name == "WaypointError":
+        from waypoint import errors
+
+        return errors.WaypointError
+    if name in __all__:
+        from waypoint import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module 'waypoint' has no attribute {name!r}")

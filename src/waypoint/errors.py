@@ -1,0 +1,185 @@
+"""Every error Waypoint raises on purpose.
+
+    WaypointError
+    ├── UsageError            the request makes no sense as given
+    │   ├── NotFound          no such session, checkpoint, base, file
+    │   ├── AlreadyExists     a name that is taken
+    │   └── InvalidName       a name that cannot be one
+    ├── MachineError          this machine lacks something (see `waypoint doctor`)
+    │   ├── NotRoot
+    │   ├── MissingFeature    a kernel feature, a device or a program
+    │   ├── NoSpace           the pool or the disk is full
+    │   └── SetupFailed       setting up could not be completed
+    ├── SessionError
+    │   ├── SessionBusy       its shell is occupied by something else
+    │   ├── SessionDead       its processes are gone; `restore` brings it back
+    │   └── CommandFailed     raised by Result.check()
+    ├── CannotCheckpoint      a process cannot be saved; names it and says why
+    ├── CannotRestore         the point could not be brought to life; nothing has changed
+    ├── ConfirmationNeeded    a destructive verb without --yes, not on a terminal
+    └── DaemonError
+        ├── DaemonUnreachable
+        └── VersionMismatch   client and daemon speak different API versions
+
+Each carries a stable `code` (what programs match on), a `hint` (what to do next) and the exit
+status of the command line. An OSError stays inside the mechanism that met it and is turned into
+one of these once, `from` its cause.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class WaypointError(Exception):
+    """The root of all errors that Waypoint raises on purpose."""
+
+    code: ClassVar[str] = "error"
+    exit_status: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+    def as_dict(self) -> dict[str, Any]:
+        """What travels over the socket and what `--json` prints."""
+        found: dict[str, Any] = {"code": self.code, "message": self.message, "hint": self.hint}
+        if self.details:
+            found["details"] = self.details
+        return found
+
+
+class UsageError(WaypointError):
+    """Raised when the request makes no sense as given."""
+
+    code = "usage"
+    exit_status = 2
+
+
+class NotFound(UsageError):
+    """Raised when a session, checkpoint, base or file does not exist."""
+
+    code = "not_found"
+    exit_status = 4
+
+
+class AlreadyExists(UsageError):
+    """Raised when a name is taken."""
+
+    code = "already_exists"
+    exit_status = 5
+
+
+class InvalidName(UsageError):
+    """Raised when a name cannot be one."""
+
+    code = "invalid_name"
+
+
+class MachineError(WaypointError):
+    """Raised when this machine lacks something Waypoint needs."""
+
+    code = "machine"
+    exit_status = 6
+
+
+class NotRoot(MachineError):
+    """Raised when Waypoint is not run by root."""
+
+    code = "not_root"
+
+
+class MissingFeature(MachineError):
+    """Raised when a kernel feature, a device or a program is not there."""
+
+    code = "missing_feature"
+
+
+class NoSpace(MachineError):
+    """Raised when the pool or the disk below it is full, before anything is damaged."""
+
+    code = "no_space"
+
+
+class SetupFailed(MachineError):
+    """Raised when setting up could not be completed."""
+
+    code = "setup_failed"
+
+
+class SessionError(WaypointError):
+    """Raised when a session is in no state to do what was asked."""
+
+    code = "session"
+    exit_status = 7
+
+
+class SessionBusy(SessionError):
+    """Raised when the session's shell is occupied by something else."""
+
+    code = "busy"
+
+
+class SessionDead(SessionError):
+    """Raised when the session's processes are gone; `restore` brings it back."""
+
+    code = "dead"
+
+
+class CommandFailed(SessionError):
+    """Raised by `Result.check()` when the command did not exit with 0."""
+
+    code = "command_failed"
+
+
+class CannotCheckpoint(WaypointError):
+    """Raised when a process cannot be saved; the session runs on untouched."""
+
+    code = "cannot_checkpoint"
+    exit_status = 8
+
+
+class CannotRestore(WaypointError):
+    """Raised when a point could not be brought to life; nothing has changed."""
+
+    code = "cannot_restore"
+    exit_status = 8
+
+
+class ConfirmationNeeded(WaypointError):
+    """Raised when a destructive verb is not confirmed and nobody can be asked."""
+
+    code = "confirmation_needed"
+    exit_status = 3
+
+
+class DaemonError(WaypointError):
+    """Raised when the daemon failed in a way it did not foresee."""
+
+    code = "daemon"
+    exit_status = 9
+
+
+class DaemonUnreachable(DaemonError):
+    """Raised when no daemon answers and none could be started."""
+
+    code = "daemon_unreachable"
+
+
+class VersionMismatch(DaemonError):
+    """Raised when client and daemon speak different versions of the API."""
+
+    code = "version_mismatch"
+
+
+def _tree(root: type[WaypointError]) -> list[type[WaypointError]]:
+    return [root, *(below for child in root.__subclasses__() for below in _tree(child))]
+
+
+def from_dict(found: dict[str, Any]) -> WaypointError:
+    """The error that `as_dict` was called on, on the other side of the socket."""
+    kinds = {kind.code: kind for kind in _tree(WaypointError)}
+    kind = kinds.get(found.get("code", ""), WaypointError)
+    return kind(found.get("message", ""), hint=found.get("hint", ""), **found.get("details", {}))
