@@ -1,0 +1,88 @@
+"""What is mounted where: reading the kernel's mount table.
+
+A box is layered over a base folder. An overlay does not see what is mounted below its lower layer, so
+each of those mounts has to be found and layered on its own; this module finds them and says which can be
+layered at all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+LAYERED = frozenset(
+    {
+        "bcachefs",
+        "btrfs",
+        "erofs",
+        "ext2",
+        "ext3",
+        "ext4",
+        "f2fs",
+        "iso9660",
+        "jfs",
+        "overlay",
+        "reiserfs",
+        "squashfs",
+    }
+    | {"udf", "xfs", "zfs"}
+)
+"""File systems that make a good lower layer."""
+
+READ_ONLY = frozenset({"exfat", "msdos", "ntfs", "ntfs3", "vfat"})
+"""Disks that overlayfs refuses as a layer (their names ignore case): shown, but not to be written."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of /proc/self/mountinfo."""
+
+    mount_id: int
+    device: str
+    root: str
+    path: str
+    fstype: str
+    source: str
+    options: str
+
+
+def _unescape(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), word)
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    """The table, in the kernel's order: a later mount on the same path covers an earlier one."""
+    found = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        before, after = left.split(" "), right.split(" ")
+        found.append(
+            Mount(
+                mount_id=int(before[0]),
+                device=before[2],
+                root=_unescape(before[3]),
+                path=_unescape(before[4]),
+                fstype=after[0],
+                source=_unescape(after[1]),
+                options=before[5],
+            )
+        )
+    return found
+
+
+def mounts() -> list[Mount]:
+    """What is mounted in this process's mount namespace."""
+    return parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+
+
+def mounts_below(folder: str, table: list[Mount]) -> list[Mount]:
+    """The mounts strictly below a folder that are reachable (not covered by another), outermost first."""
+    prefix = folder.rstrip("/") + "/"
+    visible: dict[str, Mount] = {}
+    for mount in table:
+        for path in [p for p in visible if p == mount.path or p.startswith(mount.path.rstrip("/") + "/")]:
+            del visible[path]
+        if mount.path.startswith(prefix) and mount.path != prefix:
+            visible[mount.path] = mount
+    return sorted(visible.values(), key=lambda mount: mount.path)

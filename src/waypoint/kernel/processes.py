@@ -1,0 +1,110 @@
+"""Who runs below a process, read from /proc.
+
+Walks the children lists rather than the whole of /proc: the cost follows the box, not the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PTS_MAJOR = 136
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, with its numbers as the host and as its own innermost namespace know them."""
+
+    host_pid: int
+    pid: int
+    parent_host_pid: int
+    group: int
+    session: int
+    namespaces: int
+    """How many pid namespaces deep it is."""
+    state: str
+    comm: str
+    terminal: int | None
+    """The index of the pseudo terminal that controls it."""
+    uid: int
+    rss_bytes: int
+
+    @property
+    def command(self) -> str:
+        """Its command line; its name in brackets when it has none (a zombie, a kernel thread)."""
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{self.host_pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            if words != [b""]:
+                return b" ".join(words).decode(errors="replace")
+        return f"[{self.comm}]"
+
+
+def read(host_pid: int) -> Process | None:
+    """One process, or None when it is gone."""
+    try:
+        with open(f"/proc/{host_pid}/stat", "rb") as file:
+            text = file.read().decode(errors="replace")
+        with open(f"/proc/{host_pid}/status", "rb") as file:
+            lines = dict(
+                line.split(":", 1)
+                for line in file.read().decode(errors="replace").splitlines()
+                if ":" in line
+            )
+    except OSError:
+        return None
+    comm, _, rest = text.partition("(")[2].rpartition(")")
+    words = rest.split()
+    device = int(words[4])
+    major, minor = device >> 8 & 0xFFF, device & 0xFF | device >> 12 & 0xFFF00
+    pids = lines["NSpid"].split()
+    return Process(
+        host_pid=host_pid,
+        pid=int(pids[-1]),
+        parent_host_pid=int(words[1]),
+        group=int(lines["NSpgid"].split()[-1]),
+        session=int(lines["NSsid"].split()[-1]),
+        namespaces=len(pids),
+        state=words[0],
+        comm=comm,
+        terminal=minor + 256 * (major - _PTS_MAJOR) if _PTS_MAJOR <= major < _PTS_MAJOR + 8 else None,
+        uid=int(lines["Uid"].split()[0]),
+        rss_bytes=int(lines.get("VmRSS", "0 kB").split()[0]) * 1024,
+    )
+
+
+def _children(host_pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{host_pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{host_pid}/task/{task}/children") as file:
+                yield from (int(word) for word in file.read().split())
+
+
+def below(host_pid: int) -> list[Process]:
+    """All descendants of a process, parents before children; not the process itself."""
+    found, waiting = [], list(_children(host_pid))
+    while waiting:
+        process = read(waiting.pop(0))
+        if process:
+            found.append(process)
+            waiting += _children(process.host_pid)
+    return found
+
+
+def descriptors(host_pid: int) -> dict[int, str]:
+    """What its open descriptors lead to."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{host_pid}/fd"):
+            with contextlib.suppress(OSError):
+                found[int(name)] = os.readlink(f"/proc/{host_pid}/fd/{name}")
+    return found
+
+
+def namespace(host_pid: int, kind: str) -> str | None:
+    """The identity of one of its namespaces."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{host_pid}/ns/{kind}")
+    return None

@@ -1,0 +1,128 @@
+"""The system calls Waypoint needs and Python's standard library does not offer.
+
+Everything here is one thin function per call: a few lines, the kernel's own names for constants,
+and one way to fail. Mechanisms above turn the OSError into an error of Waypoint's, once; nothing
+here knows what a session or a pool is. It goes through libc and not through external programs
+because a checkpoint has milliseconds to spend and starting `mount` alone would take some of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+# mount(2)
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_NOATIME = 0x400
+MS_NODIRATIME = 0x800
+MS_BIND = 0x1000
+MS_MOVE = 0x2000
+MS_REC = 0x4000
+MS_UNBINDABLE = 0x20000
+MS_PRIVATE = 0x40000
+MS_SLAVE = 0x80000
+MS_SHARED = 0x100000
+MS_RELATIME = 0x200000
+MS_STRICTATIME = 0x1000000
+
+# umount2(2)
+MNT_FORCE = 0x1
+MNT_DETACH = 0x2
+MNT_EXPIRE = 0x4
+UMOUNT_NOFOLLOW = 0x8
+
+# unshare(2), setns(2)
+CLONE_NEWTIME = 0x80
+CLONE_NEWNS = 0x20000
+CLONE_NEWCGROUP = 0x2000000
+CLONE_NEWUTS = 0x4000000
+CLONE_NEWIPC = 0x8000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+# openat2(2)
+RESOLVE_NO_MAGICLINKS = 0x2
+RESOLVE_NO_SYMLINKS = 0x4
+RESOLVE_BENEATH = 0x8
+RESOLVE_IN_ROOT = 0x10
+_SYS_OPENAT2 = 437  # the same on every architecture, as all numbers from 424 on
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mount.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+)
+
+
+def oserror(syscall: str, path: str | Path | None = None) -> OSError:
+    """The failure of the call that was just made: to be raised by whoever made it."""
+    number = ctypes.get_errno()
+    message = f"{syscall}: {os.strerror(number)}"
+    return OSError(number, message) if path is None else OSError(number, message, str(path))
+
+
+def mount(source: str | Path, target: str | Path, fstype: str, flags: int, data: str) -> None:
+    """mount(2). Where a change of an existing mount has no source or type, give an empty string."""
+    arguments = (os.fsencode(source), os.fsencode(target), fstype.encode() or None)
+    if libc.mount(*arguments, flags, os.fsencode(data) or None) < 0:
+        raise oserror("mount", target)
+
+
+def umount(target: str | Path, flags: int = 0) -> None:
+    """umount2(2)."""
+    if libc.umount2(os.fsencode(target), flags) < 0:
+        raise oserror("umount2", target)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def openat2(dir_fd: int, path: str | bytes, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
+    """openat2(2): open a path and let the kernel forbid the ways in which it may leave a folder."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    name, size = ctypes.c_char_p(os.fsencode(path)), ctypes.c_size_t(ctypes.sizeof(how))
+    fd = libc.syscall(ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(dir_fd), name, ctypes.byref(how), size)
+    if fd < 0:
+        raise oserror("openat2", os.fsdecode(path))
+    return int(fd)
+
+
+def syncfs(fd: int) -> None:
+    """syncfs(2): write out everything that is dirty on the file system of this descriptor."""
+    if libc.syncfs(fd) < 0:
+        raise oserror("syncfs")
+
+
+def setns(fd: int, nstype: int) -> None:
+    """setns(2)."""
+    if libc.setns(fd, nstype) < 0:
+        raise oserror("setns")
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    if libc.unshare(flags) < 0:
+        raise oserror("unshare")
+
+
+def pidfd_open(pid: int) -> int:
+    """pidfd_open(2), failing like the others; the descriptor is close-on-exec by itself."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise OSError(error.errno, f"pidfd_open: {os.strerror(error.errno or 0)}", str(pid)) from error
+
+
+def ioctl_number(direction: int, kind: int, number: int, size: int) -> int:
+    """The kernel's _IOC macro; a direction is 1 for _IOW, 2 for _IOR, 3 for _IOWR."""
+    return direction << 30 | size << 16 | kind << 8 | number

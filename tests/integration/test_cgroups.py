@@ -1,0 +1,310 @@
+"""Limits of boxes on the real kernel, with whatever control groups this machine has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from waypoint.errors import MachineError, MissingFeature, UsageError
+from waypoint.kernel import cgroups
+from waypoint.kernel.cgroups import Cgroup, Hierarchy, Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TAG = "cgtest"
+MEBIBYTE = 1 << 20
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="control groups need root")
+
+
+def available(controller: str) -> bool:
+    return any(controller in tree.controllers for tree in cgroups.hierarchies())
+
+
+def needs(controller: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not available(controller), reason=f"no {controller} controller here")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Fails a test that leaves a control group behind."""
+    assert cgroups.leftovers(TAG) == []
+    yield
+    left = cgroups.leftovers(TAG)
+    for box_id in left:
+        cgroups.find(TAG, box_id).remove()
+    assert left == []
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def run_in(group: Cgroup, script: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a group, from its first instruction on."""
+
+    def enter() -> None:
+        for path in group.procs_files:
+            path.write_text("0")
+
+    return subprocess.run(
+        [sys.executable, "-c", script], preexec_fn=enter, capture_output=True, text=True, check=False
+    )
+
+
+def unified() -> Path:
+    for tree in cgroups.hierarchies():
+        if tree.version == 2:
+            return tree.path
+    pytest.skip("no version 2 tree is mounted here")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *(("512M", 512 * MEBIBYTE), ("2G", 2 << 30), ("2g", 2 << 30), ("1.5GiB", 3 << 29), ("64 kb", 65536)),
+        *(("1048576", MEBIBYTE), ("1T", 1 << 40), ("10b", 10), (" 1k ", 1024)),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert cgroups.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1M", "1X", "1 2", "1e3", "nan", "infG", "½G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a size"):
+        cgroups.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"memory_bytes": 0}, {"cpus": 0.001}, {"cpus": float("nan")}, {"pids": 1}]
+)
+def test_limits_that_nothing_can_run_in_are_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        Limits(**limits)  # type: ignore[arg-type]
+
+
+def test_both_generations_are_found_in_the_mount_table(tmp_path: Path) -> None:
+    both = tmp_path / "with space"
+    both.mkdir()
+    (both / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    escaped = str(both).replace(" ", "\\040")
+    table = (
+        "22 27 0:21 / /proc rw - proc proc rw\n"
+        "35 31 0:32 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"
+        "36 31 0:33 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+        "40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
+        f"41 31 0:38 / {escaped} rw - cgroup2 cgroup2 rw\n"
+    )
+    assert cgroups.hierarchies(table) == [
+        Hierarchy(1, Path("/sys/fs/cgroup/memory"), frozenset({"memory"})),
+        Hierarchy(1, Path("/sys/fs/cgroup/cpu,cpuacct"), frozenset({"cpu"})),
+        Hierarchy(2, both, frozenset({"cpu", "memory", "pids"})),
+    ]
+
+
+def test_a_limit_without_its_controller_is_an_error_with_a_hint() -> None:
+    trees = [Hierarchy(1, Path("/nonexistent"), frozenset({"pids"}))]
+    with pytest.raises(MissingFeature, match="memory") as caught:
+        cgroups.create(TAG, "box", Limits(memory_bytes=64 * MEBIBYTE, pids=5), trees=trees)
+    assert "cgroup_enable" in caught.value.hint
+
+
+def test_names_cannot_lead_out_of_the_tree() -> None:
+    for tag, box_id in (("..", "x"), (TAG, "../x"), ("a-b", "x"), (TAG, "a/b")):
+        with pytest.raises(UsageError):
+            cgroups.create(tag, box_id, Limits(pids=5))
+
+
+@needs_root
+class TestOnThisKernel:
+    def test_no_limits_no_group(self, sleeper: subprocess.Popen[bytes]) -> None:
+        group = cgroups.create(TAG, "box")
+        assert group.procs_files == ()
+        group.add(sleeper.pid)
+        assert group.stats() == cgroups.Stats(None, None, None)
+        assert group.oom_kills() == 0
+        group.remove()
+
+    @needs("pids")
+    def test_a_group_is_found_again_and_removed_once(self, sleeper: subprocess.Popen[bytes]) -> None:
+        group = cgroups.create(TAG, "box-1", Limits(pids=10))
+        group.add(sleeper.pid)
+        assert cgroups.leftovers(TAG) == ["box-1"]
+        assert cgroups.leftovers("other") == []
+        again = cgroups.find(TAG, "box-1")
+        assert set(again.folders) == set(group.folders)
+        assert again.stats().pids == 1
+        sleeper.kill()
+        sleeper.wait()
+        again.remove()
+        again.remove()
+        group.remove()
+        assert cgroups.find(TAG, "box-1").folders == {}
+
+    @needs("pids")
+    def test_removal_waits_for_processes_that_are_ending(self, sleeper: subprocess.Popen[bytes]) -> None:
+        group = cgroups.create(TAG, "box", Limits(pids=10))
+        group.add(sleeper.pid)
+        os.kill(sleeper.pid, signal.SIGKILL)
+        group.remove()
+
+    @needs("pids")
+    def test_a_group_in_use_is_not_removed_and_says_by_whom(
+        self, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cgroups, "_REMOVE_SECONDS", 0.05)
+        group = cgroups.create(TAG, "box", Limits(pids=10))
+        group.add(sleeper.pid)
+        with pytest.raises(MachineError) as caught:
+            group.remove()
+        assert caught.value.details["pids"] == [sleeper.pid]
+        sleeper.kill()
+        sleeper.wait()
+        group.remove()
+
+    @needs("pids")
+    def test_a_process_that_is_gone_cannot_be_added(self) -> None:
+        group = cgroups.create(TAG, "box", Limits(pids=10))
+        with pytest.raises(MachineError, match="cannot put process"):
+            group.add(2**22 + 1)
+        group.remove()
+
+    @needs("memory")
+    def test_memory_is_limited_counted_and_its_victims_too(self) -> None:
+        group = cgroups.create(TAG, "box", Limits(memory_bytes=48 * MEBIBYTE))
+        assert group.oom_kills() == 0
+        modest = run_in(group, "x = bytearray(4 << 20); print(len(x))")
+        assert modest.stdout == f"{4 * MEBIBYTE}\n"
+        greedy = run_in(group, "x = bytearray(256 << 20); print(len(x))")
+        assert greedy.returncode == -signal.SIGKILL
+        assert group.oom_kills() == 1
+        stats = group.stats()
+        assert stats.memory_bytes is not None
+        assert stats.memory_bytes <= 48 * MEBIBYTE
+        if stats.memory_peak_bytes is not None:
+            assert 40 * MEBIBYTE <= stats.memory_peak_bytes <= 48 * MEBIBYTE
+        group.remove()
+
+    @needs("pids")
+    def test_the_number_of_processes_is_limited(self) -> None:
+        group = cgroups.create(TAG, "box", Limits(pids=6))
+        script = (
+            "import os, signal, sys\n"
+            "children = []\n"
+            "try:\n"
+            "    while len(children) < 20:\n"
+            "        pid = os.fork()\n"
+            "        if not pid:\n"
+            "            signal.pause()\n"
+            "        children.append(pid)\n"
+            "except BlockingIOError:\n"
+            "    print(len(children))\n"
+            "for pid in children:\n"
+            "    os.kill(pid, signal.SIGKILL)\n"
+        )
+        assert run_in(group, script).stdout == "5\n"
+        group.remove()
+
+    @needs("cpu")
+    def test_processor_time_is_limited(self) -> None:
+        group = cgroups.create(TAG, "box", Limits(cpus=0.25))
+        script = (
+            "import time\n"
+            "started, used = time.monotonic(), time.process_time()\n"
+            "while time.monotonic() - started < 1: pass\n"
+            "print((time.process_time() - used) / (time.monotonic() - started))\n"
+        )
+        assert float(run_in(group, script).stdout) < 0.5
+        group.remove()
+
+    def test_limits_are_in_force_before_anybody_is_in(self) -> None:
+        if not all(map(available, ("memory", "cpu", "pids"))):
+            pytest.skip("not all controllers are here")
+        group = cgroups.create(TAG, "box", Limits(memory_bytes=64 * MEBIBYTE, cpus=1.5, pids=32))
+        written = {
+            file: (folder / file).read_text().strip()
+            for folder, version in group.folders.items()
+            for files in cgroups.limit_files(version, Limits(64 * MEBIBYTE, 1.5, 32)).values()
+            for file, _ in files
+            if (folder / file).exists()
+        }
+        expected = (
+            {"memory.max": str(64 * MEBIBYTE), "cpu.max": "150000 100000", "pids.max": "32"}
+            if "cpu.max" in written
+            else {"memory.limit_in_bytes": str(64 * MEBIBYTE), "cpu.cfs_quota_us": "150000", "pids.max": "32"}
+        )
+        assert written.items() >= expected.items()
+        group.remove()
+
+
+class TestVersion2:
+    def test_a_version_2_group_has_all_its_limits_in_one_folder(self, tmp_path: Path) -> None:
+        """On a folder that looks like a tree, so that it runs on machines without one."""
+        (tmp_path / "cgroup.subtree_control").write_text("cpu\n")
+        trees = [Hierarchy(2, tmp_path, frozenset({"cpu", "memory", "pids"}))]
+        group = cgroups.create(TAG, "box", Limits(64 * MEBIBYTE, 0.5, 32), trees=trees)
+        folder = tmp_path / f"waypoint-{TAG}-box"
+        assert dict(group.folders) == {folder: 2}
+        assert group.procs_files == (folder / "cgroup.procs",)
+        assert {file.name: file.read_text() for file in folder.iterdir()} == {
+            "memory.max": str(64 * MEBIBYTE),
+            "cpu.max": "50000 100000",
+            "pids.max": "32",
+        }
+        assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids"
+        (folder / "memory.current").write_text("4096\n")
+        (folder / "memory.peak").write_text("8192\n")
+        (folder / "pids.current").write_text("3\n")
+        (folder / "memory.events").write_text("low 0\nhigh 0\nmax 4\noom 2\noom_kill 1\noom_group_kill 0\n")
+        assert group.stats() == cgroups.Stats(4096, 8192, 3)
+        assert group.oom_kills() == 1
+        assert cgroups.leftovers(TAG, trees=trees) == ["box"]
+
+    def test_swap_is_limited_where_it_is_accounted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "cgroup.subtree_control").write_text("memory pids\n")
+        folder = tmp_path / f"waypoint-{TAG}-box"
+        folder.mkdir()
+        (folder / "memory.swap.max").write_text("max\n")
+        trees = [Hierarchy(2, tmp_path, frozenset({"memory"}))]
+        cgroups.create(TAG, "box", Limits(memory_bytes=64 * MEBIBYTE), trees=trees)
+        assert (folder / "memory.swap.max").read_text() == "0"
+
+    @needs_root
+    def test_a_controller_that_is_not_handed_down_is_missing(self) -> None:
+        path = unified()
+        offered = (path / "cgroup.controllers").read_text().split()
+        if "pids" in offered:
+            pytest.skip("the version 2 tree of this machine has it")
+        trees = [Hierarchy(2, path, frozenset({"pids"}))]
+        with pytest.raises(MissingFeature, match="pids"):
+            cgroups.create(TAG, "box", Limits(pids=5), trees=trees)
+
+    @needs_root
+    def test_processes_go_in_and_the_folder_goes_away_on_a_real_tree(
+        self, sleeper: subprocess.Popen[bytes]
+    ) -> None:
+        folder = unified() / f"waypoint-{TAG}-box"
+        folder.mkdir()
+        group = cgroups.find(TAG, "box")
+        assert dict(group.folders) == {folder: 2}
+        group.add(sleeper.pid)
+        assert (folder / "cgroup.procs").read_text() == f"{sleeper.pid}\n"
+        sleeper.kill()
+        started = time.monotonic()
+        group.remove()
+        assert time.monotonic() - started < 2
+        assert not folder.exists()
