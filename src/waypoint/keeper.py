@@ -1,0 +1,135 @@
+"""Talking to a keeper: the daemon's end of the socket that native/keeper.c listens on.
+
+A keeper outlives the daemon, so everything here must work on a box that another daemon built. Requests
+are packets of words ending in NUL, answered one by one; descriptors travel beside them.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROTOCOL = "1"
+_PACKET_BYTES = 1 << 18
+_ANSWER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a keeper says of itself. Both descriptors are the caller's to close."""
+
+    anchor: int
+    status_pipe: int
+    """The inode of the pipe through which the anchor reports ended children."""
+    master: int
+    slave: int
+
+
+class Keeper:
+    """A connection to one keeper. Requests may come from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._lock = threading.Lock()
+        try:
+            self._socket.settimeout(_ANSWER_SECONDS)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _PACKET_BYTES)
+            # A path of any length: AF_UNIX allows 108 bytes, a folder descriptor is always short.
+            folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+            try:
+                self._socket.connect(f"/proc/self/fd/{folder}/{path.name}")
+            finally:
+                os.close(folder)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def ask(self, *words: str | bytes, fds: Sequence[int] = ()) -> tuple[list[str], list[int]]:
+        """Sends a request; returns the words of the answer behind "ok", and the descriptors with it."""
+        packet = b"".join((w if isinstance(w, bytes) else os.fsencode(w)) + b"\0" for w in words)
+        if len(packet) >= _PACKET_BYTES:
+            raise OSError(errno.E2BIG, f"keeper {words[0]!r}: request too long")
+        with self._lock:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            self._socket.sendmsg([packet], rights)
+            answer, received, _, _ = socket.recv_fds(self._socket, 65536, 8)
+        verdict, *rest = answer.decode().split(" ") if answer else ["gone"]
+        if verdict != "ok":
+            for fd in received:
+                os.close(fd)
+            number = int(rest[0]) if verdict == "error" else errno.EPIPE
+            raise OSError(number, f"keeper {words[0]!r}: {os.strerror(number)}")
+        for fd in received:
+            os.set_inheritable(fd, False)
+        return rest, list(received)
+
+    def hello(self) -> Hello:
+        words, fds = self.ask("hello")
+        return Hello(anchor=int(words[1]), status_pipe=int(words[2]), master=fds[0], slave=fds[1])
+
+    def serve(self) -> bytes:
+        """From now on this connection is told of ended children, and its owner reads the terminal. Returns
+        what the terminal printed while nobody read it."""
+        words, _ = self.ask("serve")
+        wanted, kept = int(words[0]), b""
+        while len(kept) < wanted:
+            kept += self._socket.recv(65536)
+        return kept
+
+    def events(self) -> list[list[str]]:
+        """What the keeper said unasked on the connection that serves; [] when it is gone."""
+        packet = self._socket.recv(65536)
+        return [packet.decode().split(" ")] if packet else []
+
+    def start_anchor(self) -> int:
+        return int(self.ask("anchor")[0][0])
+
+    def adopt(self, anchor: int) -> None:
+        self.ask("adopt", str(anchor))
+
+    def start(
+        self, kind: str, cwd: str, argv: Sequence[str], env: Sequence[str], stdio: tuple[int, int, int]
+    ) -> int:
+        """Has the anchor start a "shell" (on the terminal) or a "program"; returns its pid in the box."""
+        words = [kind, cwd, str(len(argv)), *argv, str(len(env)), *env]
+        return int(self.ask("start", *words, fds=stdio)[0][0])
+
+    def run(self, ipc: str, env: Sequence[str], argv: Sequence[str], fds: Sequence[int]) -> int:
+        """Runs a program beside the tree, with `fds` as its descriptors 3, 4, …; returns its pid."""
+        return int(self.ask("run", ipc, str(len(env)), *env, *argv, fds=fds)[0][0])
+
+    def keep_outputs(self, fds: Sequence[int]) -> None:
+        """Has the keeper hold the reading ends of a program's pipes too, so that they outlive the daemon."""
+        self.ask("keep", fds=fds)
+
+    def status_pipe(self) -> int:
+        return self.ask("status-pipe")[1][0]
+
+    def set_last_pid(self, pid: int) -> None:
+        self.ask("last-pid", str(pid))
+
+    def set_foreground(self, group: int) -> None:
+        self.ask("foreground", str(group))
+
+    def foreground(self) -> int:
+        return int(self.ask("foreground?")[0][0])
+
+    def hold_ptys(self, indices: Sequence[int]) -> list[str]:
+        """Creates these terminals ahead of a restore; returns INDEX:MASTER:SLAVE of each, the latter two
+        being the keeper's own descriptors."""
+        return self.ask("ptys", *(str(index) for index in indices))[0]
+
+    def drop_ptys(self) -> None:
+        self.ask("drop-ptys")
