@@ -1,0 +1,190 @@
+"""Driving CRIU over its socket.
+
+`criu swrk 3` is a CRIU that takes one request from the socket it was given and tells, while it works,
+at which stage it is: that is how we know the moment when the whole tree stands still (dump) and the
+moment when all of it exists and none of it runs (restore), without scripts or polling. The keeper starts
+it inside the box; the request and the answers go straight between it and the daemon.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from waypoint.engine.protobuf import Message, decode, encode, read_image, signed
+
+# enum criu_req_type
+DUMP = 1
+RESTORE = 2
+NOTIFY = 6
+
+# message criu_opts, by field number
+_IMAGES_DIR_FD = 1
+_PID = 2
+_LEAVE_RUNNING = 3
+_TCP_ESTABLISHED = 5
+_SHELL_JOB = 7
+_FILE_LOCKS = 8
+_LOG_LEVEL = 9
+_LOG_FILE = 10
+_NOTIFY_SCRIPTS = 12
+_LINK_REMAP = 18
+_INHERIT_FD = 27
+_MANAGE_CGROUPS_MODE = 34
+_GHOST_LIMIT = 35
+_NETWORK_LOCK = 64
+_IMAGES_DIR = 68
+
+_CG_IGNORE = 0
+_NETWORK_LOCK_NFTABLES = 2
+_NETWORK_LOCK_SKIP = 3
+
+IMAGES_FD = 4
+"""Where the keeper puts the images folder in CRIU's descriptor table; 3 is the socket."""
+FIRST_INHERITED_FD = 5
+_GHOST_BYTES = 1 << 30
+_LOG_WARNINGS = 2
+
+
+@dataclass(frozen=True)
+class DumpStats:
+    """CRIU's own account of a dump."""
+
+    freezing_ms: float
+    frozen_ms: float
+    pages_written: int
+
+    @property
+    def pause_ms(self) -> float:
+        return self.freezing_ms + self.frozen_ms
+
+
+class CriuFailed(Exception):
+    """Raised when CRIU says that it did not do it; the log in the images folder tells why."""
+
+
+def _common(log: str, *, lock_network: bool, log_level: int) -> Message:
+    return {
+        # A descriptor would be looked up in the peer's table, and the peer lives outside the box.
+        _IMAGES_DIR_FD: -1,
+        _IMAGES_DIR: f"/proc/self/fd/{IMAGES_FD}",
+        _LOG_LEVEL: log_level,
+        _LOG_FILE: log,
+        _NOTIFY_SCRIPTS: True,
+        _SHELL_JOB: True,
+        _TCP_ESTABLISHED: True,
+        _FILE_LOCKS: True,
+        _LINK_REMAP: True,
+        _GHOST_LIMIT: _GHOST_BYTES,
+        _MANAGE_CGROUPS_MODE: _CG_IGNORE,
+        _NETWORK_LOCK: _NETWORK_LOCK_NFTABLES if lock_network else _NETWORK_LOCK_SKIP,
+    }
+
+
+def dump_request(pid: int, *, lock_network: bool, log_level: int = _LOG_WARNINGS) -> bytes:
+    """Dump the tree below `pid` and leave it running."""
+    options = _common("dump.log", lock_network=lock_network, log_level=log_level)
+    return encode({1: DUMP, 2: {**options, _PID: pid, _LEAVE_RUNNING: True}})
+
+
+def restore_request(
+    inherit: list[tuple[str, int]], *, lock_network: bool, log_level: int = _LOG_WARNINGS
+) -> bytes:
+    """Restore the tree; `inherit` names what it finds outside itself, and the descriptor to put there."""
+    options = _common("restore.log", lock_network=lock_network, log_level=log_level)
+    keyed: list[Message] = [{1: key, 2: fd} for key, fd in inherit]
+    return encode({1: RESTORE, 2: {**options, _INHERIT_FD: keyed}})
+
+
+class Conversation:
+    """One request to one `criu swrk`, up to its answer."""
+
+    def __init__(self, connection: socket.socket, request: bytes) -> None:
+        self._socket = connection
+        connection.send(request)
+
+    def proceed(
+        self,
+        stage: Callable[[str], None] | None = None,
+        *,
+        answered: str | None = None,
+        until: str | None = None,
+    ) -> int | None:
+        """Lets CRIU work. `stage` is called with the name of each stage while CRIU waits in it (except in
+        the stage `answered`, which `stage` answers itself). Stops at the stage `until`, which stays
+        unanswered until `answer` is called. Returns the root's pid (restore) or 0 (dump) at the end, None
+        when stopped."""
+        while True:
+            packet = self._socket.recv(65536)
+            if not packet:
+                raise CriuFailed("criu ended without an answer")
+            answer = decode(packet)
+            if answer.get(1) != NOTIFY:
+                if not answer.get(2):
+                    raise CriuFailed("criu failed")
+                restored = answer.get(4)
+                return signed(decode(restored)[1]) if isinstance(restored, bytes) else 0
+            told = answer.get(5)
+            name = decode(told).get(1, b"") if isinstance(told, bytes) else b""
+            assert isinstance(name, bytes)
+            if stage:
+                try:
+                    stage(name.decode())
+                except BaseException:
+                    self._socket.send(encode({1: NOTIFY, 3: False}))
+                    raise
+            if name.decode() == until:
+                return None
+            if name.decode() != answered:
+                self.answer()
+
+    def answer(self) -> None:
+        self._socket.send(encode({1: NOTIFY, 3: True}))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def dump_stats(images: Path) -> DumpStats:
+    """What a dump cost, from the image CRIU writes about itself."""
+    for entry in read_image(images / "stats-dump"):
+        told = entry.get(1)
+        if isinstance(told, bytes):
+            numbers = decode(told)
+            micros = [int(numbers.get(field, 0)) for field in (1, 2)]
+            return DumpStats(micros[0] / 1000, micros[1] / 1000, int(numbers.get(7, 0)))
+    return DumpStats(0.0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class FileLock:
+    """A POSIX lock as CRIU saved it."""
+
+    pid: int
+    fd: int
+    kind: int
+    start: int
+    length: int
+
+
+_FL_POSIX = 1
+
+
+def posix_locks(images: Path) -> list[FileLock]:
+    """The POSIX locks of a dumped tree. (flock and OFD locks belong to open files and need no help.)"""
+    return [
+        FileLock(signed(e[3]), signed(e[4]), int(e[2]), signed(e[5]), signed(e[6]))
+        for e in read_image(images / "filelocks.img")
+        if int(e[1]) & _FL_POSIX
+    ]
+
+
+def errors_in(log: Path) -> list[str]:
+    """The error lines of a log, without CRIU's own source positions."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line.split(": ", 1)[-1].strip() for line in lines if "Error (" in line]

@@ -1,0 +1,138 @@
+"""Does this CRIU really work on this kernel?
+
+`criu check` proves nothing: it is content where every tree with a TCP socket fails. So a small tree that
+holds a connection, a pseudo terminal and a thread is saved and brought back in a real box, and then asked
+how it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from waypoint.box import KDAT_IN_BOX, Box, make_volume, socket_path, write_plan
+from waypoint.engine import tree
+from waypoint.errors import WaypointError
+from waypoint.home import Home
+from waypoint.keeper import Keeper
+from waypoint.model import BoxOptions, Size
+
+_SECONDS = 20.0
+_PROGRAM = r"""
+import os, pty, signal, socket, threading, time
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+accepted, _ = server.accept()
+master, slave = pty.openpty()
+ticks = []
+def tick():
+    while True:
+        ticks.append(1)
+        time.sleep(0.005)
+threading.Thread(target=tick, daemon=True).start()
+print("up", flush=True)
+input()
+before = len(ticks)
+client.sendall(b"over the wire")
+os.write(slave, b"through the terminal")
+time.sleep(0.05)
+well = accepted.recv(64) == b"over the wire" and os.read(master, 64) == b"through the terminal"
+well = well and len(ticks) > before > 0
+print("well" if well else "ill", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _throwaway() -> Iterator[tuple[Home, Path]]:
+    """A home and a volume for boxes that live for a moment, in memory."""
+    folder = Path(tempfile.mkdtemp(prefix="waypoint-probe-", dir="/dev/shm"))
+    home = Home(folder / "home")
+    try:
+        yield home, folder
+    finally:
+        shutil.rmtree(home.run, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            home.run.parent.rmdir()
+
+
+def _box(home: Home, engine: Path, folder: Path, name: str) -> Box:
+    volume = folder / name
+    volume.mkdir()
+    make_volume(volume)
+    options = BoxOptions(net="none", confined=False)
+    return Box.build(
+        home, engine, name, write_plan(home, engine, name, name, options, Path("/"), volume, Size()), volume
+    )
+
+
+@contextlib.contextmanager
+def _terminal(home: Home, box: Box) -> Iterator[tuple[int, int]]:
+    """Both ends of the box's terminal, ours to read: without somebody who serves it, the keeper would."""
+    hello = box.hello()
+    events = Keeper(socket_path(home, box.id))
+    try:
+        events.serve()
+        yield hello.master, hello.slave
+    finally:
+        events.close()
+        os.close(hello.master)
+        os.close(hello.slave)
+
+
+def _expect(terminal: int, word: str) -> None:
+    seen = b""
+    while word.encode() not in seen:
+        if not select.select([terminal], [], [], _SECONDS)[0]:
+            raise TimeoutError(f"{word!r} was not said; instead: {seen.decode(errors='replace')[-300:]!r}")
+        seen += os.read(terminal, 4096)
+
+
+def _try(home: Home, engine: Path, folder: Path) -> bytes:
+    images = folder / "images"
+    images.mkdir()
+    first = _box(home, engine, folder, "first")
+    try:
+        with _terminal(home, first) as (master, slave):
+            first.keeper.start_anchor()
+            argv = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+            shell = first.keeper.start("shell", "/", argv, ["PATH=/usr/bin:/bin"], (slave, slave, slave))
+            _expect(master, "up")
+            tree.save(first, images, outside_pipes=(), shell=shell, while_frozen=lambda _: None)
+            os.write(master, b"\n")
+            _expect(master, "well")
+        kdat = Path(f"/proc/{first.pid}/root{KDAT_IN_BOX}").read_bytes()
+    finally:
+        first.kill(home)
+    second = _box(home, engine, folder, "second")
+    try:
+        with _terminal(home, second) as (master, _):
+            tree.hold(second, images).release()
+            os.write(master, b"\n")
+            _expect(master, "well")
+    finally:
+        second.kill(home)
+    return kdat
+
+
+def probe(engine: Path) -> str | None:
+    """None when the engine in this folder saves and restores here; else why not."""
+    try:
+        kernel_data(engine)
+    except (OSError, WaypointError, TimeoutError) as error:
+        return str(error)
+    return None
+
+
+def kernel_data(engine: Path) -> bytes:
+    """What CRIU found out about this kernel, proven by a real dump and restore. It keeps it in a file that
+    every box is given, or each of its starts would find it out again (14 ms). The box it comes from is ours
+    alone."""
+    with _throwaway() as (home, folder):
+        return _try(home, engine, folder)

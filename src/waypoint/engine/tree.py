@@ -1,0 +1,361 @@
+"""Saving the process tree of a box, and bringing it back to life in another one.
+
+CRIU does the bulk. What it cannot do, or does silently wrong, is done around it here:
+
+- the foreground job of the terminal is set again while nothing runs, or a program would find itself
+  in the background and its read would fail;
+- POSIX locks are taken again inside the processes that held them: CRIU loses those on files that are
+  also mapped (native/relock.c);
+- terminals that live wholly inside the tree (tmux's panes) exist before the tree is forked, so that its
+  session leaders can have them before they have children (native/shim.c);
+- what was typed and not yet read is taken out of the terminal at the freeze and put back at the thaw.
+
+`hold` stops at the moment where all tasks exist and none has run: a spare is a tree left there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from waypoint.box import ENGINE_IN_BOX, Box
+from waypoint.engine import criu
+from waypoint.engine.protobuf import read_image
+from waypoint.errors import CannotCheckpoint, CannotRestore
+from waypoint.kernel import processes
+from waypoint.kernel.syscalls import CLONE_NEWIPC, setns
+from waypoint.model import Record
+from waypoint.provision import criu_argv, criu_environment
+
+FACTS = "tree.json"
+_FAR_PID = 3_000_000
+"""CRIU's own helpers get pids above this, out of the way of those it has to give back."""
+_FROZEN_STAGE = "query-ext-files"
+_STOPPED_STAGE = "post-dump"
+_HELD_STAGE = "post-restore"
+
+
+class Lock(Record, frozen=True):
+    """A POSIX lock: whose, through which descriptor, and on what. A length of 0 means "to the end"."""
+
+    pid: int
+    fd: int
+    write: bool
+    start: int
+    length: int
+
+
+class Saved(Record, frozen=True):
+    """What a revival has to know besides CRIU's images. Written beside them."""
+
+    anchor: int
+    status_pipe: int
+    foreground: int
+    last_pid: int
+    ipc: bool
+    network_locked: bool
+    outside_pipes: tuple[int, ...] = ()
+    locks: tuple[Lock, ...] = ()
+    shell: int = 0
+    processes: int = 0
+
+
+def _start_criu(
+    box: Box, images: Path, ipc: str, env: Sequence[str], inherited: Sequence[int]
+) -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        words = [*(f"{key}={value}" for key, value in criu_environment().items()), *env]
+        box.keeper.run(
+            ipc, words, criu_argv(ENGINE_IN_BOX, "swrk", "3"), [theirs.fileno(), folder, *inherited]
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(folder)
+    return ours
+
+
+def _has_ipc_objects(host_pid: int) -> bool:
+    """Whether the tree's IPC namespace holds anything. Saving it costs milliseconds."""
+    found: list[bool] = []
+
+    def look() -> None:
+        # Only this thread moves: the kernel keeps an IPC namespace per task.
+        try:
+            space = os.open(f"/proc/{host_pid}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                setns(space, CLONE_NEWIPC)
+            finally:
+                os.close(space)
+            tables = [Path("/proc/sysvipc") / kind for kind in ("shm", "sem", "msg")]
+            found.append(any(len(table.read_bytes().splitlines()) > 1 for table in tables))
+        except OSError:
+            found.append(True)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def has_connections(host_pid: int) -> bool:
+    """Whether the network namespace holds TCP connections (loopback too) that must not lose packets."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/{host_pid}/net/{table}") as lines:
+            next(lines, None)
+            # States 01 (established) to 06 without 0A (listening) hold data in flight.
+            if any(line.split()[3] not in ("0A", "07", "06") for line in lines):
+                return True
+    return False
+
+
+def terminals(images: Path) -> dict[int, int]:
+    """The terminals that live wholly inside a dumped tree: index → session leader, or 0 if it controls none."""
+    # message tty_info_entry: id (twice the index, and one more for a master), ..., sid
+    infos = [(int(entry[1]), int(entry[6])) for entry in read_image(images / "tty-info.img")]
+    return {number >> 1: session for number, session in infos if number & 1}
+
+
+def _posix_locks(tree: list[processes.Process]) -> tuple[Lock, ...]:
+    """All POSIX locks of the tree, from the kernel itself: CRIU also overlooks those that a process holds
+    through a descriptor it shares with its parent. (flock and OFD locks belong to open files, and survive.)
+    """
+    with open("/proc/locks") as lines:
+        holders = {int(words[4]) for words in map(str.split, lines) if words[1] == "POSIX"}
+    found = []
+    for process in tree:
+        if process.host_pid not in holders:
+            continue
+        for fd in processes.descriptors(process.host_pid):
+            with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
+                for words in map(str.split, lines):
+                    # lock: 1: POSIX ADVISORY WRITE 4711 00:2a:1234 0 EOF
+                    if words[0] == "lock:" and words[2] == "POSIX":
+                        start, end = int(words[7]), words[8]
+                        length = 0 if end == "EOF" else int(end) + 1 - start
+                        found.append(
+                            Lock(
+                                pid=process.pid, fd=fd, write=words[4] == "WRITE", start=start, length=length
+                            )
+                        )
+    return tuple(found)
+
+
+def _last_pid(box: Box) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{box.pid}/root/proc/sys/kernel/ns_last_pid") as file:
+        return int(file.read())
+    return 0
+
+
+def save(
+    box: Box,
+    images: Path,
+    *,
+    outside_pipes: Sequence[int],
+    shell: int,
+    while_frozen: Callable[[list[processes.Process]], None],
+) -> tuple[Saved, criu.DumpStats]:
+    """Dumps the tree into `images` and lets it run on. `while_frozen` is called in this thread once the
+    whole tree stands still, beside CRIU's own work; the tree runs again only after it has returned. If
+    anything fails, the tree runs on as if nobody had asked."""
+    hello = box.hello()
+    os.close(hello.master)
+    os.close(hello.slave)
+    anchor = next((p for p in processes.below(box.pid) if p.pid == hello.anchor), None)
+    if anchor is None:
+        raise CannotCheckpoint("the session's processes are gone", hint="`waypoint restore` brings it back")
+    ipc = _has_ipc_objects(anchor.host_pid)
+    locked = box_has_network(box) and has_connections(box.pid)
+    connection = _start_criu(box, images, "keep" if ipc else "join", [], [])
+    facts: list[Saved] = []
+    try:
+        talk = criu.Conversation(connection, criu.dump_request(hello.anchor, lock_network=locked))
+
+        def stage(name: str) -> None:
+            if name != _FROZEN_STAGE:
+                return
+            # CRIU goes on at once and meets us again before it lets the tree run.
+            talk.answer()
+            tree = processes.below(anchor.host_pid)
+            facts.append(
+                Saved(
+                    anchor=hello.anchor,
+                    status_pipe=hello.status_pipe,
+                    foreground=box.keeper.foreground(),
+                    last_pid=_last_pid(box),
+                    ipc=ipc,
+                    network_locked=locked,
+                    outside_pipes=tuple(outside_pipes),
+                    locks=_posix_locks(tree),
+                    shell=shell,
+                    processes=len(tree),
+                )
+            )
+            while_frozen(tree)
+
+        talk.proceed(stage, answered=_FROZEN_STAGE)
+    except criu.CriuFailed as error:
+        raise _cannot_save(box, images) from error
+    finally:
+        connection.close()
+    (images / FACTS).write_bytes(msgspec.json.encode(facts[0]))
+    return facts[0], criu.dump_stats(images)
+
+
+def box_has_network(box: Box) -> bool:
+    """Whether the box's network namespace is its own: the host's must not be locked."""
+    return processes.namespace(box.pid, "net") != processes.namespace(os.getpid(), "net")
+
+
+def saved_facts(images: Path) -> Saved:
+    return msgspec.json.decode((images / FACTS).read_bytes(), type=Saved)
+
+
+class Held:
+    """A tree that exists in its new box and has not run yet. `release` lets it go; `drop` ends it."""
+
+    def __init__(self, box: Box, saved: Saved, talk: criu.Conversation, images: Path) -> None:
+        self.box, self.saved, self._talk, self._images = box, saved, talk, images
+
+    def release(self) -> None:
+        """Lets the tree run. From here on it lives."""
+        try:
+            self._talk.answer()
+            self._talk.proceed()
+        except criu.CriuFailed as error:
+            raise _cannot_restore(self._images) from error
+        finally:
+            self._talk.close()
+        self.box.keeper.adopt(self.saved.anchor)
+
+
+def hold(box: Box, images: Path) -> Held:
+    """Restores the tree into a fresh box, up to the moment before its first instruction."""
+    saved = saved_facts(images)
+    keeper = box.keeper
+    keeper.set_last_pid(_FAR_PID)
+    with contextlib.ExitStack() as undo:
+        status_pipe = keeper.status_pipe()
+        undo.callback(os.close, status_pipe)
+        inherit = [(f"pipe:[{saved.status_pipe}]", criu.FIRST_INHERITED_FD)]
+        descriptors = [status_pipe]
+        if saved.outside_pipes:
+            # Their other ends were a client's. The program goes on; nobody listens any more.
+            nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            undo.callback(os.close, nothing)
+            descriptors.append(nothing)
+            inherit += [(f"pipe:[{inode}]", criu.FIRST_INHERITED_FD + 1) for inode in saved.outside_pipes]
+        env: list[str] = []
+        inner = terminals(images)
+        if inner:
+            env = [
+                "WAYPOINT_PTYS=" + ",".join(keeper.hold_ptys(sorted(inner))),
+                "WAYPOINT_LEADERS="
+                + ",".join(f"{leader}:{index}" for index, leader in inner.items() if leader),
+            ]
+        connection = _start_criu(box, images, "keep" if saved.ipc else "new", env, descriptors)
+        try:
+            request = criu.restore_request(inherit, lock_network=saved.network_locked)
+            talk = criu.Conversation(connection, request)
+            talk.proceed(until=_HELD_STAGE)
+            if inner:
+                keeper.drop_ptys()
+            _retake_locks(box, saved.locks)
+            with contextlib.suppress(OSError):  # the job may have had a group that no process is in any more
+                keeper.set_foreground(saved.foreground)
+            keeper.set_last_pid(saved.last_pid)
+        except criu.CriuFailed as error:
+            connection.close()
+            raise _cannot_restore(images) from error
+        except BaseException:
+            connection.close()
+            raise
+    return Held(box, saved, talk, images)
+
+
+def _retake_locks(box: Box, locks: Sequence[Lock]) -> None:
+    if locks:
+        words = [
+            f"{lock.pid}:{lock.fd}:{fcntl.F_WRLCK if lock.write else fcntl.F_RDLCK}:{lock.start}:{lock.length}"
+            for lock in locks
+        ]
+        reader, writer = os.pipe()
+        with os.fdopen(reader) as answer:
+            try:
+                box.keeper.run("keep", [], [str(ENGINE_IN_BOX / "bin" / "relock"), *words], [writer])
+            finally:
+                os.close(writer)
+            said = answer.read()
+        if said != "ok\n":
+            raise CannotRestore(f"file locks could not be taken again: {said.strip() or 'no answer'}")
+
+
+# ---- when it does not work -----------------------------------------------------------------------
+
+_NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "time", "cgroup")
+
+
+def unsavable(box: Box) -> list[tuple[processes.Process, str]]:
+    """The processes of a box that CRIU is known to refuse, each with the reason."""
+    tree = processes.below(box.pid)
+    anchor = tree[0] if tree else None
+    found = []
+    for process in tree:
+        targets = processes.descriptors(process.host_pid).values()
+        if any("io_uring" in target for target in targets):
+            found.append((process, "it uses io_uring, which cannot be saved"))
+        elif any(target.startswith("anon_inode:") and "bpf" in target for target in targets):
+            found.append((process, "it holds a BPF object, which cannot be saved"))
+        elif anchor and process.namespaces > anchor.namespaces:
+            found.append((process, "it lives in a nested pid namespace, which cannot be saved"))
+        elif anchor:
+            other = [
+                kind
+                for kind in _NAMESPACES
+                if processes.namespace(process.host_pid, kind)
+                not in (None, processes.namespace(anchor.host_pid, kind))
+            ]
+            if other:
+                found.append(
+                    (process, f"it lives in a {other[0]} namespace of its own, which cannot be saved")
+                )
+    return found
+
+
+def _cannot_save(box: Box, images: Path) -> CannotCheckpoint:
+    said = criu.errors_in(images / "dump.log")
+    culprits = [
+        {"pid": process.pid, "command": process.command, "reason": reason}
+        for process, reason in unsavable(box)
+    ]
+    if culprits:
+        first = culprits[0]
+        message = f"process {first['pid']} ({first['command']}) cannot be saved: {first['reason']}"
+    else:
+        message = "the processes cannot be saved: " + (said[0] if said else "CRIU gave no reason")
+    return CannotCheckpoint(
+        message,
+        hint="end that process, or keep the files alone with --files-only; the session runs on untouched",
+        processes=culprits,
+        log=said[:20],
+    )
+
+
+def _cannot_restore(images: Path) -> CannotRestore:
+    said = criu.errors_in(images / "restore.log")
+    return CannotRestore(
+        "the processes could not be restored: " + (said[0] if said else "CRIU gave no reason"),
+        hint="nothing has changed; `--files-only` brings back the files with a fresh shell",
+        log=said[:20],
+    )
