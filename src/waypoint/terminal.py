@@ -1,0 +1,635 @@
+"""A session's terminal: its screen, who watches it, and the commands that are run in its shell.
+
+The shell marks its prompt and the start and end of every command (shell/integration.bash). A command given
+to `run` is typed into readline as one quoted word behind a key sequence that first puts aside what a
+person may have been typing; its output is exactly what the terminal prints between the two marks of
+that run, with the terminal's own "\\r\\n" turned back into "\\n". The typing itself is not shown: watchers
+see the command as if it had been typed.
+
+One thread (`Pump`) reads all terminals. Everything a terminal does happens under its lock.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import contextlib
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from waypoint.errors import SessionBusy, SessionDead, UsageError
+from waypoint.keeper import Keeper
+from waypoint.kernel import processes
+from waypoint.model import Record, RunResult, Size
+from waypoint.screen import Screen
+
+_STASH, _UNSTASH, _PASTE, _PASTE_END = b"\x18\x17s", b"\x18\x17u", b"\x18\x17p", b"\x1b[201~"
+_MARK = re.compile(rb"\x1b\]133;([A-D])((?:;[^\x07\x1b]*)?)\x07")
+_MARK_START = b"\x1b]133;"
+_MOST_MARK_BYTES = 8192
+_READ_BYTES = 1 << 16
+OUTPUT_LIMIT_BYTES = 1 << 20
+_WATCHER_LIMIT_BYTES = 1 << 20
+_READY_SECONDS = 30.0
+_INTERRUPT_SECONDS = (1.0, 1.0, 2.0)
+"""After a timeout: how long an interrupt may take, then a termination, then a kill."""
+
+
+class Shell(Record, frozen=True):
+    """The shell of a terminal: what a checkpoint has to remember of it."""
+
+    pid: int
+    key: str
+    ready: bool = False
+    running: str | None = None
+    """The run it is in, None when none, "" when a person typed the command."""
+    cwd: str = "/"
+
+
+class TerminalState(Record, frozen=True):
+    """What a terminal needs to go on in another box."""
+
+    screen: bytes
+    pending: bytes
+    shell: Shell | None
+    size: Size
+
+
+@dataclass
+class Run:
+    """A command on its way through the shell."""
+
+    id: str
+    command: str
+    limit: int
+    on_output: Callable[[bytes], None] | None
+    silent: bool = False
+    began: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+    exit_code: int | None = None
+    notice: str | None = None
+    gone: str | None = None
+    """Why there will be no result: the session was restored or ended meanwhile."""
+    head: bytearray = field(default_factory=bytearray)
+    tail: bytearray = field(default_factory=bytearray)
+    total: int = 0
+    held_return: bool = False
+    """Whether the last byte seen was a "\\r" that may belong to a "\\r\\n"."""
+
+    def take(self, data: bytes) -> None:
+        """Output of the command, as the terminal printed it."""
+        if self.held_return:
+            data = b"\r" + data
+        self.held_return = data.endswith(b"\r")
+        if self.held_return:
+            data = data[:-1]
+        self._keep(data.replace(b"\r\n", b"\n"))
+
+    def finish(self) -> None:
+        if self.held_return:
+            self.held_return = False
+            self._keep(b"\r")
+
+    def _keep(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self.limit // 2 - len(self.head)
+        if room > 0:
+            part = data[:room]
+            self.head += part
+            if self.on_output and part:
+                self.on_output(part)
+            data = data[room:]
+        if data:
+            self.tail += data
+            if len(self.tail) > self.limit:
+                del self.tail[: -(self.limit // 2)]
+
+    def output(self) -> tuple[bytes, bool]:
+        """What is kept of the output, and whether that is not all of it."""
+        kept = bytes(self.tail[-(self.limit // 2) :])
+        left_out = self.total - len(self.head) - len(kept)
+        if left_out <= 0:
+            return bytes(self.head) + kept, False
+        notice = f"\n[waypoint: {left_out:,} bytes left out here]\n".encode()
+        return bytes(self.head) + notice + kept, True
+
+
+@dataclass(eq=False)
+class Watcher:
+    """Somebody who is shown the terminal. Neither call may block."""
+
+    send: Callable[[bytes], None]
+    ended: Callable[[str], None]
+
+
+class Terminal:
+    """The terminal of one box. Dies with it; a restore makes another and moves the watchers over."""
+
+    def __init__(self, events: Keeper, master: int, slave: int, box_pid: int, size: Size) -> None:
+        self.events = events
+        """The connection on which the keeper speaks unasked."""
+        self._master, self._slave, self._box_pid = master, slave, box_pid
+        self.lock = threading.RLock()
+        self.screen = Screen(size.rows, size.columns)
+        self.watchers: list[Watcher] = []
+        self.shell: Shell | None = None
+        self._shell_host_pid: int | None = None
+        self._state_changed = threading.Condition(self.lock)
+        self._run: Run | None = None
+        self._turn = threading.Lock()
+        self._kept = b""
+        self._stashed = False
+        self.closed = False
+        self.on_exit: Callable[[int, int], None] | None = None
+        os.set_blocking(master, False)
+
+    # ---- output ------------------------------------------------------------------------------
+
+    def read(self) -> bool:
+        """Takes what the terminal has printed; False when it has nothing more."""
+        with self.lock:
+            if self.closed:
+                return False
+            try:
+                data = os.read(self._master, _READ_BYTES)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return False
+            if not data:
+                return False
+            self._feed(data)
+            return True
+
+    def drain(self) -> None:
+        """Takes everything that has been printed so far."""
+        while self.read():
+            pass
+
+    def feed(self, data: bytes) -> None:
+        with self.lock:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        data = self._kept + data
+        self._kept = b""
+        at = 0
+        while True:
+            start = data.find(_MARK_START, at)
+            if start < 0:
+                break
+            mark = _MARK.match(data, start)
+            if mark is None:
+                end = data.find(b"\x07", start)
+                if end < 0 and len(data) - start < _MOST_MARK_BYTES:
+                    self._print(data[at:start])
+                    self._kept = data[start:]
+                    return
+                self._print(data[at : start + len(_MARK_START)])
+                at = start + len(_MARK_START)
+                continue
+            self._print(data[at:start])
+            at = mark.end()
+            if not self._marked(mark.group(1).decode(), mark.group(2)):
+                self._print(mark.group(0))
+        rest = data[at:]
+        # The beginning of a mark may be cut off at the end of what was read.
+        for length in range(min(len(_MARK_START) - 1, len(rest)), 0, -1):
+            if _MARK_START.startswith(rest[-length:]):
+                self._kept, rest = rest[-length:], rest[:-length]
+                break
+        self._print(rest)
+
+    def _print(self, data: bytes) -> None:
+        if not data:
+            return
+        run = self._run
+        if run:
+            if not run.began:
+                return  # the echo of our own typing
+            run.take(data)
+            if run.silent:
+                return
+        self._show(data)
+
+    def _show(self, data: bytes) -> None:
+        self.screen.feed(data)
+        for watcher in list(self.watchers):
+            watcher.send(data)
+
+    def _marked(self, kind: str, rest: bytes) -> bool:
+        """Handles a mark of our own shell; False when it is somebody else's."""
+        words = rest.decode(errors="replace").lstrip(";").split(";")
+        values = dict(word.split("=", 1) for word in words if "=" in word)
+        shell = self.shell
+        if shell is None or values.get("k") != shell.key:
+            return False
+        if kind == "B":
+            self._set_shell(ready=True, running=None)
+        elif kind == "C":
+            run_id = values.get("r", "")
+            run = self._run
+            if run and not run.began and run.id == run_id:
+                run.began = True
+                self._set_shell(ready=False)  # putting the typed line aside drew the prompt once more
+                self._stashed = values.get("l", "0") != "0"
+                if not run.silent:
+                    shown = run.command.replace("\n", "\r\n").encode()
+                    self._show((b"\r\n" if self._stashed else b"") + shown + b"\r\n")
+            elif run is None:
+                self._set_shell(ready=False, running=run_id)
+        elif kind == "D":
+            where = rest.decode(errors="replace").partition(";p=")[2]
+            run = self._run
+            if run and run.began and values.get("r") == run.id:
+                run.exit_code = int(words[0]) if words[0].isdigit() else None
+                self._end_run(run)
+            if run is None or run.began:
+                self._set_shell(cwd=where or shell.cwd, running=None, ready=False)
+        return True
+
+    def _set_shell(self, **changes: Any) -> None:
+        assert self.shell
+        self.shell = msgspec.structs.replace(self.shell, **changes)
+        self._state_changed.notify_all()
+
+    def _end_run(self, run: Run) -> None:
+        run.finish()
+        self._run = None
+        run.done.set()
+
+    # ---- the shell ---------------------------------------------------------------------------
+
+    def started(self, shell: Shell) -> None:
+        """A shell was started (or restored) in this terminal."""
+        with self.lock:
+            self.shell = shell
+            self._shell_host_pid = None
+            self._state_changed.notify_all()
+
+    def shell_pid(self, pid: int) -> None:
+        """The pid of the shell that was announced with `started`."""
+        with self.lock:
+            self._set_shell(pid=pid)
+
+    def exited(self, pid: int, status: int) -> None:
+        """A child of the anchor ended; if it was the shell, its run ends with it."""
+        self.drain()
+        with self.lock:
+            if self.shell is None or self.shell.pid != pid:
+                return
+            run = self._run
+            if run:
+                run.exit_code = os.waitstatus_to_exitcode(status)
+                if run.exit_code < 0:
+                    run.exit_code = 128 - run.exit_code
+                run.notice = "the shell ended; a new one was started"
+                self._end_run(run)
+            self.shell = None
+            self._state_changed.notify_all()
+
+    def _shell_in_front(self) -> bool:
+        """Whether the shell's own process group is the terminal's foreground."""
+        assert self.shell
+        if self._shell_host_pid is None:
+            for process in processes.below(self._box_pid):
+                if process.pid == self.shell.pid:
+                    self._shell_host_pid = process.host_pid
+        return self._foreground_group() in (self._shell_host_pid, None)
+
+    def _foreground_group(self) -> int | None:
+        """The foreground group of the terminal, as the host numbers it."""
+        try:
+            return int(struct.unpack("i", fcntl.ioctl(self._master, termios.TIOCGPGRP, b"\0" * 4))[0])
+        except OSError:
+            return None
+
+    def foreground(self) -> str | None:
+        """The command that occupies the shell, None when it is at its prompt."""
+        with self.lock:
+            if self.shell is None:
+                return None
+            if not self._shell_in_front():
+                group = self._foreground_group()
+                process = processes.read(group) if group else None
+                return process.command if process else "a program"
+            if self._run:
+                return self._run.command
+            if self.shell.running is not None:
+                return "a command"
+            return None
+
+    def wait_ready(self, seconds: float = _READY_SECONDS) -> None:
+        """Waits until the shell stands at its prompt. Refuses at once when something occupies it."""
+        deadline = time.monotonic() + seconds
+        with self.lock:
+            while True:
+                if self.closed:
+                    raise SessionDead(
+                        "the session's terminal is gone", hint="`waypoint restore` brings it back"
+                    )
+                if self.shell and self.shell.ready and self.shell.running is None and self._shell_in_front():
+                    return
+                occupied = self.shell and self.shell.ready and not self._shell_in_front()
+                if self.shell and (self.shell.running is not None or occupied) and self._run is None:
+                    raise SessionBusy(
+                        f"the shell is occupied by {self.foreground() or 'a command'}",
+                        hint="wait, interrupt it (`waypoint shell`), or run beside it with `exec --pipe`",
+                    )
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise SessionBusy(
+                        "the shell does not come to its prompt", hint="look at it with `waypoint shell`"
+                    )
+                self._state_changed.wait(left)
+
+    def run(
+        self,
+        run_id: str,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        on_terminal: bool = False,
+        limit: int = OUTPUT_LIMIT_BYTES,
+        on_output: Callable[[bytes], None] | None = None,
+        silent: bool = False,
+    ) -> RunResult:
+        """Runs a command in the shell and waits for its end. One at a time; others wait for their turn.
+        `silent`: neither shown to watchers nor kept in the shell's history."""
+        if "\0" in command:
+            raise UsageError("a command cannot contain a NUL byte")
+        with self._turn:
+            self.wait_ready()
+            run = Run(run_id, command, limit, on_output, silent=silent)
+            started = time.monotonic()
+            with self.lock:
+                self._run = run
+                self._set_shell(ready=False)
+                self._stashed = False
+            self._type(run, stdin, on_terminal=on_terminal)
+            timed_out = not run.done.wait(timeout)
+            if timed_out:
+                self._interrupt(run)
+            if run.gone:
+                raise SessionDead(run.gone)
+            result = _result(run, timed_out=timed_out, duration_ms=(time.monotonic() - started) * 1000)
+            if self._stashed:
+                with contextlib.suppress(SessionBusy, SessionDead):
+                    self.wait_ready()
+                    self.write(_UNSTASH)
+            return result
+
+    def _type(self, run: Run, stdin: bytes | None, *, on_terminal: bool) -> None:
+        line = f" __waypoint_begin {'-' if run.silent else ''}{run.id} {_quoted(run.command.encode())}"
+        if stdin is not None:
+            line += f" {_quoted(stdin)}"
+            source = ' < <(builtin printf %s "$__waypoint_input")'
+        else:
+            source = "" if on_terminal else " </dev/null"
+        line += f'; builtin eval "$__waypoint_command"{source}'
+        self.write(_STASH + _PASTE + line.encode() + _PASTE_END + b"\r")
+
+    def write(self, data: bytes) -> None:
+        """Types into the terminal. Waits when its input queue is full, but not for ever."""
+        view = memoryview(data)
+        deadline = time.monotonic() + _READY_SECONDS
+        while view:
+            try:
+                view = view[os.write(self._master, view[:4096]) :]
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise SessionBusy(
+                        "the terminal takes no more input", hint="nothing in it reads"
+                    ) from None
+                select.select([], [self._master], [], 0.5)
+            except OSError as error:
+                raise SessionDead("the session's terminal is gone") from error
+
+    def _interrupt(self, run: Run) -> None:
+        """Ends a command that took too long: as a person would, then harder."""
+        for number, seconds in enumerate(_INTERRUPT_SECONDS):
+            group = self._foreground_group()
+            if number == 0 or group in (self._shell_host_pid, None):
+                self.write(b"\x03")
+            else:
+                with contextlib.suppress(OSError):
+                    os.killpg(group or 0, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[number])
+            if run.done.wait(seconds):
+                return
+        with self.lock:
+            if self._run is run:
+                run.notice = "it could not be stopped and still occupies the shell"
+                self._set_shell(running=run.id)
+                self._end_run(run)
+
+    # ---- watchers ----------------------------------------------------------------------------
+
+    def watch(self, watcher: Watcher) -> None:
+        """Shows the present screen to a watcher and everything from now on."""
+        with self.lock:
+            watcher.send(self.screen.redraw())
+            self.watchers.append(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        with self.lock:
+            if watcher in self.watchers:
+                self.watchers.remove(watcher)
+
+    @property
+    def size(self) -> Size:
+        return Size(rows=self.screen.rows, columns=self.screen.columns)
+
+    def resize(self, size: Size) -> None:
+        with self.lock:
+            if size == self.size or self.closed:
+                return
+            self.screen.resize(size.rows, size.columns)
+            packed = struct.pack("HHHH", size.rows, size.columns, 0, 0)
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, packed)
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def freeze(self) -> TerminalState:
+        """The terminal's state, taken while nothing in the box runs. What was typed and not read is taken
+        out of the kernel's queue and put back: there is no way to look at it there."""
+        self.drain()
+        with self.lock:
+            pending = self._take_pending()
+            if pending:
+                self._put_pending(pending)
+            run = self._run
+            shell = self.shell
+            if shell and run:
+                shell = msgspec.structs.replace(shell, ready=False, running=run.id)
+            return TerminalState(screen=self.screen.dump(), pending=pending, shell=shell, size=self.size)
+
+    def thaw(self, state: TerminalState) -> None:
+        """The state of `freeze`, in the terminal of another box, before anything in it runs."""
+        with self.lock:
+            self.screen = Screen.load(state.screen)
+            if state.pending:
+                self._put_pending(state.pending)
+            if state.shell:
+                self.started(state.shell)
+
+    def picture(self) -> TerminalState:
+        """What another daemon needs to serve this terminal: all that can be had without stopping anything."""
+        with self.lock:
+            return TerminalState(screen=self.screen.dump(), pending=b"", shell=self.shell, size=self.size)
+
+    def adopt(self, picture: TerminalState) -> None:
+        """Serves a terminal that another daemon served, from the picture it left. Its shell may have moved on
+        since, so that is looked at: bash switches the terminal's line discipline off only at its prompt."""
+        with self.lock:
+            self.screen = Screen.load(picture.screen)
+            if picture.shell:
+                self.started(picture.shell)
+                at_prompt = not termios.tcgetattr(self._slave)[3] & termios.ICANON and self._shell_in_front()
+                self._set_shell(ready=at_prompt, running=None if at_prompt else "")
+
+    def take_watchers(self, other: Terminal) -> None:
+        """Whoever watched the other terminal watches this one now."""
+        with other.lock:
+            moved, other.watchers = other.watchers, []
+        for watcher in moved:
+            self.watch(watcher)
+
+    def _take_pending(self) -> bytes:
+        mode = termios.tcgetattr(self._slave)
+        raw = list(mode)
+        raw[3] &= ~(termios.ICANON | termios.ECHO)
+        raw[6] = list(mode[6])
+        raw[6][termios.VMIN], raw[6][termios.VTIME] = 0, 0
+        canonical = mode[3] & termios.ICANON
+        if canonical:
+            termios.tcsetattr(self._slave, termios.TCSANOW, raw)
+        try:
+            waiting = struct.unpack("i", fcntl.ioctl(self._slave, termios.FIONREAD, b"\0" * 4))[0]
+            taken = b""
+            while waiting > len(taken):
+                part = os.read(self._slave, waiting - len(taken))
+                if not part:
+                    break
+                taken += part
+            return taken
+        finally:
+            if canonical:
+                termios.tcsetattr(self._slave, termios.TCSANOW, mode)
+
+    def _put_pending(self, pending: bytes) -> None:
+        """Typed again with the echo on, which tells when the kernel has taken it; the echo itself is not
+        shown, it was on the screen before. No character of it may act: signals and erasing are off."""
+        mode = termios.tcgetattr(self._slave)
+        quiet = list(mode)
+        quiet[0] &= ~(termios.IXON | termios.IXOFF)
+        quiet[3] = quiet[3] & ~(termios.ISIG | termios.IEXTEN) | termios.ECHO
+        quiet[6] = [b"\0" for _ in mode[6]]
+        quiet[6][termios.VMIN], quiet[6][termios.VTIME] = mode[6][termios.VMIN], mode[6][termios.VTIME]
+        termios.tcsetattr(self._slave, termios.TCSANOW, quiet)
+        try:
+            os.write(self._master, pending)
+            echoed, deadline = 0, time.monotonic() + 0.5
+            while echoed < len(pending) and time.monotonic() < deadline:
+                if select.select([self._master], [], [], 0.1)[0]:
+                    echoed += len(os.read(self._master, _READ_BYTES))
+        finally:
+            termios.tcsetattr(self._slave, termios.TCSANOW, mode)
+
+    def close(self, why: str) -> None:
+        """The box is gone or another has taken its place: whoever waits for a command is told."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self._run:
+                self._run.gone = why
+                self._run.done.set()
+                self._run = None
+            self._state_changed.notify_all()
+            os.close(self._master)
+            os.close(self._slave)
+            watchers, self.watchers = self.watchers, []
+        for watcher in watchers:
+            watcher.ended(why)
+
+    @property
+    def master(self) -> int:
+        return self._master
+
+
+def _quoted(data: bytes) -> str:
+    """One word of bash that stands for these bytes, in letters that neither readline, history expansion
+    nor any locale touches."""
+    plain = b'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _-./:=+,@%^~#&()[]{}<>|;*?$"'
+    letters = (chr(byte) if byte in plain else "\\n" if byte == 10 else f"\\{byte:03o}" for byte in data)
+    return "$'" + "".join(letters) + "'"
+
+
+def _result(run: Run, *, timed_out: bool, duration_ms: float) -> RunResult:
+    output, truncated = run.output()
+    try:
+        text, encoded = output.decode(), None
+    except UnicodeDecodeError:
+        text, encoded = codecs.decode(output, errors="replace"), base64.b64encode(output).decode()
+    return RunResult(
+        exit_code=run.exit_code,
+        output=text,
+        duration_ms=round(duration_ms, 3),
+        timed_out=timed_out,
+        truncated=truncated,
+        output_bytes=run.total,
+        base64=encoded,
+        notice=run.notice,
+    )
+
+
+class Pump:
+    """The one thread that reads all terminals and hears all keepers."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._lock = threading.Lock()
+        self._actions: dict[int, Callable[[], None]] = {}
+        self._thread = threading.Thread(target=self._work, name="pump", daemon=True)
+        self._thread.start()
+
+    def add(self, fd: int, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._actions[fd] = action
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def remove(self, fd: int) -> None:
+        with self._lock:
+            self._actions.pop(fd, None)
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(fd)
+
+    def _work(self) -> None:
+        while True:
+            for fd, event in self._epoll.poll():
+                with self._lock:
+                    action = self._actions.get(fd)
+                if action is None:
+                    continue
+                try:
+                    action()
+                except Exception:  # one broken session must not silence the others
+                    import logging
+
+                    logging.getLogger("waypoint").exception("pump")
+                    self.remove(fd)
+                if event & select.EPOLLHUP and not event & select.EPOLLIN:
+                    self.remove(fd)
