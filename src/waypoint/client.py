@@ -1,0 +1,458 @@
+"""The SDK: sessions, checkpoints and forks from Python.
+
+    >>> import waypoint
+    >>> with waypoint.session("sdk-example") as s:
+    ...     _ = s.run("cd /tmp && echo one > note").check()
+    ...     point = s.checkpoint("one is written")
+    ...     _ = s.run("echo two > note")
+    ...     restored = s.restore(point)
+    ...     s.run("cat note").output
+    'one\\n'
+    >>> s.stop()
+
+Objects here are names for things that live in the daemon: they hold no state worth losing, may be used
+from several threads (each thread has its own connection) and from several processes at once. The daemon is
+started by the first call, and started again when it is gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from waypoint import errors, model, wire
+from waypoint.home import Home, locate
+
+_START_SECONDS = 120.0
+
+
+class _Connection(socket.socket):
+    """Goes with its thread or its client, without a word."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Client:
+    """Connections to the daemon of one home."""
+
+    def __init__(self, home: str | os.PathLike[str] | None = None, *, start: bool = True) -> None:
+        self.home: Home = locate(home)
+        self._start = start
+        self._local = threading.local()
+
+    def connect(self) -> socket.socket:
+        """A connection of its own, the daemon started if need be."""
+        try:
+            return self._connect_once()
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            pass
+        except PermissionError as error:
+            raise errors.NotRoot(
+                f"no permission to talk to the daemon at {self.home.socket}", hint="run it as root"
+            ) from error
+        if not self._start:
+            raise errors.DaemonUnreachable("no daemon runs", hint="any other verb starts it")
+        self._start_daemon()
+        try:
+            return self._connect_once()
+        except OSError as error:
+            raise errors.DaemonUnreachable(
+                f"the daemon does not answer: {error}", hint=f"its log is {self.home.log}"
+            ) from error
+
+    def _connect_once(self) -> socket.socket:
+        connection = _Connection(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect(str(self.home.socket))
+            # A daemon greets. One that ends just now may have let us in without ever reading a request.
+            wire.receive(connection)
+        except wire.Closed as error:
+            connection.close()
+            raise ConnectionRefusedError("the daemon is about to end") from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _start_daemon(self) -> None:
+        if os.geteuid() != 0:
+            raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
+        environment = {**os.environ, "WAYPOINT_HOME": str(self.home.path)}
+        # -P: the current folder is no place to import from.
+        command = [sys.executable, "-P", "-m", "waypoint.daemon"]
+        started = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_SECONDS,
+            check=False,
+        )
+        if started.returncode:
+            with contextlib.suppress(ValueError, KeyError, IndexError):
+                raise errors.from_dict(wire.decode(started.stdout.splitlines()[-1].encode())["error"])
+            raise errors.DaemonUnreachable(
+                f"the daemon did not start: {started.stderr.strip()[-500:]}",
+                hint=f"its log is {self.home.log}",
+            )
+
+    def call(
+        self,
+        verb: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        on_event: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """One request and its answer. Raises what the daemon raised."""
+        request = wire.Request(verb, dict(args or {}))
+        connection = self._send(request)
+        try:
+            return self._answer(connection, on_event)
+        except wire.Closed as error:
+            self.close()
+            raise errors.DaemonUnreachable(
+                f"the daemon ended during {verb!r}", hint="ask again: sessions and checkpoints are kept"
+            ) from error
+        except (KeyboardInterrupt, GeneratorExit):
+            self.close()  # its answer is still on the way: no other request may find it there
+            raise
+
+    def _send(self, request: wire.Request) -> socket.socket:
+        """Sends on this thread's connection. One whose daemon has gone refuses at once, before anything was
+        asked: then, and only then, it is safe to ask a new daemon."""
+        kept: socket.socket | None = getattr(self._local, "kept", None)
+        if kept is not None:
+            try:
+                wire.send(kept, request)
+                return kept
+            except wire.Closed:
+                self.close()
+        connection = self.connect()
+        self._local.kept = connection
+        try:
+            wire.send(connection, request)
+        except wire.Closed as error:
+            self.close()
+            raise errors.DaemonUnreachable(
+                "the daemon closed the connection", hint=f"its log is {self.home.log}"
+            ) from error
+        return connection
+
+    def _answer(self, connection: socket.socket, on_event: Callable[[Any], None] | None) -> Any:
+        while True:
+            _, body = wire.receive(connection)
+            message = wire.decode(body)
+            if "event" in message:
+                if on_event:
+                    on_event(message["event"])
+            elif "error" in message:
+                raise errors.from_dict(message["error"])
+            else:
+                return message["result"]
+
+    def open(self, verb: str, args: Mapping[str, Any]) -> tuple[socket.socket, Any]:
+        """A request whose connection stays open for data: attach, spawn."""
+        connection = self.connect()
+        try:
+            wire.send(connection, wire.Request(verb, dict(args)))
+            return connection, self._answer(connection, None)
+        except wire.Closed as error:
+            connection.close()
+            raise errors.DaemonUnreachable(f"the daemon ended during {verb!r}") from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        """Closes this thread's connection."""
+        kept: socket.socket | None = getattr(self._local, "kept", None)
+        if kept is not None:
+            kept.close()
+            self._local.kept = None
+
+
+class Result:
+    """What a command did.
+
+    >>> import waypoint
+    >>> with waypoint.session("sdk-result") as s:
+    ...     r = s.run("echo hello; false")
+    >>> r.exit_code, r.output, r.ok
+    (1, 'hello\\n', False)
+    >>> r.check()
+    Traceback (most recent call last):
+        ...
+    waypoint.errors.CommandFailed: `echo hello; false` exited with 1
+    >>> s.stop()
+    """
+
+    def __init__(self, command: str, found: model.RunResult) -> None:
+        self.command = command
+        self.exit_code = found.exit_code
+        self.output = found.output
+        self.output_bytes = base64.b64decode(found.base64) if found.base64 else found.output.encode()
+        self.duration_ms = found.duration_ms
+        self.timed_out = found.timed_out
+        self.truncated = found.truncated
+        self.notice = found.notice
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
+    def check(self) -> Result:
+        """Itself, or CommandFailed when the command did not exit with 0."""
+        if not self.ok:
+            how = "timed out" if self.timed_out else f"exited with {self.exit_code}"
+            raise errors.CommandFailed(
+                f"`{self.command}` {how}", hint=self.output[-500:], exit_code=self.exit_code
+            )
+        return self
+
+    def __repr__(self) -> str:
+        return f"<Result exit_code={self.exit_code} output={self.output[:60]!r}>"
+
+
+class Program:
+    """A program outside the shell, with pipes of its own. Made by `Session.spawn`."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self.pid = pid
+        self.exit_code: int | None = None
+
+    def write(self, data: bytes) -> None:
+        """Writes to its standard input."""
+        with self._lock:
+            wire.send_data(self._connection, data)
+
+    def close_stdin(self) -> None:
+        with self._lock:
+            wire.send_data(self._connection, b"")
+
+    def events(self) -> Iterator[tuple[str, bytes]]:
+        """What it prints, as it comes: ("stdout" | "stderr", data)."""
+        while self.exit_code is None:
+            try:
+                kind, body = wire.receive(self._connection)
+            except wire.Closed:
+                raise errors.SessionDead("the program's session was restored or ended") from None
+            if kind == wire.DATA:
+                yield ("stderr" if body[:1] == b"2" else "stdout"), body[1:]
+                continue
+            message = wire.decode(body)
+            if "error" in message:
+                raise errors.from_dict(message["error"])
+            self.exit_code = message["result"]["exit_code"]
+
+    def communicate(self, stdin: bytes = b"") -> tuple[bytes, bytes]:
+        """Feeds it, waits for its end; returns all of its stdout and stderr."""
+        feeder = threading.Thread(target=self._feed, args=(stdin,), daemon=True)
+        feeder.start()
+        found = {"stdout": bytearray(), "stderr": bytearray()}
+        for stream, data in self.events():
+            found[stream] += data
+        feeder.join()
+        self.close()
+        return bytes(found["stdout"]), bytes(found["stderr"])
+
+    def _feed(self, stdin: bytes) -> None:
+        with contextlib.suppress(wire.Closed):
+            for at in range(0, len(stdin), 1 << 16):
+                self.write(stdin[at : at + (1 << 16)])
+            self.close_stdin()
+
+    def close(self) -> None:
+        """Stops listening. The program goes on; what it prints from now on is discarded."""
+        self._connection.close()
+
+
+class Checkpoint:
+    """One immutable point of a session."""
+
+    def __init__(self, client: Client, info: model.Checkpoint) -> None:
+        self._client = client
+        self.info = info
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def name(self) -> str | None:
+        return self.info.name
+
+    def fork(self, n: int = 1, *, name: str | None = None) -> list[Session]:
+        """`n` new live sessions grown from this point."""
+        args = {"session": self.info.session, "ref": self.id, "n": n, "name": name}
+        found = self._client.call("fork", args)
+        return [Session(self._client, fork["name"]) for fork in found["sessions"]]
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.info.session}:{self.info.label} {self.info.name or self.id!r}>"
+
+
+class Session:
+    """A live terminal session, by name.
+
+    As a context manager it does not end with the block: a session is meant to stay.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    @property
+    def info(self) -> model.Session:
+        """How it is now."""
+        return msgspec.convert(self._client.call("session", {"session": self.name})["session"], model.Session)
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        on_output: Callable[[str], None] | None = None,
+        max_output_bytes: int | None = None,
+    ) -> Result:
+        """Runs a command in the session's shell: `cd`, `export` and the like last.
+
+        `on_output` is called with pieces of the output while it runs.
+        """
+        args: dict[str, Any] = {"session": self.name, "command": command, "timeout": timeout}
+        if stdin is not None:
+            data = stdin.encode() if isinstance(stdin, str) else stdin
+            args["stdin"] = base64.b64encode(data).decode()
+        if max_output_bytes is not None:
+            args["limit"] = max_output_bytes
+        if on_output:
+            args["stream"] = True
+        hear = (lambda event: on_output(event["output"])) if on_output else None
+        found = self._client.call("exec", args, on_event=hear)
+        return Result(command, msgspec.convert(found, model.RunResult))
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        shell_env: bool = False,
+    ) -> Program:
+        """Starts a program outside the shell: no terminal, separate streams. It belongs to the session and to
+        its checkpoints like everything else. `shell_env`: with the shell's present folder and variables."""
+        args = {
+            "session": self.name,
+            "argv": list(argv),
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "shell_env": shell_env,
+        }
+        connection, found = self._client.open("spawn", args)
+        return Program(connection, found["pid"])
+
+    def checkpoint(
+        self, intent: str = "", *, name: str | None = None, files_only: bool = False
+    ) -> Checkpoint:
+        """Captures the session whole. It goes on running."""
+        args = {"session": self.name, "intent": intent, "name": name, "files_only": files_only}
+        found = self._client.call("checkpoint", args)["checkpoint"]
+        return Checkpoint(self._client, msgspec.convert(found, model.Checkpoint))
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Its points, oldest first."""
+        found = self._client.call("log", {"session": self.name})["checkpoints"]
+        return [Checkpoint(self._client, msgspec.convert(one, model.Checkpoint)) for one in found]
+
+    def restore(
+        self, point: Checkpoint | str, *, safety: bool = True, files_only: bool = False
+    ) -> model.Restored:
+        """Takes the session back to a point; a safety checkpoint of the present is taken first."""
+        ref = point.id if isinstance(point, Checkpoint) else point
+        args = {"session": self.name, "ref": ref, "safety": safety, "files_only": files_only}
+        return msgspec.convert(self._client.call("restore", args), model.Restored)
+
+    def undo(self) -> model.Restored:
+        """Takes the last restore back."""
+        return msgspec.convert(self._client.call("undo", {"session": self.name}), model.Restored)
+
+    def fork(self, n: int = 1, *, ref: str = "@", name: str | None = None) -> list[Session]:
+        """`n` new live sessions grown from a point of this one (`@`: the last)."""
+        found = self._client.call("fork", {"session": self.name, "ref": ref, "n": n, "name": name})
+        return [Session(self._client, fork["name"]) for fork in found["sessions"]]
+
+    def park(self) -> Checkpoint:
+        """Takes a checkpoint and stops, freeing memory; `restore` brings it back."""
+        found = self._client.call("park", {"session": self.name})["checkpoint"]
+        return Checkpoint(self._client, msgspec.convert(found, model.Checkpoint))
+
+    def type(self, keys: str | bytes) -> None:
+        """Types into its terminal, as a person would."""
+        data = keys.encode() if isinstance(keys, str) else keys
+        self._client.call("type", {"session": self.name, "data": base64.b64encode(data).decode()})
+
+    def screen(self) -> str:
+        """What its terminal shows now."""
+        return str(self._client.call("screen", {"session": self.name})["text"])
+
+    def stop(self) -> None:
+        """Ends it and forgets it, with its checkpoints."""
+        self._client.call("rm", {"sessions": [self.name]})
+
+    def __repr__(self) -> str:
+        return f"<Session {self.name!r}>"
+
+
+def session(
+    name: str | None = None,
+    *,
+    base: str = "/",
+    net: model.Net = "nat",
+    hide: Sequence[str] = (),
+    binds: Sequence[model.Bind] = (),
+    memory_bytes: int | None = None,
+    cpus: float | None = None,
+    pids: int | None = None,
+    home: str | os.PathLike[str] | None = None,
+) -> Session:
+    """Starts a session, or joins the one of that name."""
+    client = Client(home)
+    options = model.BoxOptions(
+        base=base,
+        net=net,
+        hide=tuple(hide),
+        binds=tuple(binds),
+        memory_bytes=memory_bytes,
+        cpus=cpus,
+        pids=pids,
+    )
+    args = {"name": name, "options": msgspec.to_builtins(options), "join": True}
+    return Session(client, client.call("new", args)["session"]["name"])
+
+
+def sessions(home: str | os.PathLike[str] | None = None) -> list[Session]:
+    """All sessions there are."""
+    client = Client(home)
+    return [Session(client, found["name"]) for found in client.call("ls")["sessions"]]

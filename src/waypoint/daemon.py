@@ -1,0 +1,617 @@
+"""waypointd: the one process that owns the sessions of a home while it runs.
+
+Started by the first client that finds none, like tmux's server; may die at any time. It keeps no truth in
+memory: boxes live on under their keepers, everything else is in the pool and the database, and the next
+daemon takes over. A thread serves each connection; verbs are plain functions of their arguments, found by
+name.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from waypoint import __version__, provision, wire
+from waypoint.errors import (
+    DaemonError,
+    MissingFeature,
+    NotRoot,
+    UsageError,
+    VersionMismatch,
+    WaypointError,
+)
+from waypoint.history.store import Store, iso
+from waypoint.home import Home, locate
+from waypoint.kernel.pool import close_pool, open_pool
+from waypoint.model import BoxOptions, Size
+from waypoint.sessions import Live, Sessions
+from waypoint.terminal import Watcher
+
+log = logging.getLogger("waypoint")
+
+Verb = Callable[["Daemon", "Connection", dict[str, Any]], Any]
+_VERBS: dict[str, Verb] = {}
+_WATCHER_LIMIT_BYTES = 4 << 20
+
+
+def verb(function: Verb) -> Verb:
+    """Makes a function answer to its name on the socket."""
+    _VERBS[function.__name__.removeprefix("_").rstrip("_")] = function
+    return function
+
+
+class Connection:
+    """One client."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.lock = threading.Lock()
+
+    def event(self, what: Any) -> None:
+        with self.lock:
+            wire.send(self.socket, {"event": what})
+
+    def result(self, what: Any) -> None:
+        with self.lock:
+            wire.send(self.socket, {"result": what})
+
+    def data(self, data: bytes) -> None:
+        with self.lock:
+            wire.send_data(self.socket, data)
+
+
+class Answered:
+    """Returned by a verb that has answered by itself and needs its connection no more."""
+
+
+class Daemon:
+    """The socket, and what is behind it."""
+
+    def __init__(self, home: Home, sessions: Sessions) -> None:
+        self.home, self.sessions = home, sessions
+        self.started_at = time.time()
+        self.stopping = threading.Event()
+
+    def serve(self, listener: socket.socket) -> None:
+        """Until somebody says stop."""
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self.stopping.wait()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self.stopping.is_set():
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve_client, args=(sock,), daemon=True).start()
+
+    def _serve_client(self, sock: socket.socket) -> None:
+        with contextlib.closing(sock):
+            connection = Connection(sock)
+            with contextlib.suppress(wire.Closed):
+                wire.send(sock, {"api": wire.API, "version": __version__})
+                while True:
+                    _, body = wire.receive(sock)
+                    if self._answer(connection, body):
+                        return
+
+    def _answer(self, connection: Connection, body: bytes) -> bool:
+        """One request. True when the connection has served its purpose."""
+        try:
+            try:
+                request = wire.decode_request(body)
+            except msgspec.DecodeError as error:
+                raise UsageError(f"that is no request: {error}") from error
+            if request.api != wire.API:
+                raise VersionMismatch(
+                    f"the daemon speaks version {wire.API} of the API, the client {request.api}",
+                    hint="`waypoint daemon stop` ends the old daemon; sessions live on",
+                )
+            function = _VERBS.get(request.verb)
+            if function is None:
+                raise UsageError(f"there is no verb {request.verb!r}")
+            result = function(self, connection, request.args)
+            if isinstance(result, Answered):
+                return True
+            connection.result(result)
+        except wire.Closed:
+            raise
+        except WaypointError as error:
+            self._refuse(connection, error)
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+            log.exception("bad arguments")
+            self._refuse(connection, UsageError(f"bad arguments: {error!r}"))
+        except Exception as error:
+            log.exception("verb failed")
+            self._refuse(
+                connection,
+                DaemonError(f"{type(error).__name__}: {error}", hint=f"the log is {self.home.log}"),
+            )
+        return False
+
+    def _refuse(self, connection: Connection, error: WaypointError) -> None:
+        with connection.lock:
+            wire.send(connection.socket, {"error": error.as_dict()})
+
+
+# ---- verbs ---------------------------------------------------------------------------------------
+
+
+@verb
+def ping(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
+    return {"version": __version__, "api": wire.API, "pid": os.getpid(), "started_at": iso(daemon.started_at)}
+
+
+def _size(args: dict[str, Any]) -> Size:
+    found = args.get("size") or {}
+    rows, columns = int(found.get("rows") or 24), int(found.get("columns") or 80)
+    if not (1 <= rows <= 1000 and 1 <= columns <= 1000):
+        raise UsageError(f"a terminal of {rows} by {columns} cannot be")
+    return Size(rows=rows, columns=columns)
+
+
+@verb
+def new(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    options = msgspec.convert(args.get("options") or {}, BoxOptions)
+    found = daemon.sessions.new(args.get("name"), options, _size(args), join=bool(args.get("join")))
+    return {"session": found}
+
+
+@verb
+def ls(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
+    return {"sessions": daemon.sessions.all()}
+
+
+@verb
+def session(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    return {"session": daemon.sessions.describe(daemon.sessions.find(args.get("session")))}
+
+
+@verb
+def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+    row = daemon.sessions.find(args.get("session"))
+    stdin = base64.b64decode(args["stdin"]) if args.get("stdin") is not None else None
+    timeout = args.get("timeout")
+    if timeout is not None and not timeout > 0:
+        raise UsageError("a timeout must be more than 0 seconds")
+
+    def run(on_output: Callable[[bytes], None] | None = None) -> Any:
+        return daemon.sessions.run(
+            row,
+            args["command"],
+            timeout=timeout,
+            stdin=stdin,
+            on_terminal=bool(args.get("on_terminal")),
+            limit=args.get("limit"),
+            on_output=on_output,
+        )
+
+    if not args.get("stream"):
+        return run()
+    pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    forwarder = threading.Thread(target=_forward, args=(connection, pieces), daemon=True)
+    forwarder.start()
+    try:
+        return run(pieces.put)
+    finally:
+        pieces.put(None)
+        forwarder.join()
+
+
+def _forward(connection: Connection, pieces: queue.SimpleQueue[bytes | None]) -> None:
+    """Output to the client while the command runs; the terminal never waits for a slow client."""
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    with contextlib.suppress(wire.Closed):
+        while (piece := pieces.get()) is not None:
+            if text := decoder.decode(piece):
+                connection.event({"output": text})
+        if text := decoder.decode(b"", final=True):
+            connection.event({"output": text})
+        return
+    while pieces.get() is not None:
+        pass
+
+
+@verb
+def spawn(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+    row = daemon.sessions.find(args.get("session"))
+    program, pipes = daemon.sessions.spawn(
+        row, args["argv"], args.get("cwd"), args.get("env") or {}, shell_env=bool(args.get("shell_env"))
+    )
+    connection.result({"pid": program.pid})
+    stdin, *outputs = pipes
+    threading.Thread(target=_feed_program, args=(connection, stdin), daemon=True).start()
+    readers = [
+        threading.Thread(target=_hear_program, args=(connection, fd, mark), daemon=True)
+        for fd, mark in zip(outputs, (b"1", b"2"), strict=True)
+    ]
+    for reader in readers:
+        reader.start()
+    program.ended.wait()
+    _finish_readers(readers)
+    with contextlib.suppress(wire.Closed):
+        connection.result({"exit_code": program.exit_code})
+    return Answered()
+
+
+def _finish_readers(readers: list[threading.Thread]) -> None:
+    """What the program left in its pipes is read to the end, unless a child of its keeps them open."""
+    deadline = time.monotonic() + 0.5
+    for reader in readers:
+        reader.join(max(0.0, deadline - time.monotonic()))
+
+
+def _feed_program(connection: Connection, stdin: int) -> None:
+    with os.fdopen(stdin, "wb", buffering=0) as pipe, contextlib.suppress(wire.Closed, OSError):
+        while True:
+            kind, body = wire.receive(connection.socket)
+            if kind != wire.DATA or not body:
+                return
+            pipe.write(body)
+
+
+def _hear_program(connection: Connection, fd: int, mark: bytes) -> None:
+    """A client that went away does not stop the program: it is read on, and nobody hears it."""
+    heard = True
+    with os.fdopen(fd, "rb", buffering=0) as pipe:
+        while data := pipe.read(1 << 16):
+            if heard:
+                try:
+                    connection.data(mark + data)
+                except wire.Closed:
+                    heard = False
+
+
+@verb
+def checkpoint(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    row = daemon.sessions.find(args.get("session"))
+    point = daemon.sessions.checkpoint(
+        row, args.get("intent") or "", name=args.get("name"), files_only=bool(args.get("files_only"))
+    )
+    return {"checkpoint": point}
+
+
+@verb
+def log_(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    row = None if args.get("all") else daemon.sessions.find(args.get("session"))
+    return {"checkpoints": daemon.sessions.log(row)}
+
+
+@verb
+def restore(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    row = daemon.sessions.find(args.get("session"))
+    return daemon.sessions.restore(
+        row, args["ref"], safety=bool(args.get("safety", True)), files_only=bool(args.get("files_only"))
+    )
+
+
+@verb
+def undo(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    return daemon.sessions.undo(daemon.sessions.find(args.get("session")))
+
+
+@verb
+def fork(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    ref, name = args["ref"], args.get("session")
+    if name is None and ":" in ref:
+        name = ref.partition(":")[0]
+    row = daemon.sessions.find(name)
+    return {"sessions": daemon.sessions.fork(row, ref, int(args.get("n") or 1), args.get("name"))}
+
+
+@verb
+def park(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    found, point = daemon.sessions.park(daemon.sessions.find(args.get("session")))
+    return {"session": found, "checkpoint": point}
+
+
+@verb
+def rm(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    rows = [daemon.sessions.find(name) for name in args["sessions"]]
+    for row in rows:
+        daemon.sessions.remove(row)
+    return {"removed": [row.name for row in rows]}
+
+
+@verb
+def type_(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    live = daemon.sessions.live(daemon.sessions.find(args.get("session")))
+    live.terminal.write(base64.b64decode(args["data"]))
+    return {}
+
+
+@verb
+def screen(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    terminal = daemon.sessions.live(daemon.sessions.find(args.get("session"))).terminal
+    with terminal.lock:
+        shown = terminal.screen
+        return {
+            "text": shown.text(),
+            "rows": shown.rows,
+            "columns": shown.columns,
+            "cursor": list(shown.cursor),
+            "title": shown.title,
+        }
+
+
+@verb
+def attach(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+    row = daemon.sessions.find(args.get("session"))
+    live = daemon.sessions.live(row)
+    connection.result({"session": daemon.sessions.describe(row)})
+    outgoing = _Outgoing(connection)
+    live.terminal.resize(_size({"size": {"rows": args.get("rows"), "columns": args.get("columns")}}))
+    live.terminal.watch(outgoing.watcher)
+    outgoing.start(lambda: _present(daemon, row.id))
+    try:
+        while True:
+            kind, body = wire.receive(connection.socket)
+            current = _present(daemon, row.id)
+            if kind != wire.DATA or current is None:
+                break
+            if body[:1] == b"i":
+                current.terminal.write(body[1:])
+            elif body[:1] == b"r" and len(body) == 5:
+                rows, columns = struct.unpack(">HH", body[1:])
+                current.terminal.resize(_size({"size": {"rows": rows, "columns": columns}}))
+    finally:
+        outgoing.stop()
+        current = _present(daemon, row.id)
+        if current:
+            current.terminal.unwatch(outgoing.watcher)
+    return Answered()
+
+
+def _present(daemon: Daemon, session_id: str) -> Live | None:
+    """The session as it is now: a restore puts another in its place."""
+    with contextlib.suppress(WaypointError):
+        return daemon.sessions.live(daemon.sessions.find(session_id))
+    return None
+
+
+class _Outgoing:
+    """What an attached client is still to be sent. One that cannot keep up is redrawn, never waited for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ready = threading.Condition()
+        self._waiting = bytearray()
+        self._stale = False
+        self._stopped = False
+        self.watcher = Watcher(self._take, self._ended)
+
+    def _take(self, data: bytes) -> None:
+        with self._ready:
+            if len(self._waiting) + len(data) > _WATCHER_LIMIT_BYTES:
+                self._waiting.clear()
+                self._stale = True
+            else:
+                self._waiting += data
+            self._ready.notify()
+
+    def _ended(self, why: str) -> None:
+        with contextlib.suppress(wire.Closed):
+            self._connection.event({"ended": why})
+        with contextlib.suppress(OSError):
+            self._connection.socket.shutdown(socket.SHUT_RDWR)
+
+    def start(self, present: Callable[[], Live | None]) -> None:
+        threading.Thread(target=self._work, args=(present,), daemon=True).start()
+
+    def stop(self) -> None:
+        with self._ready:
+            self._stopped = True
+            self._ready.notify()
+
+    def _work(self, present: Callable[[], Live | None]) -> None:
+        with contextlib.suppress(wire.Closed):
+            while True:
+                with self._ready:
+                    while not (self._waiting or self._stale or self._stopped):
+                        self._ready.wait()
+                    if self._stopped:
+                        return
+                    data, self._waiting = bytes(self._waiting), bytearray()
+                    stale, self._stale = self._stale, False
+                if stale and (live := present()):
+                    with live.terminal.lock:
+                        data = live.terminal.screen.redraw()
+                self._connection.data(data)
+
+
+@verb
+def base_import(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+    from waypoint import bases
+
+    def progress(text: str) -> None:
+        connection.event({"progress": text})
+
+    return {"base": bases.import_base(daemon.sessions.pool, args["name"], args["file"], progress)}
+
+
+@verb
+def base_ls(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
+    from waypoint import bases
+
+    return {"bases": bases.list_bases(daemon.sessions.pool)}
+
+
+@verb
+def base_rm(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    from waypoint import bases
+
+    used = [row.name for row in daemon.sessions.store.sessions() if row.options.base == args["name"]]
+    bases.remove_base(daemon.sessions.pool, args["name"], used_by=used)
+    return {}
+
+
+@verb
+def daemon_status(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "pid": os.getpid(),
+        "version": __version__,
+        "started_at": iso(daemon.started_at),
+        "sessions": len(daemon.sessions.store.sessions()),
+        "home": str(daemon.home.path),
+        "pool": {"kind": daemon.sessions.pool.kind, **msgspec.to_builtins(daemon.sessions.pool.usage())},
+        "rss_bytes": pages * os.sysconf("SC_PAGESIZE"),
+    }
+
+
+@verb
+def daemon_stop(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+    daemon.home.socket.unlink(
+        missing_ok=True
+    )  # who comes from here on starts another, which waits for us to end
+    if args.get("sessions"):
+        daemon.sessions.stop_all()
+    daemon.sessions.close()
+    if args.get("sessions"):
+        daemon.sessions.teardown_network()
+        daemon.sessions.store.close()
+        close_pool(daemon.home.path)
+    connection.result({"pid": os.getpid()})
+    daemon.stopping.set()
+    return Answered()
+
+
+# ---- start ---------------------------------------------------------------------------------------
+
+
+def _prepare(home: Home) -> Sessions:
+    """Everything a daemon needs, or an error that says what is missing."""
+    from waypoint.engine import probe
+
+    engine = provision.engine_dir(home.path)
+    if provision.current_engine(engine) is None:
+        raise MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
+    home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.path.chmod(0o700)
+    home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    pool = open_pool(home.path)
+    kdat = home.run / "criu.kdat"
+    if not kdat.exists():
+        data = probe.kernel_data(engine)
+        kdat.with_suffix(".new").write_bytes(data)
+        kdat.with_suffix(".new").rename(kdat)
+    return Sessions(home, engine, pool, Store(home.database), kdat)
+
+
+def _detach() -> None:
+    """Away from the client that started us: its terminal, its session, its folder."""
+    os.chdir("/")
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for fd in range(3):
+        os.dup2(nothing, fd)
+
+
+def main() -> int:
+    """Starts a daemon and returns when it serves; the daemon itself goes on in the background."""
+    home = locate()
+    if os.geteuid() != 0:
+        return _complain(NotRoot("Waypoint needs root", hint="run it with sudo, or as root"))
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            answer = told.read()
+        if answer == "ready":
+            return 0
+        sys.stdout.write(
+            answer or '{"error": {"code": "daemon", "message": "the daemon died at once", "hint": ""}}\n'
+        )
+        return 1
+    os.close(reader)
+    os.setsid()
+    with os.fdopen(writer, "w") as report:
+        try:
+            listener, _lock = _claim(home)
+            if listener is None:
+                report.write("ready")
+                return 0
+            logging.basicConfig(
+                filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
+            )
+            daemon = Daemon(home, _prepare(home))
+        except WaypointError as error:
+            _write_error(report, error)
+            return 1
+        except Exception as error:
+            logging.getLogger("waypoint").exception("start-up failed")
+            _write_error(
+                report, DaemonError(f"{type(error).__name__}: {error}", hint=f"the log is {home.log}")
+            )
+            return 1
+        listener.listen(128)
+        report.write("ready")
+    _detach()
+    signal.signal(signal.SIGTERM, lambda *_: _stop(daemon))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    log.info("daemon %s serves %s", os.getpid(), home.path)
+    daemon.serve(listener)
+    log.info("daemon %s ends", os.getpid())
+    logging.shutdown()
+    os._exit(0)
+
+
+def _stop(daemon: Daemon) -> None:
+    daemon.home.socket.unlink(missing_ok=True)
+    daemon.sessions.close()
+    daemon.stopping.set()
+
+
+def _claim(home: Home) -> tuple[socket.socket | None, Any]:
+    """The socket of this home, ours alone; (None, …) when another daemon was faster."""
+    home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = open(home.run / "daemon.lock", "w")  # noqa: SIM115 - held as long as the daemon lives
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            # Another one starts or serves: as soon as it answers there is nothing left to do.
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
+                knock.connect(str(home.socket))
+                return None, lock
+            if time.monotonic() > deadline:
+                raise DaemonError("another daemon holds the lock and does not answer") from None
+            time.sleep(0.01)
+    home.socket.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.bind(str(home.socket))
+    home.socket.chmod(0o600)
+    return listener, lock
+
+
+def _write_error(report: Any, error: WaypointError) -> None:
+    report.write(msgspec.json.encode({"error": error.as_dict()}).decode() + "\n")
+
+
+def _complain(error: WaypointError) -> int:
+    _write_error(sys.stdout, error)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

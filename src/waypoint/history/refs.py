@@ -1,0 +1,92 @@
+"""Names for points: how `up`, `c5`, `@~2`, `10:27` or `work:up` becomes a checkpoint.
+
+Pure: given the checkpoints there are, which one is meant. In this order: `@` forms, a name, a label (`c5`),
+an id or a unique prefix of one, a time of day (the last point at or before it).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from waypoint.errors import InvalidName, NotFound, UsageError
+from waypoint.model import Checkpoint
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_LABEL = re.compile(r"c\d+")
+_STEPS = re.compile(r"@(?:(-+)|~(\d+))?")
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+_SHORTEST_PREFIX = 4
+RESERVED = frozenset({"good", "now", "base"})
+
+
+def check_name(name: str, what: str) -> str:
+    """The name, or InvalidName saying what one may look like."""
+    if not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"{name!r} cannot be the name of a {what}",
+            hint="letters, digits, '_', '-' and '.', at most 64, not starting with '-' or '.'",
+        )
+    if what == "checkpoint" and (_LABEL.fullmatch(name) or name in RESERVED):
+        raise InvalidName(f"{name!r} means something else as a ref", hint="choose another name")
+    return name
+
+
+def _listing(points: Sequence[Checkpoint]) -> str:
+    if not points:
+        return "this session has no checkpoints yet"
+    said = [f"{point.label} ({point.name})" if point.name else point.label for point in points[-12:]]
+    more = f"… {len(points) - 12} older, " if len(points) > 12 else ""
+    return f"there are: {more}{', '.join(said)}"
+
+
+def _steps_back(head: str | None, steps: int, everything: dict[str, Checkpoint], ref: str) -> Checkpoint:
+    point = everything.get(head or "")
+    for _ in range(steps):
+        point = everything.get(point.parent or "") if point else None
+    if point is None:
+        if head is None:
+            raise NotFound(
+                f"{ref}: this session has no checkpoints yet", hint="take one with `waypoint checkpoint`"
+            )
+        raise NotFound(f"{ref} goes back further than the history does")
+    return point
+
+
+def _at_clock(match: re.Match[str], points: Sequence[Checkpoint], now: datetime) -> Checkpoint | None:
+    hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 59)
+    if hour > 23 or minute > 59 or second > 59:
+        return None
+    moment = now.replace(hour=hour, minute=minute, second=second, microsecond=999_999)
+    if moment - timedelta(minutes=1) > now:
+        moment -= timedelta(days=1)
+    earlier = [point for point in points if datetime.fromisoformat(point.created_at) <= moment]
+    return earlier[-1] if earlier else None
+
+
+def resolve(
+    ref: str, points: Sequence[Checkpoint], everything: Sequence[Checkpoint], head: str | None, now: datetime
+) -> Checkpoint:
+    """The checkpoint a ref means. `points`: the session's own, oldest first; `everything`: all there are (an
+    id may be another session's); `head`: where the session stands; `now`: with its time zone."""
+    by_id = {point.id: point for point in everything}
+    if steps := _STEPS.fullmatch(ref):
+        return _steps_back(head, len(steps[1] or "") or int(steps[2] or 0), by_id, ref)
+    for point in points:
+        if ref in (point.name, point.label):
+            return point
+    if ref in by_id:
+        return by_id[ref]
+    if len(ref) >= _SHORTEST_PREFIX and re.fullmatch(r"[0-9a-f]+", ref):
+        found = [point for point in everything if point.id.startswith(ref)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UsageError(f"{ref} could be {len(found)} checkpoints", hint="give more of the id")
+    if clock := _CLOCK.fullmatch(ref):
+        at = _at_clock(clock, points, now)
+        if at is None:
+            raise NotFound(f"there is no checkpoint at or before {ref}", hint=_listing(points))
+        return at
+    raise NotFound(f"there is no checkpoint {ref!r}", hint=_listing(points))

@@ -1,0 +1,326 @@
+"""The database: which sessions and checkpoints exist, and what moved them.
+
+SQLite in WAL mode. A row here is what makes a checkpoint exist: its folder is in place before the row is
+written and goes only after the row is gone, so a crash leaves at worst a folder that nobody knows
+(swept at start-up), never a row without its bytes. Schema and rules: docs/storage.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from waypoint.errors import AlreadyExists, DaemonError
+from waypoint.model import BoxOptions, Checkpoint, Kind, Record, State
+
+_MIGRATIONS = (
+    """
+    CREATE TABLE sessions (
+        id          TEXT PRIMARY KEY,
+        name        TEXT NOT NULL UNIQUE,
+        state       TEXT NOT NULL CHECK (state IN ('live', 'parked', 'dead')),
+        created_at  REAL NOT NULL,
+        options     TEXT NOT NULL,
+        head        TEXT,
+        forked_from TEXT,
+        box         TEXT,
+        points      INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE TABLE checkpoints (
+        id          TEXT PRIMARY KEY,
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        number      INTEGER NOT NULL,
+        name        TEXT,
+        intent      TEXT NOT NULL,
+        kind        TEXT NOT NULL CHECK (kind IN ('manual', 'safety', 'park', 'auto')),
+        parent      TEXT,
+        created_at  REAL NOT NULL,
+        pause_ms    REAL NOT NULL,
+        total_ms    REAL NOT NULL,
+        size_bytes  INTEGER NOT NULL,
+        processes   INTEGER NOT NULL,
+        files_only  INTEGER NOT NULL,
+        coverage    TEXT NOT NULL,
+        UNIQUE (session, number),
+        UNIQUE (session, name)
+    );
+    CREATE TABLE operations (
+        id          INTEGER PRIMARY KEY,
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        verb        TEXT NOT NULL,
+        target      TEXT,
+        before      TEXT,
+        undone      INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX operations_by_session ON operations (session, id);
+    """,
+)
+SCHEMA = len(_MIGRATIONS)
+
+
+class SessionRow(Record, frozen=True):
+    """A session as the database knows it."""
+
+    id: str
+    name: str
+    state: State
+    created_at: float
+    options: BoxOptions
+    head: str | None
+    forked_from: str | None
+    box: str | None
+
+
+class OperationRow(Record, frozen=True):
+    """Something that moved a session: `before` is the point that leads back."""
+
+    id: int
+    session: str
+    at: float
+    verb: str
+    target: str | None
+    before: str | None
+    undone: bool
+
+
+def iso(seconds: float) -> str:
+    """A time as it travels: UTC, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Store:
+    """One connection, one lock: every statement takes microseconds, so nobody waits for long."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        path.chmod(0o600)
+        self._db.row_factory = sqlite3.Row
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
+            self._db.execute(f"PRAGMA {pragma}")
+        self._migrate()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _migrate(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA:
+            raise DaemonError(
+                f"the database was written by a newer Waypoint (schema {version}, this one knows {SCHEMA})",
+                hint="use that version, or another WAYPOINT_HOME",
+            )
+        for number, script in enumerate(_MIGRATIONS[version:], start=version + 1):
+            self._db.executescript(f"BEGIN; {script} PRAGMA user_version={number}; COMMIT;")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        with self._lock:
+            return self._db.execute(query, values).fetchall()
+
+    # ---- sessions ----------------------------------------------------------------------------
+
+    def _session(self, row: sqlite3.Row) -> SessionRow:
+        return SessionRow(
+            id=row["id"],
+            name=row["name"],
+            state=row["state"],
+            created_at=row["created_at"],
+            options=msgspec.json.decode(row["options"], type=BoxOptions),
+            head=row["head"],
+            forked_from=row["forked_from"],
+            box=row["box"],
+        )
+
+    def sessions(self) -> list[SessionRow]:
+        return [self._session(row) for row in self._rows("SELECT * FROM sessions ORDER BY created_at, name")]
+
+    def session(self, name: str) -> SessionRow | None:
+        """By name, or by id."""
+        rows = self._rows("SELECT * FROM sessions WHERE name = ? OR id = ?", name, name)
+        return self._session(rows[0]) if rows else None
+
+    def add_session(
+        self, session_id: str, name: str, options: BoxOptions, *, box: str, head: str | None = None
+    ) -> SessionRow:
+        """A new session, which exists from here on. `head`: the checkpoint it is forked from."""
+        packed = msgspec.json.encode(options).decode()
+        try:
+            with self._transaction():
+                self._db.execute(
+                    "INSERT INTO sessions (id, name, state, created_at, options, head, forked_from, box)"
+                    " VALUES (?, ?, 'live', ?, ?, ?, ?, ?)",
+                    (session_id, name, time.time(), packed, head, head, box),
+                )
+        except sqlite3.IntegrityError as error:
+            raise AlreadyExists(f"there is a session {name!r} already", hint="choose another name") from error
+        found = self.session(session_id)
+        assert found
+        return found
+
+    def set_state(self, session_id: str, state: State, *, box: str | None) -> None:
+        with self._transaction():
+            self._db.execute("UPDATE sessions SET state = ?, box = ? WHERE id = ?", (state, box, session_id))
+
+    def remove_session(self, session_id: str) -> None:
+        """The session, its checkpoints and its operations."""
+        with self._transaction():
+            self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def _checkpoint(self, row: sqlite3.Row) -> Checkpoint:
+        return Checkpoint(
+            id=row["id"],
+            name=row["name"],
+            intent=row["intent"],
+            session=row["session_name"],
+            label=f"c{row['number']}",
+            parent=row["parent"],
+            created_at=iso(row["created_at"]),
+            kind=row["kind"],
+            pause_ms=row["pause_ms"],
+            total_ms=row["total_ms"],
+            size_bytes=row["size_bytes"],
+            processes=row["processes"],
+            files_only=bool(row["files_only"]),
+            coverage=tuple(msgspec.json.decode(row["coverage"])),
+        )
+
+    _POINTS = "SELECT c.*, s.name AS session_name FROM checkpoints c JOIN sessions s ON s.id = c.session"
+
+    def checkpoints(self, session_id: str | None = None) -> list[Checkpoint]:
+        """Those of a session, or all; oldest first."""
+        where = " WHERE c.session = ?" if session_id else ""
+        rows = self._rows(
+            f"{self._POINTS}{where} ORDER BY c.created_at, c.number", *filter(None, (session_id,))
+        )
+        return [self._checkpoint(row) for row in rows]
+
+    def checkpoint(self, checkpoint_id: str) -> Checkpoint | None:
+        rows = self._rows(f"{self._POINTS} WHERE c.id = ?", checkpoint_id)
+        return self._checkpoint(rows[0]) if rows else None
+
+    def checkpoint_ids(self) -> set[str]:
+        return {row["id"] for row in self._rows("SELECT id FROM checkpoints")}
+
+    def name_taken(self, session_id: str, name: str) -> bool:
+        return bool(self._rows("SELECT 1 FROM checkpoints WHERE session = ? AND name = ?", session_id, name))
+
+    def add_checkpoint(
+        self,
+        checkpoint_id: str,
+        session_id: str,
+        *,
+        name: str | None,
+        intent: str,
+        kind: Kind,
+        parent: str | None,
+        pause_ms: float,
+        total_ms: float,
+        size_bytes: int,
+        processes: int,
+        files_only: bool,
+        coverage: tuple[str, ...],
+    ) -> Checkpoint:
+        """The row that makes a checkpoint exist; it becomes the session's head in the same transaction."""
+        try:
+            with self._transaction():
+                self._db.execute(
+                    "UPDATE sessions SET points = points + 1, head = ? WHERE id = ?",
+                    (checkpoint_id, session_id),
+                )
+                self._db.execute(
+                    "INSERT INTO checkpoints (id, session, number, name, intent, kind, parent, created_at,"
+                    " pause_ms, total_ms, size_bytes, processes, files_only, coverage)"
+                    " VALUES (?, ?, (SELECT points FROM sessions WHERE id = ?),"
+                    " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        *(
+                            checkpoint_id,
+                            session_id,
+                            session_id,
+                            name,
+                            intent,
+                            kind,
+                            parent,
+                            time.time(),
+                            pause_ms,
+                        ),
+                        *(
+                            total_ms,
+                            size_bytes,
+                            processes,
+                            int(files_only),
+                            msgspec.json.encode(coverage).decode(),
+                        ),
+                    ),
+                )
+        except sqlite3.IntegrityError as error:
+            raise AlreadyExists(
+                f"the session has a checkpoint {name!r} already", hint="choose another name"
+            ) from error
+        found = self.checkpoint(checkpoint_id)
+        assert found
+        return found
+
+    # ---- operations --------------------------------------------------------------------------
+
+    def moved(
+        self,
+        session_id: str,
+        verb: str,
+        *,
+        box: str,
+        target: str,
+        before: str | None,
+        undoes: int | None = None,
+    ) -> None:
+        """A session stands at another point now: the one transaction that makes a restore true."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE sessions SET state = 'live', box = ?, head = ? WHERE id = ?",
+                (box, target, session_id),
+            )
+            self._db.execute(
+                "INSERT INTO operations (session, at, verb, target, before) VALUES (?, ?, ?, ?, ?)",
+                (session_id, time.time(), verb, target, before),
+            )
+            if undoes is not None:
+                self._db.execute("UPDATE operations SET undone = 1 WHERE id = ?", (undoes,))
+
+    def operations(self, session_id: str) -> list[OperationRow]:
+        """What moved a session, oldest first."""
+        rows = self._rows("SELECT * FROM operations WHERE session = ? ORDER BY id", session_id)
+        return [
+            OperationRow(
+                id=row["id"],
+                session=row["session"],
+                at=row["at"],
+                verb=row["verb"],
+                target=row["target"],
+                before=row["before"],
+                undone=bool(row["undone"]),
+            )
+            for row in rows
+        ]

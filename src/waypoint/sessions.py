@@ -1,0 +1,904 @@
+"""The verbs: what can be done with sessions and checkpoints.
+
+Here the mechanisms meet: a box is built, a tree is saved or revived in it, a volume is snapshotted beside it,
+and a row in the database makes it true. Nothing is true before its row: whatever fails earlier is undone
+and the session runs on as if nobody had asked.
+
+Locks. `Live.state` is held by whoever changes what the session is (checkpoint, restore, stop, starting a
+program); a terminal has its own turn for commands, so a checkpoint can be taken while a command runs.
+Reading the database needs neither.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from waypoint.box import (
+    Box,
+    check_options,
+    coverage,
+    drop_old_work,
+    end_keeper,
+    keepers,
+    make_volume,
+    socket_path,
+    write_first_files,
+    write_plan,
+)
+from waypoint.engine import tree
+from waypoint.errors import (
+    AlreadyExists,
+    CannotCheckpoint,
+    CannotRestore,
+    NotFound,
+    SessionDead,
+    UsageError,
+    WaypointError,
+)
+from waypoint.history import refs
+from waypoint.history.store import SessionRow, Store, iso
+from waypoint.home import Home
+from waypoint.keeper import Keeper
+from waypoint.kernel import cgroups, network, processes
+from waypoint.kernel.pool import Pool
+from waypoint.model import (
+    BoxOptions,
+    Checkpoint,
+    Forked,
+    Kind,
+    Record,
+    Restored,
+    RunResult,
+    Session,
+    Size,
+)
+from waypoint.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
+
+log = logging.getLogger("waypoint")
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_RCFILE = "/dev/waypoint/bin/integration.bash"
+_TERMINAL_FILE = "terminal"
+_BOX_FILE = "box.json"
+_SHELL_STARTS = 3
+"""How many shells may end within a second of their start before none is started any more."""
+_MOST_FORKS = 256
+
+
+class BoxFacts(Record, frozen=True):
+    """What a restore has to know about the box a checkpoint was taken in."""
+
+    addresses: tuple[str, ...] = ()
+
+
+def new_id() -> str:
+    """Twelve hexadecimal digits."""
+    return secrets.token_hex(6)
+
+
+@dataclass
+class Program:
+    """A program outside the shell that somebody listens to."""
+
+    pid: int
+    pipes: tuple[int, ...]
+    """The inodes of its three pipes: their other ends are outside the tree."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    exit_code: int | None = None
+
+
+class Live:
+    """A session that runs: its box, its terminal, and who may change it."""
+
+    def __init__(self, session_id: str, box: Box, terminal: Terminal, cgroup: cgroups.Cgroup) -> None:
+        self.session_id = session_id
+        self.state = threading.RLock()
+        self.box = box
+        self.terminal = terminal
+        self.cgroup = cgroup
+        self.programs: dict[int, Program] = {}
+        self.early_exits: dict[int, int] = {}
+        self.shell_starts: list[float] = []
+        self.ended = threading.Event()
+        """Set when this object no longer stands for anything that runs."""
+
+
+class Sessions:
+    """All sessions of one home. One of these lives in the daemon."""
+
+    def __init__(self, home: Home, engine: Path, pool: Pool, store: Store, kdat: Path | None) -> None:
+        self.home, self.engine, self.pool, self.store = home, engine, pool, store
+        self._kdat = kdat
+        self._network = network.Network(home.tag)
+        self._network_ready = False
+        self._pump = Pump()
+        self._lives: dict[str, Live] = {}
+        self._lock = threading.Lock()
+        self._background = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
+        for folder in (home.sessions, home.checkpoints, home.staging):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._sweep()
+
+    # ---- start-up and clean-up ---------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """After whatever happened to the daemon before: live boxes are taken over, the rest is cleaned up."""
+        standing = keepers(self.home)
+        kept_boxes: set[str] = set()
+        for row in self.store.sessions():
+            if row.state != "live":
+                continue
+            box = (
+                Box.find(self.home, row.box, self.home.sessions / row.box)
+                if row.box in standing and row.box
+                else None
+            )
+            if box is None:
+                self.store.set_state(row.id, "dead", box=row.box)
+                continue
+            try:
+                self._take_over(row, box)
+                kept_boxes.add(box.id)
+            except (OSError, WaypointError):
+                log.exception("session %s could not be taken over", row.name)
+                box.kill(self.home)
+                self.store.set_state(row.id, "dead", box=row.box)
+        for box_id, pid in standing.items():
+            if box_id not in kept_boxes:
+                log.info("ending box %s, which nobody owns", box_id)
+                end_keeper(self.home, box_id, pid)
+                self._network.detach(box_id)
+                cgroups.find(self.home.tag, box_id).remove()
+        for path in self.home.run.glob("*.sock"):
+            if path != self.home.socket and path.stem not in kept_boxes:
+                path.unlink(missing_ok=True)
+        known = self.store.checkpoint_ids()
+        volumes = {row.box for row in self.store.sessions() if row.box}
+        for folder, wanted in (
+            (self.home.staging, set()),
+            (self.home.checkpoints, known),
+            (self.home.sessions, volumes),
+        ):
+            for path in folder.iterdir():
+                if path.name not in wanted:
+                    self._delete(path)
+
+    def _take_over(self, row: SessionRow, box: Box) -> None:
+        """A box that another daemon built: its keeper has kept the terminal for us."""
+        state_file = self.home.run / f"{box.id}.terminal"
+        live = self._adopt(row.id, box, Size())
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            state = msgspec.json.decode(state_file.read_bytes(), type=TerminalState)
+            live.terminal.adopt(state)
+        self._lives[row.id] = live
+
+    def _delete(self, path: Path) -> None:
+        """A volume, a checkpoint's folder, or what is left of one."""
+        try:
+            if (path / "files").is_dir():
+                self.pool.delete(path / "files")
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir():
+                self.pool.delete(path)
+                if path.exists():
+                    shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        except (OSError, WaypointError):
+            log.exception("could not delete %s", path)
+
+    def close(self) -> None:
+        """The daemon ends, the sessions do not."""
+        for live in list(self._lives.values()):
+            self._remember_terminal(live)
+        self._background.shutdown(wait=True)
+
+    def stop_all(self) -> None:
+        """Ends every box; what was live is dead afterwards and can be restored."""
+        for row in self.store.sessions():
+            live = self._lives.get(row.id)
+            if live:
+                with live.state:
+                    self._end(live, "the session was stopped")
+                    self.store.set_state(row.id, "dead", box=row.box)
+
+    def teardown_network(self) -> None:
+        self._network.teardown()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """In the background, where nothing may fail a verb."""
+
+        def careful() -> None:
+            try:
+                work()
+            except Exception:
+                log.exception("background work failed")
+
+        self._background.submit(careful)
+
+    # ---- finding things ----------------------------------------------------------------------
+
+    def find(self, name: str | None) -> SessionRow:
+        """The session of that name (or id); without a name the only one there is."""
+        if name:
+            row = self.store.session(name)
+            if row is None:
+                raise NotFound(f"there is no session {name!r}", hint=self._listing())
+            return row
+        rows = self.store.sessions()
+        if len(rows) == 1:
+            return rows[0]
+        if not rows:
+            raise NotFound("there are no sessions", hint="start one with `waypoint new`")
+        raise UsageError("which session?", hint=f"say it with -s or WAYPOINT_SESSION; {self._listing()}")
+
+    def _listing(self) -> str:
+        names = [row.name for row in self.store.sessions()]
+        return f"there are: {', '.join(names)}" if names else "there are none: start one with `waypoint new`"
+
+    def live(self, row: SessionRow) -> Live:
+        """The running session, or SessionDead saying how to get it back."""
+        live = self._lives.get(row.id)
+        if live is None or not live.box.alive:
+            if live is not None:
+                self._died(live)
+            how = "is parked" if row.state == "parked" else "does not run"
+            raise SessionDead(
+                f"session {row.name!r} {how}", hint=f"`waypoint restore -s {row.name} @` brings it back"
+            )
+        return live
+
+    def point(self, row: SessionRow, ref: str) -> Checkpoint:
+        """The checkpoint a ref means, seen from a session."""
+        if ":" in ref and not ref.replace(":", "").isdigit():
+            other, _, ref = ref.partition(":")
+            row = self.find(other)
+        everything = self.store.checkpoints()
+        own = [point for point in everything if point.session == row.name]
+        return refs.resolve(ref, own, everything, row.head, datetime.now().astimezone())
+
+    def describe(self, row: SessionRow) -> Session:
+        """A session as it travels."""
+        live = self._lives.get(row.id)
+        if live and not live.box.alive:
+            self._died(live)
+            row = self.find(row.id)
+            live = None
+        return Session(
+            id=row.id,
+            name=row.name,
+            state=row.state,
+            created_at=iso(row.created_at),
+            options=row.options,
+            head=row.head,
+            forked_from=row.forked_from,
+            pid=live.box.pid if live else None,
+            foreground=live.terminal.foreground() if live else None,
+        )
+
+    def all(self) -> list[Session]:
+        return [self.describe(row) for row in self.store.sessions()]
+
+    def log(self, row: SessionRow | None) -> list[Checkpoint]:
+        """The checkpoints of a session, or of all; oldest first."""
+        return self.store.checkpoints(row.id if row else None)
+
+    # ---- boxes -------------------------------------------------------------------------------
+
+    def _base(self, options: BoxOptions) -> Path:
+        if options.base.startswith("/"):
+            return Path(os.path.normpath(options.base))
+        from waypoint import bases
+
+        return bases.base_path(self.pool, options.base)
+
+    def _build_box(
+        self, name: str, options: BoxOptions, volume: Path, size: Size, keep: Sequence[str]
+    ) -> tuple[Box, cgroups.Cgroup]:
+        """A box with its network and limits, with nothing running in it."""
+        box_id = volume.name
+        base = self._base(options)
+        plan = write_plan(self.home, self.engine, box_id, name, options, base, volume, size, kdat=self._kdat)
+        limits = cgroups.Limits(options.memory_bytes, options.cpus, options.pids)
+        with contextlib.ExitStack() as undo:
+            group = cgroups.create(self.home.tag, box_id, limits)
+            undo.callback(group.remove)
+            box = Box.build(self.home, self.engine, box_id, plan, volume)
+            undo.callback(box.kill, self.home)
+            group.add(box.pid)
+            if options.net == "nat":
+                self._prepare_network()
+                space = box.open_namespace("net")
+                try:
+                    undo.callback(self._network.detach, box_id)
+                    self._network.attach(box_id, space, keep=keep)
+                finally:
+                    os.close(space)
+            undo.pop_all()
+        return box, group
+
+    def _prepare_network(self) -> None:
+        with self._lock:
+            if not self._network_ready:
+                self._network.prepare()
+                self._network_ready = True
+
+    def _adopt(self, session_id: str, box: Box, size: Size) -> Live:
+        """The daemon's objects for a box that stands. From here on its terminal is read."""
+        hello = box.hello()
+        events = Keeper(socket_path(self.home, box.id))
+        terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
+        live = Live(session_id, box, terminal, cgroups.find(self.home.tag, box.id))
+        kept = events.serve()
+        if kept:
+            terminal.feed(kept)
+        self._pump.add(events.fileno(), lambda: self._heard(live, events))
+        self._pump.add(hello.master, lambda: self._read(terminal))
+        return live
+
+    def _read(self, terminal: Terminal) -> None:
+        terminal.read()
+
+    def _heard(self, live: Live, events: Keeper) -> None:
+        """A keeper says something unasked."""
+        try:
+            said = events.events()
+        except OSError:
+            said = []
+        if not said:
+            self._pump.remove(events.fileno())
+            if not live.ended.is_set():
+                self.later(lambda: self._died(live))
+            return
+        for words in said:
+            if words[0] == "exited":
+                self._exited(live, int(words[1]), int(words[2]))
+
+    def _exited(self, live: Live, pid: int, status: int) -> None:
+        """A child of the anchor ended: the shell, a program, or an orphan nobody waits for."""
+        program = live.programs.pop(pid, None)
+        if program:
+            code = os.waitstatus_to_exitcode(status)
+            program.exit_code = 128 - code if code < 0 else code
+            program.ended.set()
+        else:
+            live.early_exits[pid] = status
+            while len(live.early_exits) > 256:
+                live.early_exits.pop(next(iter(live.early_exits)))
+        shell = live.terminal.shell
+        if shell and shell.pid == pid:
+            live.terminal.exited(pid, status)
+            self.later(lambda: self._replace_shell(live, shell.cwd))
+
+    def _replace_shell(self, live: Live, cwd: str) -> None:
+        with live.state:
+            if live.ended.is_set() or live.terminal.shell is not None:
+                return
+            now = time.monotonic()
+            live.shell_starts = [at for at in live.shell_starts if now - at < 1.0]
+            if len(live.shell_starts) >= _SHELL_STARTS:
+                log.warning("the shell of session %s ends at once; no other is started", live.session_id)
+                return
+            self._start_shell(live, cwd)
+
+    def _died(self, live: Live) -> None:
+        """A box has gone by itself: everything in it was killed, or the machine ran out of memory."""
+        with live.state:
+            if live.ended.is_set():
+                return
+            self._end(live, "the session ended")
+            row = self.store.session(live.session_id)
+            if row and row.state == "live":
+                self.store.set_state(row.id, "dead", box=row.box)
+
+    def _start_shell(self, live: Live, cwd: str) -> None:
+        """A fresh interactive bash on the terminal."""
+        live.shell_starts.append(time.monotonic())
+        key = secrets.token_hex(8)
+        # Known before it runs: its first mark may come before its pid does.
+        live.terminal.started(Shell(pid=0, key=key, cwd=cwd))
+        hello = live.box.hello()
+        try:
+            env = [f"{name}={value}" for name, value in {**self.environment(), "WAYPOINT_KEY": key}.items()]
+            argv = ["/bin/bash", "--rcfile", _RCFILE, "-i"]
+            pid = live.box.keeper.start("shell", cwd, argv, env, (hello.slave,) * 3)
+        finally:
+            os.close(hello.master)
+            os.close(hello.slave)
+        live.terminal.shell_pid(pid)
+        self._remember_terminal(live)
+        if pid in live.early_exits:
+            live.terminal.exited(pid, live.early_exits.pop(pid))
+
+    def environment(self) -> dict[str, str]:
+        """What a session's shell and programs start with."""
+        return {
+            "HOME": "/root",
+            "USER": "root",
+            "LOGNAME": "root",
+            "SHELL": "/bin/bash",
+            "PATH": _PATH,
+            "TERM": "xterm-256color",
+            "LANG": "C.UTF-8",
+        }
+
+    def _end(self, live: Live, why: str) -> None:
+        """Ends a box and everything of the daemon's that belongs to it. The volume stays."""
+        live.ended.set()
+        self._pump.remove(live.terminal.master)
+        self._pump.remove(live.terminal.events.fileno())
+        live.terminal.close(why)
+        live.box.kill(self.home)
+        live.terminal.events.close()
+        for program in live.programs.values():
+            program.ended.set()
+        # Its cable went with its network namespace.
+        live.cgroup.remove()
+        (self.home.run / f"{live.box.id}.terminal").unlink(missing_ok=True)
+        with self._lock:
+            if self._lives.get(live.session_id) is live:
+                del self._lives[live.session_id]
+
+    def _remember_terminal(self, live: Live) -> None:
+        """The screen, for the daemon that comes after this one. Best effort: it is only a picture."""
+        with contextlib.suppress(OSError, WaypointError, ValueError):
+            (self.home.run / f"{live.box.id}.terminal").write_bytes(
+                msgspec.json.encode(live.terminal.picture())
+            )
+
+    # ---- new, stop ---------------------------------------------------------------------------
+
+    def new(self, name: str | None, options: BoxOptions, size: Size, *, join: bool = False) -> Session:
+        """Starts a session: a box over its base with a shell at its prompt."""
+        if name and join and (row := self.store.session(name)):
+            return self.describe(row)
+        if name is None:
+            taken = {row.name for row in self.store.sessions()}
+            name = next(f"s{n}" for n in range(1, len(taken) + 2) if f"s{n}" not in taken)
+        refs.check_name(name, "session")
+        if self.store.session(name):
+            raise AlreadyExists(
+                f"there is a session {name!r} already",
+                hint=f"attach to it with `waypoint shell {name}`, or choose another name",
+            )
+        base = self._base(options)
+        check_options(options, base)
+        session_id = new_id()
+        volume = self.home.sessions / new_id()
+        with contextlib.ExitStack() as undo:
+            self.pool.create(volume)
+            undo.callback(self._delete, volume)
+            make_volume(volume)
+            write_first_files(volume, base, _first_files(name, options, base))
+            box, _ = self._build_box(name, options, volume, size, ())
+            live = self._adopt(session_id, box, size)
+            undo.callback(self._end, live, "the session could not be started")
+            box.keeper.start_anchor()
+            self._start_shell(live, "/root" if (base / "root").is_dir() else "/")
+            live.terminal.wait_ready()
+            row = self.store.add_session(session_id, name, options, box=box.id)
+            with self._lock:
+                self._lives[session_id] = live
+            undo.pop_all()
+        return self.describe(row)
+
+    def remove(self, row: SessionRow) -> None:
+        """Ends a session and forgets it, with its checkpoints."""
+        live = self._lives.get(row.id)
+        points = self.store.checkpoints(row.id)
+        if live:
+            with live.state:
+                self._end(live, "the session was removed")
+        self.store.remove_session(row.id)
+        if row.box:
+            self._delete(self.home.sessions / row.box)
+        for point in points:
+            self._delete(self.home.checkpoints / point.id)
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def run(
+        self,
+        row: SessionRow,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        on_terminal: bool = False,
+        limit: int | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> RunResult:
+        """A command in the session's shell."""
+        return self.live(row).terminal.run(
+            secrets.token_hex(6),
+            command,
+            timeout=timeout,
+            stdin=stdin,
+            on_terminal=on_terminal,
+            limit=limit or OUTPUT_LIMIT_BYTES,
+            on_output=on_output,
+        )
+
+    def spawn(
+        self,
+        row: SessionRow,
+        argv: Sequence[str],
+        cwd: str | None,
+        env: Mapping[str, str],
+        *,
+        shell_env: bool,
+    ) -> tuple[Program, tuple[int, int, int]]:
+        """A program outside the shell; its three pipes are the caller's to close: stdin (to write), stdout,
+        stderr."""
+        if not argv:
+            raise UsageError("no program was given")
+        live = self.live(row)
+        environment = self._shell_environment(live) if shell_env else self.environment()
+        if cwd is None:
+            cwd = live.terminal.shell.cwd if shell_env and live.terminal.shell else "/root"
+        words = [f"{name}={value}" for name, value in {**environment, **env}.items()]
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            ends: list[int] = []
+            stdio: list[int] = []
+            for writes in (True, False, False):
+                reader, writer = os.pipe()
+                ours.callback(os.close, writer if writes else reader)
+                theirs.callback(os.close, reader if writes else writer)
+                ends.append(writer if writes else reader)
+                stdio.append(reader if writes else writer)
+            with live.state:
+                inodes = tuple(os.fstat(end).st_ino for end in ends)
+                try:
+                    live.box.keeper.keep_outputs(ends[1:])
+                    pid = live.box.keeper.start("program", cwd, argv, words, (stdio[0], stdio[1], stdio[2]))
+                except OSError as error:
+                    raise NotFound(
+                        f"cannot start {argv[0]!r}: {error.strerror}",
+                        hint="the path is looked up inside the session",
+                    ) from error
+                program = Program(pid, inodes)
+                live.programs[pid] = program
+                if pid in live.early_exits:
+                    self._exited(live, pid, live.early_exits.pop(pid))
+            ours.pop_all()
+        return program, (ends[0], ends[1], ends[2])
+
+    def _shell_environment(self, live: Live) -> dict[str, str]:
+        """What the shell exports at this moment; only the shell itself knows."""
+        told = live.terminal.run(secrets.token_hex(6), "command env -0 | command base64 -w0", silent=True)
+        words = base64.b64decode(told.output).split(b"\0")
+        return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)
+
+    # ---- checkpoint --------------------------------------------------------------------------
+
+    def checkpoint(
+        self,
+        row: SessionRow,
+        intent: str = "",
+        *,
+        name: str | None = None,
+        files_only: bool = False,
+        kind: Kind = "manual",
+    ) -> Checkpoint:
+        """Captures the session whole; it goes on running."""
+        if name is not None:
+            refs.check_name(name, "checkpoint")
+        live = self.live(row)
+        with live.state:
+            if live.ended.is_set():
+                live = self.live(self.find(row.id))
+            row = self.find(row.id)
+            if name is not None and self.store.name_taken(row.id, name):
+                raise AlreadyExists(
+                    f"session {row.name!r} has a checkpoint {name!r} already",
+                    hint="choose another name; `waypoint log` lists them",
+                )
+            return self._capture(row, live, intent, name=name, files_only=files_only, kind=kind)
+
+    def _capture(
+        self, row: SessionRow, live: Live, intent: str, *, name: str | None, files_only: bool, kind: Kind
+    ) -> Checkpoint:
+        started = time.perf_counter()
+        checkpoint_id = new_id()
+        staged = self.home.staging / checkpoint_id
+        images = staged / "images"
+        with contextlib.ExitStack() as undo:
+            staged.mkdir(mode=0o700)
+            undo.callback(self._delete, staged)
+            images.mkdir(mode=0o700)
+            self.pool.flush(live.box.volume)
+            pause_ms, count = 0.0, 0
+            covered = list(coverage(row.options, self._base(row.options), self.home))
+            if files_only:
+                self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
+                covered.append("processes are not part of it: files only")
+            else:
+                pipes = [inode for program in live.programs.values() for inode in program.pipes]
+                kept: list[TerminalState] = []
+                addresses: list[str] = []
+
+                def while_frozen(_: Sequence[processes.Process]) -> None:
+                    kept.append(live.terminal.freeze())
+                    self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
+                    if row.options.net == "nat":
+                        addresses.extend(_addresses(live.box))
+
+                shell = live.terminal.shell
+                saved, stats = tree.save(
+                    live.box,
+                    images,
+                    outside_pipes=pipes,
+                    shell=shell.pid if shell else 0,
+                    while_frozen=while_frozen,
+                )
+                (images / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[0]))
+                (images / _BOX_FILE).write_bytes(msgspec.json.encode(BoxFacts(addresses=tuple(addresses))))
+                pause_ms, count = stats.pause_ms, saved.processes
+                if pipes:
+                    covered.append(
+                        "streams of programs started with --pipe end at a restore; the programs go on"
+                    )
+            published = self.home.checkpoints / checkpoint_id
+            os.rename(staged, published)
+            undo.pop_all()
+            undo.callback(self._delete, published)
+            point = self.store.add_checkpoint(
+                checkpoint_id,
+                row.id,
+                name=name,
+                intent=intent,
+                kind=kind,
+                parent=row.head,
+                pause_ms=round(pause_ms, 3),
+                total_ms=round((time.perf_counter() - started) * 1000, 3),
+                size_bytes=sum(entry.stat().st_size for entry in os.scandir(published / "images")),
+                processes=count,
+                files_only=files_only,
+                coverage=tuple(covered),
+            )
+            undo.pop_all()
+        self.later(self.pool.sync)
+        return point
+
+    # ---- restore, undo, fork -----------------------------------------------------------------
+
+    def _incarnate(
+        self,
+        name: str,
+        options: BoxOptions,
+        point: Checkpoint,
+        session_id: str,
+        *,
+        files_only: bool,
+        size: Size | None = None,
+    ) -> Live:
+        """A live copy of a checkpoint in a box of its own. Undoes itself when it fails."""
+        source = self.home.checkpoints / point.id
+        images = source / "images"
+        volume = self.home.sessions / new_id()
+        whole = not (files_only or point.files_only)
+        with contextlib.ExitStack() as undo:
+            self.pool.snapshot(source / "files", volume, readonly=False)
+            undo.callback(self._delete, volume)
+            state, facts = None, BoxFacts()
+            if whole:
+                state = msgspec.json.decode((images / _TERMINAL_FILE).read_bytes(), type=TerminalState)
+                facts = msgspec.json.decode((images / _BOX_FILE).read_bytes(), type=BoxFacts)
+            box, _ = self._build_box(
+                name, options, volume, state.size if state else size or Size(), facts.addresses
+            )
+            live = self._adopt(session_id, box, state.size if state else size or Size())
+            undo.callback(self._end, live, "the restore failed")
+            if state is None:
+                box.keeper.start_anchor()
+                self._start_shell(live, "/root")
+            else:
+                held = tree.hold(box, images)
+                live.terminal.thaw(state)
+                self._remember_terminal(live)
+                held.release()
+                if options.net == "nat":
+                    space = box.open_namespace("net")
+                    try:
+                        network.abort_outside_connections(space)
+                    finally:
+                        os.close(space)
+                if size:
+                    live.terminal.resize(size)
+            undo.pop_all()
+        self.later(lambda: drop_old_work(volume, box.id))
+        return live
+
+    def restore(
+        self,
+        row: SessionRow,
+        ref: str,
+        *,
+        safety: bool = True,
+        files_only: bool = False,
+        verb: str = "restore",
+        undoes: int | None = None,
+    ) -> Restored:
+        """Takes a session to a point. The old tree ends only when the new one runs: a failure changes
+        nothing."""
+        started = time.perf_counter()
+        point = self.point(row, ref)
+        old = self._lives.get(row.id)
+        if old and not old.box.alive:
+            self._died(old)
+            old = None
+        with old.state if old else contextlib.nullcontext():
+            row = self.find(row.id)
+            kept = None
+            if old and safety:
+                try:
+                    kept = self._capture(
+                        row,
+                        old,
+                        f"before {verb} to {point.name or point.label}",
+                        name=None,
+                        files_only=False,
+                        kind="safety",
+                    )
+                except CannotCheckpoint as error:
+                    error.hint = (
+                        "the present could not be saved first: `--no-safety` restores without, and it is lost"
+                    )
+                    raise
+            size = old.terminal.size if old else None
+            live = self._incarnate(row.name, row.options, point, row.id, files_only=files_only, size=size)
+            self.store.moved(
+                row.id,
+                verb,
+                box=live.box.id,
+                target=point.id,
+                before=kept.id if kept else None,
+                undoes=undoes,
+            )
+            with self._lock:
+                self._lives[row.id] = live
+            if old:
+                live.terminal.take_watchers(old.terminal)
+            ready_ms = (time.perf_counter() - started) * 1000
+            if old:
+                self._end(old, "the session was restored to another point meanwhile")
+        if row.box:
+            leftover = self.home.sessions / row.box
+            self.later(lambda: self._delete(leftover))
+        return Restored(
+            session=self.describe(self.find(row.id)),
+            checkpoint=point,
+            ready_ms=round(ready_ms, 3),
+            safety=kept,
+        )
+
+    def undo(self, row: SessionRow) -> Restored:
+        """Takes the last restore back."""
+        done = [op for op in self.store.operations(row.id) if op.verb == "restore" and not op.undone]
+        if not done:
+            raise NotFound(
+                "there is nothing to undo",
+                hint="only a restore can be undone; `waypoint log` lists the points",
+            )
+        last = done[-1]
+        if last.before is None:
+            raise NotFound(
+                "the last restore took no safety checkpoint", hint="choose a point from `waypoint log`"
+            )
+        return self.restore(row, last.before, verb="undo", undoes=last.id)
+
+    def fork(self, row: SessionRow, ref: str, n: int = 1, name: str | None = None) -> list[Forked]:
+        """`n` new live sessions grown from a point, made side by side: all of them or none."""
+        if not 1 <= n <= _MOST_FORKS:
+            raise UsageError(f"cannot make {n} forks", hint=f"between 1 and {_MOST_FORKS}")
+        point = self.point(row, ref)
+        origin = self.store.session(point.session) or row
+        names = self._fork_names(name, n, origin.name)
+        started = time.perf_counter()
+
+        def grow(one: str) -> tuple[Live, Forked]:
+            session_id = new_id()
+            live = self._incarnate(one, origin.options, point, session_id, files_only=False)
+            return live, Forked(
+                id=session_id, name=one, ready_ms=round((time.perf_counter() - started) * 1000, 3)
+            )
+
+        made: list[tuple[Live, Forked]] = []
+        failures: list[BaseException] = []
+        with ThreadPoolExecutor(max_workers=min(n, 2 * (os.cpu_count() or 1))) as workers:
+            for outcome in [workers.submit(grow, one) for one in names]:
+                try:
+                    made.append(outcome.result())
+                except (WaypointError, OSError) as error:
+                    failures.append(error)
+        try:
+            if failures:
+                raise failures[0]
+            for live, fork in made:
+                self.store.add_session(fork.id, fork.name, origin.options, box=live.box.id, head=point.id)
+                with self._lock:
+                    self._lives[fork.id] = live
+        except BaseException as error:
+            for live, fork in made:
+                self._end(live, "a fork beside it failed")
+                self.store.remove_session(fork.id)
+                self._delete(live.box.volume)
+            if isinstance(error, OSError):
+                raise CannotRestore(f"the fork failed: {error}") from error
+            raise
+        return [fork for _, fork in made]
+
+    def _fork_names(self, name: str | None, n: int, origin: str) -> list[str]:
+        taken = {row.name for row in self.store.sessions()}
+        if name is not None:
+            refs.check_name(name, "session")
+            names = [name] if n == 1 else [f"{name}-{number}" for number in range(1, n + 1)]
+            clashes = [one for one in names if one in taken]
+            if clashes:
+                raise AlreadyExists(
+                    f"there is a session {clashes[0]!r} already", hint="choose another --name"
+                )
+            return names
+        free = (f"{origin}-{number}" for number in _counting())
+        names = []
+        while len(names) < n:
+            one = next(free)
+            if one not in taken:
+                names.append(one)
+        return names
+
+    def park(self, row: SessionRow) -> tuple[Session, Checkpoint]:
+        """A checkpoint, and then the processes end: memory is free, `restore` brings it back."""
+        live = self.live(row)
+        with live.state:
+            row = self.find(row.id)
+            point = self._capture(row, live, "parked", name=None, files_only=False, kind="park")
+            self._end(live, "the session was parked")
+            self.store.set_state(row.id, "parked", box=None)
+        if row.box:
+            self._delete(self.home.sessions / row.box)
+        return self.describe(self.find(row.id)), point
+
+
+def _first_files(name: str, options: BoxOptions, base: Path) -> dict[str, str]:
+    """What a box needs to know of its network and its name, where the base does not say it."""
+    files = {}
+    if options.net == "nat":
+        files["/etc/resolv.conf"] = network.resolver_config().text
+    elif options.net == "host" and base != Path("/"):
+        with contextlib.suppress(OSError):
+            files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text()
+    if base != Path("/"):
+        files["/etc/hostname"] = f"{name}\n"
+        files["/etc/hosts"] = f"127.0.0.1 localhost\n127.0.1.1 {name}\n::1 localhost ip6-localhost\n"
+    return files
+
+
+def _counting() -> Iterator[int]:
+    number = 0
+    while True:
+        number += 1
+        yield number
+
+
+def _addresses(box: Box) -> list[str]:
+    """What its sockets are bound to: a restore must have these addresses too."""
+    space = box.open_namespace("net")
+    try:
+        return network.bound_addresses(space)
+    finally:
+        os.close(space)

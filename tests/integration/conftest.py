@@ -1,0 +1,132 @@
+"""What integration tests share: the real engine, a home of their own, an eye on what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import waypoint
+from waypoint import provision
+from waypoint.box import keepers
+from waypoint.home import Home
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def engine() -> Path:
+    """The engine, built once and kept beside the clone."""
+    os.environ.setdefault("WAYPOINT_ENGINE", str(REPOSITORY / ".cache" / "engine"))
+    folder = provision.engine_dir(Path("/nonexistent"))
+    provision.ensure_engine(folder.parent, lambda _: None)
+    return folder
+
+
+def _traces(home: Home) -> dict[str, list[str]]:
+    """What this home has left on the machine: should be nothing once it is torn down."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    loops = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout.splitlines()
+    tables = subprocess.run(
+        ["nft", "list", "tables"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    groups = subprocess.run(
+        ["find", "/sys/fs/cgroup", "-maxdepth", "4", "-type", "d", "-name", f"waypoint-{home.tag}-*"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split()
+    links = [
+        link for link in os.listdir("/sys/class/net") if link.startswith("wp-") and home.tag in _alias(link)
+    ]
+    return {
+        "keepers": list(keepers(home)),
+        "mounts": [mount for mount in mounts if mount.startswith(str(home.path))],
+        "loop devices": [line for line in loops if str(home.path) in line],
+        "nft tables": [line for line in tables if home.tag in line],
+        "cgroups": groups,
+        "interfaces": links,
+    }
+
+
+def _alias(link: str) -> str:
+    try:
+        return Path(f"/sys/class/net/{link}/ifalias").read_text() + link
+    except OSError:
+        return link
+
+
+@pytest.fixture(scope="session")
+def home(engine: Path) -> Iterator[Home]:
+    """A home for all tests of a run, torn down at its end; then nothing of it may be left on the machine."""
+    with tempfile.TemporaryDirectory(prefix="waypoint-test-", dir="/var/tmp") as folder:
+        os.environ["WAYPOINT_HOME"] = folder
+        os.environ["PYTHONPATH"] = str(REPOSITORY / "src")
+        os.environ.pop("WAYPOINT_SESSION", None)
+        found = Home(Path(folder))
+        yield found
+        waypoint.Client(folder).call("daemon_stop", {"sessions": True})
+        left = {kind: names for kind, names in _traces(found).items() if names}
+        assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def session(home: Home, request: pytest.FixtureRequest) -> Iterator[waypoint.Session]:
+    """A fresh session, and no session left after the test, whatever it made."""
+    yield waypoint.session("t")
+    _clear(home)
+
+
+@pytest.fixture
+def sessions(home: Home) -> Iterator[Callable[..., waypoint.Session]]:
+    """Makes sessions; none is left after the test."""
+    yield waypoint.session
+    _clear(home)
+
+
+def _clear(home: Home) -> None:
+    client = waypoint.Client()
+    names = [one["name"] for one in client.call("ls")["sessions"]]
+    if names:
+        client.call("rm", {"sessions": names})
+    client.close()
+    assert not keepers(home), "a box is left that belongs to no session"
+
+
+class Output:
+    """What a run of the command line gave."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def wp(home: Home) -> Iterator[Callable[..., Output]]:
+    """Runs the command line: `wp("exec", "-s", "t", "true")`."""
+
+    def run(*words: str, stdin: str | None = None, check: bool = False) -> Output:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "waypoint", *words],
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert not check or done.returncode == 0, done.stderr + done.stdout
+        return Output(done)
+
+    yield run
+    _clear(home)
