@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from waypoint.box import ENGINE_IN_BOX
 from waypoint.engine.protobuf import Message, decode, encode, read_image, signed
 
 # enum criu_req_type
@@ -59,6 +60,23 @@ class DumpStats:
     @property
     def pause_ms(self) -> float:
         return self.freezing_ms + self.frozen_ms
+
+
+def criu_argv(engine: Path, *args: str, shim: bool = True) -> list[str]:
+    """The command that runs CRIU with `args`, for an engine reached by the path `engine`."""
+    prefix = engine / "criu"
+    preload = ["--preload", f"{prefix}/shim.so"] if shim else []
+    loader = [f"{prefix}/ld.so", "--inhibit-cache", "--library-path", f"{prefix}/lib", *preload]
+    return [*loader, f"{prefix}/criu", "--no-default-config", "--libdir", f"{prefix}/plugins", *args]
+
+
+def criu_environment() -> dict[str, str]:
+    """The whole environment CRIU is to run with: no HOME to read options from, no PATH to find programs in.
+
+    When CRIU meets a kernel it knows nothing about it runs `sh` and `iptables` to find out; inside a box
+    those would be the box's own.
+    """
+    return {"PATH": f"{ENGINE_IN_BOX}/none"}
 
 
 class CriuFailed(Exception):

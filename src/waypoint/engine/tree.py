@@ -32,7 +32,6 @@ from waypoint.errors import CannotCheckpoint, CannotRestore
 from waypoint.kernel import processes
 from waypoint.kernel.syscalls import CLONE_NEWIPC, setns
 from waypoint.model import Record
-from waypoint.provision import criu_argv, criu_environment
 
 FACTS = "tree.json"
 _FAR_PID = 3_000_000
@@ -73,9 +72,9 @@ def _start_criu(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        words = [*(f"{key}={value}" for key, value in criu_environment().items()), *env]
+        words = [*(f"{key}={value}" for key, value in criu.criu_environment().items()), *env]
         box.keeper.run(
-            ipc, words, criu_argv(ENGINE_IN_BOX, "swrk", "3"), [theirs.fileno(), folder, *inherited]
+            ipc, words, criu.criu_argv(ENGINE_IN_BOX, "swrk", "3"), [theirs.fileno(), folder, *inherited]
         )
     except BaseException:
         ours.close()
