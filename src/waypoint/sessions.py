@@ -179,12 +179,12 @@ class Sessions:
 
     def _take_over(self, row: SessionRow, box: Box) -> None:
         """A box that another daemon built: its keeper has kept the terminal for us."""
-        state_file = self.home.run / f"{box.id}.terminal"
-        live = self._adopt(row.id, box, Size())
-        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
-            state = msgspec.json.decode(state_file.read_bytes(), type=TerminalState)
-            live.terminal.adopt(state)
-        self._lives[row.id] = live
+        picture = None
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            text = (self.home.run / f"{box.id}.terminal").read_bytes()
+            picture = msgspec.json.decode(text, type=TerminalState)
+        size = picture.size if picture else Size()
+        self._lives[row.id] = self._adopt(row.id, box, size, picture)
 
     def _delete(self, path: Path) -> None:
         """A volume, a checkpoint's folder, or what is left of one."""
@@ -337,21 +337,24 @@ class Sessions:
                 self._network.prepare()
                 self._network_ready = True
 
-    def _adopt(self, session_id: str, box: Box, size: Size) -> Live:
+    def _adopt(self, session_id: str, box: Box, size: Size, picture: TerminalState | None = None) -> Live:
         """The daemon's objects for a box that stands. From here on its terminal is read."""
         hello = box.hello()
         events = Keeper(socket_path(self.home, box.id))
         terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
         live = Live(session_id, box, terminal, cgroups.find(self.home.tag, box.id))
-        kept = events.serve()
-        if kept:
-            terminal.feed(kept)
+        printed = events.serve()
+        if picture:
+            terminal.adopt(picture, printed)
+        else:
+            terminal.feed(printed)
         self._pump.add(events.fileno(), lambda: self._heard(live, events))
-        self._pump.add(hello.master, lambda: self._read(terminal))
+        self._pump.add(hello.master, lambda: self._read(live, terminal))
         return live
 
-    def _read(self, terminal: Terminal) -> None:
-        terminal.read()
+    def _read(self, live: Live, terminal: Terminal) -> None:
+        if terminal.read():
+            self._pump.when_quiet(terminal, lambda: self._remember_terminal(live))
 
     def _heard(self, live: Live, events: Keeper) -> None:
         """A keeper says something unasked."""
@@ -455,10 +458,12 @@ class Sessions:
 
     def _remember_terminal(self, live: Live) -> None:
         """The screen, for the daemon that comes after this one. Best effort: it is only a picture."""
+        if live.ended.is_set():
+            return
+        path = self.home.run / f"{live.box.id}.terminal"
         with contextlib.suppress(OSError, WaypointError, ValueError):
-            (self.home.run / f"{live.box.id}.terminal").write_bytes(
-                msgspec.json.encode(live.terminal.picture())
-            )
+            path.with_suffix(".new").write_bytes(msgspec.json.encode(live.terminal.picture()))
+            path.with_suffix(".new").rename(path)
 
     # ---- new, stop ---------------------------------------------------------------------------
 

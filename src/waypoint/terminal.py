@@ -43,6 +43,7 @@ _READ_BYTES = 1 << 16
 OUTPUT_LIMIT_BYTES = 1 << 20
 _WATCHER_LIMIT_BYTES = 1 << 20
 _READY_SECONDS = 30.0
+_QUIET_SECONDS = 0.1
 _INTERRUPT_SECONDS = (1.0, 1.0, 2.0)
 """After a timeout: how long an interrupt may take, then a termination, then a kill."""
 
@@ -490,13 +491,16 @@ class Terminal:
         with self.lock:
             return TerminalState(screen=self.screen.dump(), pending=b"", shell=self.shell, size=self.size)
 
-    def adopt(self, picture: TerminalState) -> None:
-        """Serves a terminal that another daemon served, from the picture it left. Its shell may have moved on
-        since, so that is looked at: bash switches the terminal's line discipline off only at its prompt."""
+    def adopt(self, picture: TerminalState, printed: bytes) -> None:
+        """Serves a terminal that another daemon served, from the picture it left and what was printed since.
+        Its shell may have moved on, so that is looked at: bash switches the terminal's line discipline off
+        only at its prompt."""
         with self.lock:
             self.screen = Screen.load(picture.screen)
             if picture.shell:
                 self.started(picture.shell)
+            self._feed(printed)
+            if self.shell:
                 at_prompt = not termios.tcgetattr(self._slave)[3] & termios.ICANON and self._shell_in_front()
                 self._set_shell(ready=at_prompt, running=None if at_prompt else "")
 
@@ -603,6 +607,7 @@ class Pump:
         self._epoll = select.epoll()
         self._lock = threading.Lock()
         self._actions: dict[int, Callable[[], None]] = {}
+        self._when_quiet: dict[object, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._work, name="pump", daemon=True)
         self._thread.start()
 
@@ -617,9 +622,22 @@ class Pump:
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(fd)
 
+    def when_quiet(self, key: object, action: Callable[[], None]) -> None:
+        """Once nothing has happened for a moment; the last action given for a key counts. From the pump's own
+        thread only."""
+        self._when_quiet[key] = action
+
+    def _be_quiet(self) -> None:
+        actions, self._when_quiet = self._when_quiet, {}
+        for action in actions.values():
+            action()
+
     def _work(self) -> None:
         while True:
-            for fd, event in self._epoll.poll():
+            events = self._epoll.poll(_QUIET_SECONDS if self._when_quiet else None)
+            if not events:
+                self._be_quiet()
+            for fd, event in events:
                 with self._lock:
                     action = self._actions.get(fd)
                 if action is None:

@@ -1,0 +1,216 @@
+"""The daemon may die at any moment: no session and no acknowledged checkpoint is lost, the next call carries on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import waypoint
+from waypoint import errors
+from waypoint.box import keepers
+from waypoint.home import Home
+
+
+def daemon_pid() -> int:
+    return int(waypoint.Client().call("ping")["pid"])
+
+
+def kill_daemon(pid: int) -> None:
+    """As hard as it gets, and waits until it is gone."""
+    gone = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    import select
+
+    assert select.select([gone], [], [], 10)[0]
+    os.close(gone)
+
+
+def test_a_killed_daemon_is_followed_by_one_that_carries_on(session: waypoint.Session) -> None:
+    session.run("cd /tmp; x=7; sleep 1000 &").check()
+    first = daemon_pid()
+    kill_daemon(first)
+    assert session.run("echo $x $PWD; jobs -r | wc -l").output == "7 /tmp\n1\n"
+    assert daemon_pid() != first
+
+
+def test_what_a_session_prints_while_there_is_no_daemon_is_not_lost(
+    session: waypoint.Session, home: Home
+) -> None:
+    (box,) = keepers(home)
+    layer = home.sessions / box / "upper" / "tmp"
+    session.run("echo said before")
+    session.run("(until [ -e /tmp/go ]; do sleep 0.01; done; echo said while nobody listened; touch /tmp/said) &")
+    time.sleep(0.5)
+    kill_daemon(daemon_pid())
+    session_root = Path(f"/proc/{keepers(home)[box]}/root")
+    (session_root / "tmp/go").touch()
+    deadline = time.monotonic() + 10
+    while not (layer / "said").exists():
+        assert time.monotonic() < deadline
+    shown = session.screen()
+    assert "said before" in shown
+    assert "said while nobody listened" in shown
+
+
+def test_a_command_outlives_the_daemon_that_ran_it(session: waypoint.Session) -> None:
+    failure: list[errors.WaypointError] = []
+
+    def run() -> None:
+        try:
+            session.run("until [ -e /tmp/go ]; do sleep 0.02; done; echo done > /tmp/result")
+        except errors.WaypointError as error:
+            failure.append(error)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    while session.info.foreground is None:
+        pass
+    kill_daemon(daemon_pid())
+    runner.join()
+    assert isinstance(failure[0], errors.DaemonUnreachable)
+    with pytest.raises(errors.SessionBusy):
+        session.run("true")
+    session.spawn(["touch", "/tmp/go"]).communicate()
+    deadline = time.monotonic() + 10
+    while session.info.foreground is not None:
+        assert time.monotonic() < deadline
+    assert session.run("cat /tmp/result").output == "done\n"
+
+
+def test_a_program_outlives_the_daemon_that_listened_to_it(session: waypoint.Session) -> None:
+    script = "i=0; while :; do i=$((i+1)); echo $i; echo $i > /tmp/count; sleep 0.01; done"
+    program = session.spawn(["sh", "-c", script])
+    assert next(program.events()) == ("stdout", b"1\n")
+    kill_daemon(daemon_pid())
+    program.close()
+    seen = int(session.run("cat /tmp/count").output)
+    deadline = time.monotonic() + 10
+    while int(session.run("cat /tmp/count").output or 0) < seen + 20:
+        assert time.monotonic() < deadline, "it stopped"
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "restore", "fork"])
+@pytest.mark.timeout(120)
+def test_a_kill_in_the_middle_of_a_verb_loses_nothing(session: waypoint.Session, home: Home, verb: str) -> None:
+    random.seed(verb)
+    session.run("x=0; cd /tmp")
+    session.checkpoint(name="start")
+    acknowledged = ["start"]
+    for number in range(8):
+        pid = daemon_pid()
+        wait = random.uniform(0.0, 0.12)
+        killer = threading.Thread(target=lambda: (time.sleep(wait), kill_daemon(pid)))
+        killer.start()
+        with contextlib.suppress(errors.DaemonUnreachable):
+            if verb == "checkpoint":
+                session.checkpoint(name=f"p{number}")
+                acknowledged.append(f"p{number}")
+            elif verb == "restore":
+                session.restore("start", safety=False)
+            else:
+                waypoint.Client().call("fork", {"session": "t", "ref": "start", "n": 2})
+        killer.join()
+        session.run("x=$((x + 1))").check()
+        known = {row["name"] for row in waypoint.Client().call("ls")["sessions"]}
+        assert len(keepers(home)) == len(known), "as many boxes as sessions"
+    names = {point.name for point in session.checkpoints()}
+    assert names.issuperset(acknowledged)
+    assert not list(home.staging.iterdir())
+    assert {path.name for path in home.checkpoints.iterdir()} == {point.id for point in session.checkpoints()}
+    for name in acknowledged:
+        session.restore(name, safety=False)
+        assert session.run("pwd").output == "/tmp\n"
+
+
+def test_two_first_clients_share_one_daemon(home: Home) -> None:
+    client = waypoint.Client()
+    client.call("daemon_stop")
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(daemon_pid())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_sessions_outlive_a_stopped_daemon(session: waypoint.Session) -> None:
+    session.run("x=5")
+    waypoint.Client().call("daemon_stop")
+    assert session.run("echo $x").output == "5\n"
+
+
+def test_a_dead_session_comes_back_from_its_last_point(session: waypoint.Session, home: Home) -> None:
+    session.run("x=5")
+    session.checkpoint("five")
+    for pid in keepers(home).values():
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while session.info.state != "dead":
+        assert time.monotonic() < deadline
+    with pytest.raises(errors.SessionDead, match="does not run"):
+        session.run("true")
+    session.restore("@")
+    assert session.run("echo $x").output == "5\n"
+
+
+def test_readers_are_not_blocked_by_a_writer(session: waypoint.Session) -> None:
+    done = threading.Event()
+
+    def checkpoint_again_and_again() -> None:
+        while not done.is_set():
+            session.checkpoint()
+
+    writer = threading.Thread(target=checkpoint_again_and_again)
+    writer.start()
+    try:
+        for _ in range(20):
+            assert session.info.state == "live"
+            assert waypoint.Client().call("log", {"session": "t"}) is not None
+    finally:
+        done.set()
+        writer.join()
+
+
+def test_an_idle_daemon_uses_no_processor(session: waypoint.Session) -> None:
+    pid = daemon_pid()
+
+    def ticks() -> int:
+        words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(words[11]) + int(words[12])
+
+    time.sleep(0.3)  # what the last verb left to the background
+    before = ticks()
+    time.sleep(1.0)
+    assert ticks() - before <= 1
+
+
+def test_a_client_of_another_version_is_told_so(home: Home) -> None:
+    from waypoint import wire
+
+    client = waypoint.Client()
+    with contextlib.closing(client.connect()) as connection:
+        wire.send(connection, wire.Request("ping", {}, api=99))
+        _, body = wire.receive(connection)
+    assert wire.decode(body)["error"]["code"] == "version_mismatch"
+
+
+def test_garbage_on_the_socket_is_answered_with_an_error(home: Home) -> None:
+    from waypoint import wire
+
+    client = waypoint.Client()
+    with contextlib.closing(client.connect()) as connection:
+        connection.sendall(b"J\x00\x00\x00\x03{]}")
+        _, body = wire.receive(connection)
+        assert wire.decode(body)["error"]["code"] == "usage"
+        wire.send(connection, wire.Request("nonsense"))
+        _, body = wire.receive(connection)
+        assert "nonsense" in wire.decode(body)["error"]["message"]
