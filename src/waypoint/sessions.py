@@ -50,6 +50,7 @@ from waypoint.errors import (
     WaypointError,
 )
 from waypoint.history import refs
+from waypoint.history.facts import Facts
 from waypoint.history.store import SessionRow, Store, iso
 from waypoint.home import Home
 from waypoint.keeper import Keeper
@@ -66,6 +67,7 @@ from waypoint.model import (
     Session,
     Size,
 )
+from waypoint.observe import observe
 from waypoint.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
 
 log = logging.getLogger("waypoint")
@@ -74,6 +76,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RCFILE = "/dev/waypoint/bin/integration.bash"
 _TERMINAL_FILE = "terminal"
 _BOX_FILE = "box.json"
+_FACTS_FILE = "facts.json"
 _SHELL_STARTS = 3
 """How many shells may end within a second of their start before none is started any more."""
 _MOST_FORKS = 256
@@ -634,11 +637,15 @@ class Sessions:
             else:
                 pipes = [inode for program in live.programs.values() for inode in program.pipes]
                 kept: list[TerminalState] = []
+                observed: list[Facts] = []
                 addresses: list[str] = []
 
-                def while_frozen(_: Sequence[processes.Process]) -> None:
+                def while_frozen(members: Sequence[processes.Process]) -> None:
                     kept.append(live.terminal.freeze())
                     self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
+                    observed.append(
+                        observe(live.box, live.terminal, members, own_network=row.options.net != "host")
+                    )
                     if row.options.net == "nat":
                         addresses.extend(_addresses(live.box))
 
@@ -651,6 +658,7 @@ class Sessions:
                     while_frozen=while_frozen,
                 )
                 (images / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[0]))
+                (images / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[0]))
                 (images / _BOX_FILE).write_bytes(msgspec.json.encode(BoxFacts(addresses=tuple(addresses))))
                 pause_ms, count = stats.pause_ms, saved.processes
                 if pipes:

@@ -37,6 +37,8 @@ __waypoint_prompt() {
     fi
     [[ $1 == first ]] && builtin return "$status"
     __waypoint_busy=1
+    # What a card tells about the shell; nothing is started for it, and /dev is no part of the snapshot.
+    { builtin export -p && builtin declare -F && builtin alias -p; } >|/dev/waypoint.shell
     [[ $PS1 == *"$__waypoint_ready" ]] || PS1+=$__waypoint_ready
     [[ $PS0 == *"$__waypoint_typed" ]] || PS0+=$__waypoint_typed
     builtin return "$status"

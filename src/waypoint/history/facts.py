@@ -1,0 +1,96 @@
+"""What a checkpoint observed of the live side: processes, ports, shell. Taken while the tree stood still.
+
+Files tell what changed on disk; this is what no file tells. Stored beside the images, raw (memory images hold
+the same and more); whatever is shown of it goes through redaction first.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import msgspec
+
+from waypoint.model import Record
+
+
+class ProcessFact(Record, frozen=True):
+    """One process of the tree."""
+
+    pid: int
+    parent: int
+    command: str
+    uid: int
+    rss_bytes: int
+    stopped: bool = False
+
+
+class PortFact(Record, frozen=True):
+    """A port that somebody listens on."""
+
+    protocol: str
+    address: str
+    port: int
+    pid: int | None = None
+    command: str | None = None
+
+
+class ShellFact(Record, frozen=True):
+    """The shell as it was at its last prompt."""
+
+    cwd: str = "/"
+    exported: dict[str, str] = msgspec.field(default_factory=dict)
+    functions: tuple[str, ...] = ()
+    aliases: dict[str, str] = msgspec.field(default_factory=dict)
+    foreground: str | None = None
+
+    @property
+    def environment(self) -> str | None:
+        """The Python environment that is activated, if any."""
+        return self.exported.get("VIRTUAL_ENV")
+
+
+class Facts(Record, frozen=True):
+    """All of it."""
+
+    processes: tuple[ProcessFact, ...] = ()
+    ports: tuple[PortFact, ...] = ()
+    shell: ShellFact = msgspec.field(default_factory=ShellFact)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(process.rss_bytes for process in self.processes)
+
+
+_EXPORT = re.compile(r"^declare -[a-z]*x[a-z]* ([A-Za-z_][A-Za-z0-9_]*)(?:=(.*))?$", re.DOTALL)
+_FUNCTION = re.compile(r"^declare -f[a-z]* (\S+)$")
+_ALIAS = re.compile(r"^alias (?:-- )?([^=]+)=(.*)$", re.DOTALL)
+_START = re.compile(r"^(?=declare -[a-zA-Z-]+ |alias )", re.MULTILINE)
+
+
+def _value(quoted: str) -> str:
+    """A word as bash quotes it in its own listings."""
+    if quoted.startswith("$'") and quoted.endswith("'"):
+        return quoted[2:-1].encode().decode("unicode_escape", errors="replace")
+    try:
+        return " ".join(shlex.split(quoted))
+    except ValueError:
+        return quoted
+
+
+def parse_shell(text: str, cwd: str, foreground: str | None) -> ShellFact:
+    """What shell/integration.bash writes down at each prompt. Best effort: a value with a line in it that
+    looks like a declaration is cut there."""
+    exported: dict[str, str] = {}
+    functions: list[str] = []
+    aliases: dict[str, str] = {}
+    for part in _START.split(text):
+        entry = part.rstrip("\n")
+        if match := _FUNCTION.match(entry):
+            functions.append(match[1])
+        elif match := _EXPORT.match(entry):
+            exported[match[1]] = _value(match[2] or '""')
+        elif match := _ALIAS.match(entry):
+            aliases[match[1]] = _value(match[2])
+    own = tuple(sorted(name for name in functions if not name.startswith("__waypoint_")))
+    return ShellFact(cwd=cwd, exported=exported, functions=own, aliases=aliases, foreground=foreground)
