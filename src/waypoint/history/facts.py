@@ -72,6 +72,8 @@ def _value(quoted: str) -> str:
     """A word as bash quotes it in its own listings."""
     if quoted.startswith("$'") and quoted.endswith("'"):
         return quoted[2:-1].encode().decode("unicode_escape", errors="replace")
+    if len(quoted) >= 2 and quoted[0] == quoted[-1] == '"':
+        return re.sub(r'\\([$`"\\])', r"\1", quoted[1:-1])
     try:
         return " ".join(shlex.split(quoted))
     except ValueError:
@@ -94,3 +96,63 @@ def parse_shell(text: str, cwd: str, foreground: str | None) -> ShellFact:
             aliases[match[1]] = _value(match[2])
     own = tuple(sorted(name for name in functions if not name.startswith("__waypoint_")))
     return ShellFact(cwd=cwd, exported=exported, functions=own, aliases=aliases, foreground=foreground)
+
+
+class VariableChange(Record, frozen=True):
+    """An exported variable that came (`before` is None), went (`after` is None) or changed."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+class LiveDifference(Record, frozen=True):
+    """What happened on the live side between two points."""
+
+    started: tuple[ProcessFact, ...] = ()
+    ended: tuple[ProcessFact, ...] = ()
+    kept: int = 0
+    opened: tuple[PortFact, ...] = ()
+    closed: tuple[PortFact, ...] = ()
+    cwd: tuple[str, str] | None = None
+    variables: tuple[VariableChange, ...] = ()
+    functions_added: tuple[str, ...] = ()
+    functions_removed: tuple[str, ...] = ()
+    memory_bytes: tuple[int, int] = (0, 0)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing happened. (Memory alone is no event: it breathes.)"""
+        return not (
+            self.started or self.ended or self.opened or self.closed or self.cwd or self.variables
+        ) and not (self.functions_added or self.functions_removed)
+
+
+_UNREMARKABLE = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
+"""Variables that change by themselves."""
+
+
+def compare(old: Facts, new: Facts) -> LiveDifference:
+    """From `old` to `new`. A process is the same if number and command are: both survive every restore."""
+    before = {(p.pid, p.command): p for p in old.processes}
+    after = {(p.pid, p.command): p for p in new.processes}
+    ports_before = {(p.protocol, p.address, p.port): p for p in old.ports}
+    ports_after = {(p.protocol, p.address, p.port): p for p in new.ports}
+    names = sorted((old.shell.exported.keys() | new.shell.exported.keys()) - _UNREMARKABLE)
+    variables = tuple(
+        VariableChange(name=name, before=old.shell.exported.get(name), after=new.shell.exported.get(name))
+        for name in names
+        if old.shell.exported.get(name) != new.shell.exported.get(name)
+    )
+    return LiveDifference(
+        started=tuple(p for key, p in after.items() if key not in before),
+        ended=tuple(p for key, p in before.items() if key not in after),
+        kept=len(before.keys() & after.keys()),
+        opened=tuple(p for key, p in ports_after.items() if key not in ports_before),
+        closed=tuple(p for key, p in ports_before.items() if key not in ports_after),
+        cwd=(old.shell.cwd, new.shell.cwd) if old.shell.cwd != new.shell.cwd else None,
+        variables=variables,
+        functions_added=tuple(sorted(set(new.shell.functions) - set(old.shell.functions))),
+        functions_removed=tuple(sorted(set(old.shell.functions) - set(new.shell.functions))),
+        memory_bytes=(old.memory_bytes, new.memory_bytes),
+    )

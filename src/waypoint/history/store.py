@@ -63,6 +63,48 @@ _MIGRATIONS = (
     );
     CREATE INDEX operations_by_session ON operations (session, id);
     """,
+    """
+    ALTER TABLE checkpoints ADD COLUMN actor TEXT NOT NULL DEFAULT 'person';
+    ALTER TABLE checkpoints ADD COLUMN intent_from TEXT NOT NULL DEFAULT 'given';
+    ALTER TABLE checkpoints ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sessions ADD COLUMN auto INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE operations ADD COLUMN head TEXT;
+    CREATE TABLE cards (
+        checkpoint  TEXT PRIMARY KEY REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        card        TEXT NOT NULL
+    );
+    CREATE TABLE verdicts (
+        id          INTEGER PRIMARY KEY,
+        checkpoint  TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        command     TEXT NOT NULL,
+        state       TEXT NOT NULL CHECK (state IN ('running', 'passed', 'failed', 'error')),
+        exit_code   INTEGER,
+        duration_ms REAL,
+        output      TEXT NOT NULL DEFAULT ''
+    );
+    CREATE INDEX verdicts_by_checkpoint ON verdicts (checkpoint, id);
+    CREATE TABLE tags (
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        name        TEXT NOT NULL,
+        checkpoint  TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        PRIMARY KEY (session, name)
+    );
+    CREATE TABLE notes (
+        id          INTEGER PRIMARY KEY,
+        checkpoint  TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        text        TEXT NOT NULL
+    );
+    CREATE TABLE plans (
+        id          TEXT PRIMARY KEY,
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        target      TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        ground      TEXT NOT NULL
+    );
+    """,
 )
 SCHEMA = len(_MIGRATIONS)
 
