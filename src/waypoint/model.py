@@ -13,6 +13,8 @@ import msgspec
 State = Literal["live", "parked", "dead"]
 Net = Literal["nat", "none", "host"]
 Kind = Literal["manual", "safety", "park", "auto"]
+Actor = Literal["person", "agent", "automatic"]
+IntentFrom = Literal["given", "command", "git", "none"]
 
 NETS: tuple[str, ...] = ("nat", "none", "host")
 
@@ -66,6 +68,26 @@ class Session(Record, frozen=True):
     """The command that occupies its shell now, if any."""
 
 
+class Verdict(Record, frozen=True):
+    """What a command said about a checkpoint, run in a throwaway fork of exactly those bytes."""
+
+    id: int
+    command: str
+    state: Literal["running", "passed", "failed", "error"]
+    at: str
+    exit_code: int | None = None
+    duration_ms: float | None = None
+    output: str = ""
+    """The end of what it printed, redacted."""
+
+
+class Note(Record, frozen=True):
+    """Words added to a checkpoint later."""
+
+    at: str
+    text: str
+
+
 class Checkpoint(Record, frozen=True):
     """One immutable point: files, processes, terminal."""
 
@@ -85,6 +107,14 @@ class Checkpoint(Record, frozen=True):
     files_only: bool = False
     coverage: tuple[str, ...] = ()
     """What this point does not hold, or holds with a difference, one sentence each."""
+    actor: Actor = "person"
+    intent_from: IntentFrom = "given"
+    pinned: bool = False
+    tags: tuple[str, ...] = ()
+    verdict: Verdict | None = None
+    """The last one; `show` has all."""
+    summary: str | None = None
+    """The card's one line; None until the card is computed."""
 
 
 class RunResult(Record, frozen=True):

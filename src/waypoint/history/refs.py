@@ -65,16 +65,34 @@ def _at_clock(match: re.Match[str], points: Sequence[Checkpoint], now: datetime)
     return earlier[-1] if earlier else None
 
 
+def _last_good(
+    points: Sequence[Checkpoint], everything: Sequence[Checkpoint], head: str | None
+) -> Checkpoint:
+    """The last point that verified: on the way back from where the session stands, else of all its points."""
+    by_id = {point.id: point for point in everything}
+    line: list[Checkpoint] = []
+    point = by_id.get(head or "")
+    while point and len(line) <= len(by_id):
+        line.append(point)
+        point = by_id.get(point.parent or "")
+    for one in (*line, *reversed(points)):
+        if one.verdict and one.verdict.state == "passed":
+            return one
+    raise NotFound("no checkpoint has been verified as good", hint="`waypoint verify REF CMD` verifies one")
+
+
 def resolve(
     ref: str, points: Sequence[Checkpoint], everything: Sequence[Checkpoint], head: str | None, now: datetime
 ) -> Checkpoint:
     """The checkpoint a ref means. `points`: the session's own, oldest first; `everything`: all there are (an
     id may be another session's); `head`: where the session stands; `now`: with its time zone."""
     by_id = {point.id: point for point in everything}
+    if ref == "good":
+        return _last_good(points, everything, head)
     if steps := _STEPS.fullmatch(ref):
         return _steps_back(head, len(steps[1] or "") or int(steps[2] or 0), by_id, ref)
     for point in points:
-        if ref in (point.name, point.label):
+        if ref in (point.name, point.label, *point.tags):
             return point
     if ref in by_id:
         return by_id[ref]

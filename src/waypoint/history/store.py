@@ -19,7 +19,17 @@ from typing import Any
 import msgspec
 
 from waypoint.errors import AlreadyExists, DaemonError
-from waypoint.model import BoxOptions, Checkpoint, Kind, Record, State
+from waypoint.model import (
+    Actor,
+    BoxOptions,
+    Checkpoint,
+    IntentFrom,
+    Kind,
+    Note,
+    Record,
+    State,
+    Verdict,
+)
 
 _MIGRATIONS = (
     """
@@ -247,9 +257,36 @@ class Store:
             processes=row["processes"],
             files_only=bool(row["files_only"]),
             coverage=tuple(msgspec.json.decode(row["coverage"])),
+            actor=row["actor"],
+            intent_from=row["intent_from"],
+            pinned=bool(row["pinned"]),
+            tags=tuple(row["tags"].split(" ")) if row["tags"] else (),
+            verdict=self._verdict(row, "v_") if row["v_id"] is not None else None,
+            summary=row["summary"],
         )
 
-    _POINTS = "SELECT c.*, s.name AS session_name FROM checkpoints c JOIN sessions s ON s.id = c.session"
+    def _verdict(self, row: sqlite3.Row, prefix: str = "") -> Verdict:
+        return Verdict(
+            id=row[f"{prefix}id"],
+            command=row[f"{prefix}command"],
+            state=row[f"{prefix}state"],
+            at=iso(row[f"{prefix}at"]),
+            exit_code=row[f"{prefix}exit_code"],
+            duration_ms=row[f"{prefix}duration_ms"],
+            output=row[f"{prefix}output"],
+        )
+
+    # The last verdict and the card's line come along, so that a log of a thousand points is one question.
+    _POINTS = """
+        SELECT c.*, s.name AS session_name, json_extract(d.card, '$.summary') AS summary,
+               v.id AS v_id, v.command AS v_command, v.state AS v_state, v.at AS v_at,
+               v.exit_code AS v_exit_code, v.duration_ms AS v_duration_ms, v.output AS v_output,
+               (SELECT group_concat(t.name, ' ') FROM tags t WHERE t.checkpoint = c.id) AS tags
+        FROM checkpoints c
+        JOIN sessions s ON s.id = c.session
+        LEFT JOIN cards d ON d.checkpoint = c.id
+        LEFT JOIN verdicts v ON v.id = (SELECT max(id) FROM verdicts WHERE checkpoint = c.id)
+    """
 
     def checkpoints(self, session_id: str | None = None) -> list[Checkpoint]:
         """Those of a session, or all; oldest first."""
@@ -284,6 +321,8 @@ class Store:
         processes: int,
         files_only: bool,
         coverage: tuple[str, ...],
+        actor: Actor = "person",
+        intent_from: IntentFrom = "given",
     ) -> Checkpoint:
         """The row that makes a checkpoint exist; it becomes the session's head in the same transaction."""
         try:
@@ -294,9 +333,9 @@ class Store:
                 )
                 self._db.execute(
                     "INSERT INTO checkpoints (id, session, number, name, intent, kind, parent, created_at,"
-                    " pause_ms, total_ms, size_bytes, processes, files_only, coverage)"
+                    " pause_ms, total_ms, size_bytes, processes, files_only, coverage, actor, intent_from)"
                     " VALUES (?, ?, (SELECT points FROM sessions WHERE id = ?),"
-                    " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         *(
                             checkpoint_id,
@@ -315,6 +354,8 @@ class Store:
                             processes,
                             int(files_only),
                             msgspec.json.encode(coverage).decode(),
+                            actor,
+                            intent_from,
                         ),
                     ),
                 )
@@ -325,6 +366,117 @@ class Store:
         found = self.checkpoint(checkpoint_id)
         assert found
         return found
+
+    # ---- cards, verdicts, tags, notes ---------------------------------------------------------
+
+    def set_card(self, checkpoint_id: str, card: bytes) -> None:
+        """A card, computed or computed again; nothing when its checkpoint has gone meanwhile."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO cards (checkpoint, at, card)"
+                " SELECT id, ?, ? FROM checkpoints WHERE id = ?",
+                (time.time(), card.decode(), checkpoint_id),
+            )
+
+    def card(self, checkpoint_id: str) -> bytes | None:
+        rows = self._rows("SELECT card FROM cards WHERE checkpoint = ?", checkpoint_id)
+        return str(rows[0]["card"]).encode() if rows else None
+
+    def without_card(self) -> list[str]:
+        """Checkpoints whose card was never finished: a daemon ended before it could."""
+        rows = self._rows(
+            "SELECT id FROM checkpoints WHERE id NOT IN (SELECT checkpoint FROM cards) ORDER BY created_at"
+        )
+        return [row["id"] for row in rows]
+
+    def add_verdict(self, checkpoint_id: str, command: str) -> int:
+        """A verification that starts now."""
+        with self._transaction():
+            cursor = self._db.execute(
+                "INSERT INTO verdicts (checkpoint, at, command, state) VALUES (?, ?, ?, 'running')",
+                (checkpoint_id, time.time(), command),
+            )
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
+
+    def finish_verdict(
+        self, verdict_id: int, state: str, *, exit_code: int | None, duration_ms: float | None, output: str
+    ) -> None:
+        with self._transaction():
+            self._db.execute(
+                "UPDATE verdicts SET state = ?, exit_code = ?, duration_ms = ?, output = ? WHERE id = ?",
+                (state, exit_code, duration_ms, output, verdict_id),
+            )
+
+    def drop_running_verdicts(self) -> None:
+        """Those a daemon did not live to finish say nothing about their checkpoint."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE verdicts SET state = 'error', output = 'the daemon ended during the verification'"
+                " WHERE state = 'running'"
+            )
+
+    def verdicts(self, checkpoint_id: str) -> list[Verdict]:
+        """All of a checkpoint, oldest first."""
+        rows = self._rows("SELECT * FROM verdicts WHERE checkpoint = ? ORDER BY id", checkpoint_id)
+        return [self._verdict(row) for row in rows]
+
+    def set_tag(self, session_id: str, name: str, checkpoint_id: str | None) -> bool:
+        """Another name for a point; None takes it away. False when there was none to take."""
+        with self._transaction():
+            gone = self._db.execute(
+                "DELETE FROM tags WHERE session = ? AND name = ?", (session_id, name)
+            ).rowcount
+            if checkpoint_id is not None:
+                self._db.execute("INSERT INTO tags VALUES (?, ?, ?)", (session_id, name, checkpoint_id))
+            return bool(gone)
+
+    def add_note(self, checkpoint_id: str, text: str) -> None:
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO notes (checkpoint, at, text) VALUES (?, ?, ?)",
+                (checkpoint_id, time.time(), text),
+            )
+
+    def notes(self, checkpoint_id: str) -> list[Note]:
+        rows = self._rows("SELECT * FROM notes WHERE checkpoint = ? ORDER BY id", checkpoint_id)
+        return [Note(at=iso(row["at"]), text=row["text"]) for row in rows]
+
+    def set_pinned(self, checkpoint_id: str, *, pinned: bool) -> None:
+        with self._transaction():
+            self._db.execute("UPDATE checkpoints SET pinned = ? WHERE id = ?", (int(pinned), checkpoint_id))
+
+    def set_intent(self, checkpoint_id: str, intent: str, source: IntentFrom) -> None:
+        with self._transaction():
+            self._db.execute(
+                "UPDATE checkpoints SET intent = ?, intent_from = ? WHERE id = ?",
+                (intent, source, checkpoint_id),
+            )
+
+    def remove_checkpoint(self, checkpoint_id: str) -> None:
+        """Its children are told its parent: the line of history closes over the gap."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE checkpoints SET parent = (SELECT parent FROM checkpoints WHERE id = ?1)"
+                " WHERE parent = ?1",
+                (checkpoint_id,),
+            )
+            self._db.execute("DELETE FROM checkpoints WHERE id = ?", (checkpoint_id,))
+
+    # ---- plans -------------------------------------------------------------------------------
+
+    def add_plan(self, plan_id: str, session_id: str, target: str, ground: str) -> None:
+        """What was promised to somebody: valid until the ground moves. Old ones go."""
+        with self._transaction():
+            self._db.execute("DELETE FROM plans WHERE at < ?", (time.time() - 86400,))
+            self._db.execute(
+                "INSERT INTO plans VALUES (?, ?, ?, ?, ?)", (plan_id, session_id, target, time.time(), ground)
+            )
+
+    def plan(self, plan_id: str) -> tuple[str, str, str] | None:
+        """Session, target and ground of a plan."""
+        rows = self._rows("SELECT * FROM plans WHERE id = ?", plan_id)
+        return (rows[0]["session"], rows[0]["target"], rows[0]["ground"]) if rows else None
 
     # ---- operations --------------------------------------------------------------------------
 
