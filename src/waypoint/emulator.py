@@ -6,15 +6,15 @@ what came about here. Where terminals differ it does as xterm does, because that
 says in a session.
 
     bytes ──feed──> waiting ──_catch_up──> decoded ──_parse──> lines, cursor, modes
-                    (at most BATCH_BYTES)            text goes in by slices
+                    (at most a batch)                text goes in by slices
 
 Every byte of every session passes through here, so three things keep it cheap:
 
 * Text is written by runs, not by characters (see `cells`).
-* Output that only scrolls is not looked at until somebody asks or BATCH_BYTES have come together.
+* Output that only scrolls is not looked at until somebody asks or a batch of it has come together.
   Whatever moves the cursor about is taken in at once, so catching up takes milliseconds.
 * Of scrolling output, what is gone from screen and scrollback by the end is skipped unseen. See
-  `_fast_forward` and `_print_narrow` for why the result is exactly the same.
+  `_fast_forward` and `_without_lost_lines` for why the result is exactly the same.
 
 A sequence that is cut off at the end of the input is kept (`_partial`) and read again with what
 follows, which makes the result independent of how the stream was cut into pieces.
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SCROLLBACK_LINES = 500
 BATCH_BYTES = 256 * 1024
+BATCH_CONTROLS = 20_000  # they cost the most, about a microsecond each
 MAX_SIDE = 1000  # rows or columns; a window larger than that is a mistake
 MAX_OSC_CHARS = 4096  # a longer OSC string is swallowed unread
 MAX_CELL_CHARS = 9  # a character and at most eight that combine with it
@@ -73,6 +74,7 @@ _MALFORMED_ESCAPE = "\x1b   "
 # SGR and EL change nothing but the pen and the line they are on: text with only them in it scrolls.
 _NOT_SCROLLING = re.compile(r"\x1b(?!\[[0-9:;]{0,256}[mK])")
 _NOT_SCROLLING_BYTES = re.compile(rb"\x1b(?!\[[0-9:;]*(?:[mK]|\Z)|\Z)")
+_CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\r\n")
 _SGR = re.compile(r"\x1b\[([0-9:;]{0,256})m")
 
 # Most text is of characters that take one cell for sure, so that none needs to be looked up.
@@ -129,7 +131,7 @@ class Emulator:
         self.rows = within(rows, 1, MAX_SIDE)
         self.columns = within(columns, 1, MAX_SIDE)
         self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._waiting_controls = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._partial = ""  # the start of a sequence whose rest has not come
         self._swallowing = ""  # "]" inside an OSC string that is ignored, "^" inside another kind
@@ -169,7 +171,9 @@ class Emulator:
         """Take in what the session printed, cut anywhere. No input is an error."""
         self._waiting.append(bytes(data))
         self._waiting_bytes += len(data)
-        if self._waiting_bytes >= BATCH_BYTES or _NOT_SCROLLING_BYTES.search(data):
+        self._waiting_controls += len(data) - len(data.translate(None, _CONTROLS))
+        full = self._waiting_bytes >= BATCH_BYTES or self._waiting_controls >= BATCH_CONTROLS
+        if full or _NOT_SCROLLING_BYTES.search(data):
             self._catch_up()
 
     def _catch_up(self) -> None:
@@ -177,7 +181,7 @@ class Emulator:
             return
         data = b"".join(self._waiting)
         self._waiting.clear()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._waiting_controls = 0
         stream, self._partial = self._partial + self._decoder.decode(data), ""
         self._parse(stream)
 
@@ -379,15 +383,14 @@ class Emulator:
     def _without_lost_lines(self, run: str) -> str:
         """Leave out of a run that fills many lines those that no trace will be left of.
 
-        Once the line the cursor is on is full, the run goes on in whole lines. As many of them at
-        its end as the screen and what is kept above it have push out all that was before, so any
-        number of lines less before these makes no difference.
+        One line more at its end than there are `_kept_lines` pushes out all that was before. So the
+        run may lose any number of characters before these, as long as they are whole lines: the
+        rest then wraps in the same places.
         """
         if not self._autowrap or self._top or self._bottom != self.rows - 1:
             return run
-        room = 0 if self._wrap_next else self.columns - self._column
-        lost = (len(run) - room - 1) // self.columns - self._kept_lines() - self.rows
-        return run[:room] + run[room + lost * self.columns :] if lost > 0 else run
+        lost = (len(run) - 1) // self.columns - self._kept_lines() - 1
+        return run[max(0, lost) * self.columns :]
 
     def _print_wide(self, run: str) -> None:
         if self.columns < 2:

@@ -594,7 +594,11 @@ def test_scrolling_output_waits_to_be_looked_at_and_all_else_does_not() -> None:
     assert screen._waiting
     screen.feed(b"\x1b[H")
     assert not screen._waiting
-    screen.feed(b"x" * emulator.BATCH_BYTES)
+    screen.feed(b"x" * (emulator.BATCH_BYTES - 1))
+    assert screen._waiting
+    screen.feed(b"x")
+    assert not screen._waiting
+    screen.feed(b"\t" * emulator.BATCH_CONTROLS)
     assert not screen._waiting
 
 
@@ -754,7 +758,7 @@ def recorded(arguments: list[str], keys: list[bytes], folder: Path, locale: str 
             os.write(master, key)
             part = b""
             deadline = time.monotonic() + 3
-            while time.monotonic() < deadline and select.select([master], [], [], 0.2 if part else 1)[0]:
+            while time.monotonic() < deadline and select.select([master], [], [], 0.1 if part else 0.5)[0]:
                 try:
                     part += os.read(master, 65536)
                 except OSError:
@@ -764,6 +768,8 @@ def recorded(arguments: list[str], keys: list[bytes], folder: Path, locale: str 
         program.kill()
         program.wait()
         os.close(master)
+        if arguments[0] == "tmux":  # its server stays when the client is gone
+            subprocess.run(["tmux", "kill-server"], env=environment, check=False, capture_output=True)
     return parts
 
 
