@@ -17,6 +17,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,6 +116,8 @@ class Live:
         self.cgroup = cgroup
         self.programs: dict[int, Program] = {}
         self.early_exits: dict[int, int] = {}
+        """Children of the anchor that ended before their starter could say what they are."""
+        self.exits = threading.Lock()
         self.shell_starts: list[float] = []
         self.ended = threading.Event()
         """Set when this object no longer stands for anything that runs."""
@@ -376,15 +379,16 @@ class Sessions:
 
     def _exited(self, live: Live, pid: int, status: int) -> None:
         """A child of the anchor ended: the shell, a program, or an orphan nobody waits for."""
-        program = live.programs.pop(pid, None)
+        with live.exits:
+            program = live.programs.pop(pid, None)
+            if program is None:
+                live.early_exits[pid] = status
+                while len(live.early_exits) > 256:
+                    live.early_exits.pop(next(iter(live.early_exits)))
         if program:
             code = os.waitstatus_to_exitcode(status)
             program.exit_code = 128 - code if code < 0 else code
             program.ended.set()
-        else:
-            live.early_exits[pid] = status
-            while len(live.early_exits) > 256:
-                live.early_exits.pop(next(iter(live.early_exits)))
         shell = live.terminal.shell
         if shell and shell.pid == pid:
             live.terminal.exited(pid, status)
@@ -568,22 +572,70 @@ class Sessions:
                 theirs.callback(os.close, reader if writes else writer)
                 ends.append(writer if writes else reader)
                 stdio.append(reader if writes else writer)
-            with live.state:
-                inodes = tuple(os.fstat(end).st_ino for end in ends)
-                try:
-                    live.box.keeper.keep_outputs(ends[1:])
-                    pid = live.box.keeper.start("program", cwd, argv, words, (stdio[0], stdio[1], stdio[2]))
-                except OSError as error:
-                    raise NotFound(
-                        f"cannot start {argv[0]!r}: {error.strerror}",
-                        hint="the path is looked up inside the session",
-                    ) from error
-                program = Program(pid, inodes)
-                live.programs[pid] = program
-                if pid in live.early_exits:
-                    self._exited(live, pid, live.early_exits.pop(pid))
+            program = self._start_program(live, argv, cwd, words, (stdio[0], stdio[1], stdio[2]), ends)
             ours.pop_all()
         return program, (ends[0], ends[1], ends[2])
+
+    def _start_program(
+        self,
+        live: Live,
+        argv: Sequence[str],
+        cwd: str,
+        environment: Sequence[str],
+        stdio: tuple[int, int, int],
+        ends: Sequence[int],
+    ) -> Program:
+        """`ends`: our ends of the program's pipes, the one to its standard input first."""
+        with live.state:
+            try:
+                live.box.keeper.keep_outputs(ends[1:])
+                pid = live.box.keeper.start("program", cwd, argv, environment, stdio)
+            except OSError as error:
+                raise NotFound(
+                    f"cannot start {argv[0]!r}: {error.strerror}",
+                    hint="the path is looked up inside the session",
+                ) from error
+            program = Program(pid, tuple(os.fstat(end).st_ino for end in ends))
+            with live.exits:
+                live.programs[pid] = program
+                early = live.early_exits.pop(pid, None)
+            if early is not None:
+                self._exited(live, pid, early)
+        return program
+
+    def run_beside(
+        self, live: Live, argv: Sequence[str], cwd: str, environment: Mapping[str, str], timeout: float
+    ) -> RunResult:
+        """A program outside the shell, run to its end; its output and errors together."""
+        words = [f"{name}={value}" for name, value in environment.items()]
+        started = time.monotonic()
+        reader, writer = os.pipe()
+        nothing, unused = os.pipe()
+        with os.fdopen(reader, "rb") as output:
+            try:
+                program = self._start_program(
+                    live, argv, cwd, words, (nothing, writer, writer), (unused, reader)
+                )
+            finally:
+                for fd in (nothing, writer, unused):
+                    os.close(fd)
+            collected = bytearray()
+            hearing = threading.Thread(target=lambda: collected.extend(output.read()), daemon=True)
+            hearing.start()
+            timed_out = not program.ended.wait(timeout)
+            if timed_out:
+                host_pid = live.box.host_pid(program.pid)
+                if host_pid:
+                    with contextlib.suppress(OSError):
+                        os.killpg(host_pid, signal.SIGKILL)
+            hearing.join(1.0)
+        return RunResult(
+            exit_code=program.exit_code,
+            output=bytes(collected).decode(errors="replace"),
+            duration_ms=round((time.monotonic() - started) * 1000, 3),
+            timed_out=timed_out,
+            output_bytes=len(collected),
+        )
 
     def _shell_environment(self, live: Live) -> dict[str, str]:
         """What the shell exports at this moment; only the shell itself knows."""
@@ -629,6 +681,7 @@ class Sessions:
             undo.callback(self._delete, staged)
             images.mkdir(mode=0o700)
             self.pool.flush(live.box.volume)
+            live.terminal.settle()
             pause_ms, count = 0.0, 0
             covered = list(coverage(row.options, self._base(row.options), self.home))
             if files_only:
@@ -649,14 +702,15 @@ class Sessions:
                     if row.options.net == "nat":
                         addresses.extend(_addresses(live.box))
 
-                shell = live.terminal.shell
-                saved, stats = tree.save(
-                    live.box,
-                    images,
-                    outside_pipes=pipes,
-                    shell=shell.pid if shell else 0,
-                    while_frozen=while_frozen,
-                )
+                with live.terminal.steady():
+                    shell = live.terminal.shell
+                    saved, stats = tree.save(
+                        live.box,
+                        images,
+                        outside_pipes=pipes,
+                        shell=shell.pid if shell else 0,
+                        while_frozen=while_frozen,
+                    )
                 (images / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[0]))
                 (images / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[0]))
                 (images / _BOX_FILE).write_bytes(msgspec.json.encode(BoxFacts(addresses=tuple(addresses))))
@@ -687,7 +741,26 @@ class Sessions:
         self.later(self.pool.sync)
         return point
 
+    def facts(self, point: Checkpoint) -> Facts:
+        """What a checkpoint observed; nothing for one that holds files only."""
+        try:
+            text = (self.home.checkpoints / point.id / "images" / _FACTS_FILE).read_bytes()
+        except OSError:
+            return Facts()
+        return msgspec.json.decode(text, type=Facts)
+
     # ---- restore, undo, fork -----------------------------------------------------------------
+
+    def incarnate_apart(self, point: Checkpoint) -> Live:
+        """A live copy of a point that is no session. Whoever asked for it ends it with `discard`."""
+        origin = self.find(point.session)
+        return self._incarnate(origin.name, origin.options, point, new_id(), files_only=False)
+
+    def discard(self, live: Live) -> None:
+        """Ends such a copy; nothing of it is left."""
+        with live.state:
+            self._end(live, "it was only a trial")
+        self._delete(live.box.volume)
 
     def _incarnate(
         self,

@@ -23,7 +23,7 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,8 +44,12 @@ OUTPUT_LIMIT_BYTES = 1 << 20
 _WATCHER_LIMIT_BYTES = 1 << 20
 _READY_SECONDS = 30.0
 _QUIET_SECONDS = 0.1
-_INTERRUPT_SECONDS = (1.0, 1.0, 2.0)
-"""After a timeout: how long an interrupt may take, then a termination, then a kill."""
+_BLIND_SECONDS = 0.02
+"""How long the mark in the prompt may take before the terminal is asked whether readline reads."""
+_MOST_TYPED_BYTES = 1 << 20
+_INTERRUPTS = ((signal.SIGINT, 1.0), (signal.SIGTERM, 1.0), (signal.SIGKILL, 0.5))
+"""After a timeout: what is sent to the foreground job, and how long that may take."""
+_LAST_INTERRUPTS = 20
 
 
 class Shell(Record, frozen=True):
@@ -54,8 +58,12 @@ class Shell(Record, frozen=True):
     pid: int
     key: str
     ready: bool = False
+    prompting: bool = False
+    """Whether its prompt is about to stand."""
     running: str | None = None
     """The run it is in, None when none, "" when a person typed the command."""
+    stashed: bool = False
+    """Whether a line that a person was typing is put aside until the prompt is back."""
     cwd: str = "/"
 
 
@@ -77,7 +85,8 @@ class Run:
     limit: int
     on_output: Callable[[bytes], None] | None
     silent: bool = False
-    began: bool = False
+    began: threading.Event = field(default_factory=threading.Event)
+    """Set when its output starts, or when there will be none."""
     done: threading.Event = field(default_factory=threading.Event)
     exit_code: int | None = None
     notice: str | None = None
@@ -102,6 +111,8 @@ class Run:
         if self.held_return:
             self.held_return = False
             self._keep(b"\r")
+        if self.on_output and self.tail:
+            self.on_output(self.output()[0][len(self.head) :])
 
     def _keep(self, data: bytes) -> None:
         self.total += len(data)
@@ -150,8 +161,8 @@ class Terminal:
         self._state_changed = threading.Condition(self.lock)
         self._run: Run | None = None
         self._turn = threading.Lock()
+        self._typing = threading.Lock()
         self._kept = b""
-        self._stashed = False
         self.closed = False
         self.on_exit: Callable[[int, int], None] | None = None
         os.set_blocking(master, False)
@@ -218,7 +229,7 @@ class Terminal:
             return
         run = self._run
         if run:
-            if not run.began:
+            if not run.began.is_set():
                 return  # the echo of our own typing
             run.take(data)
             if run.silent:
@@ -237,29 +248,47 @@ class Terminal:
         shell = self.shell
         if shell is None or values.get("k") != shell.key:
             return False
-        if kind == "B":
-            self._set_shell(ready=True, running=None)
+        run = self._run
+        if kind == "A":
+            self._set_shell(prompting=True)
+        elif kind == "B":
+            # Usually D has told it; but people may have thrown out the hook that prints D.
+            if run and run.began.is_set() and values.get("r") == run.id:
+                self._ended(run, values.get("s", ""))
+            self._set_shell(ready=True, prompting=False, running=None)
+            if shell.stashed and self._run is None:
+                self._unstash()
         elif kind == "C":
             run_id = values.get("r", "")
-            run = self._run
-            if run and not run.began and run.id == run_id:
-                run.began = True
-                self._set_shell(ready=False)  # putting the typed line aside drew the prompt once more
-                self._stashed = values.get("l", "0") != "0"
+            if run and not run.began.is_set() and run.id == run_id:
+                stashed = values.get("l", "0") != "0"
+                # Putting the typed line aside drew the prompt once more: it was ready again until now.
+                self._set_shell(ready=False, prompting=False, stashed=stashed)
                 if not run.silent:
                     shown = run.command.replace("\n", "\r\n").encode()
-                    self._show((b"\r\n" if self._stashed else b"") + shown + b"\r\n")
+                    self._show((b"\r\n" if stashed else b"") + shown + b"\r\n")
+                run.began.set()
             elif run is None:
-                self._set_shell(ready=False, running=run_id)
+                self._set_shell(ready=False, prompting=False, running=run_id)
         elif kind == "D":
             where = rest.decode(errors="replace").partition(";p=")[2]
-            run = self._run
-            if run and run.began and values.get("r") == run.id:
-                run.exit_code = int(words[0]) if words[0].isdigit() else None
-                self._end_run(run)
-            if run is None or run.began:
+            if run and run.began.is_set() and values.get("r") == run.id:
+                self._ended(run, words[0])
+            if run is None or run.began.is_set():
                 self._set_shell(cwd=where or shell.cwd, running=None, ready=False)
         return True
+
+    def _ended(self, run: Run, status: str) -> None:
+        run.exit_code = int(status) if status.isdigit() else None
+        if run.silent:
+            self._show(b"\r\x1b[K")  # the prompt is about to be drawn where it is already
+        self._end_run(run)
+
+    def _unstash(self) -> None:
+        """Brings back the line that was put aside. Before anybody else can type: the prompt has just come."""
+        with contextlib.suppress(OSError):
+            os.write(self._master, _UNSTASH)
+            self._set_shell(stashed=False)
 
     def _set_shell(self, **changes: Any) -> None:
         assert self.shell
@@ -269,6 +298,7 @@ class Terminal:
     def _end_run(self, run: Run) -> None:
         run.finish()
         self._run = None
+        run.began.set()
         run.done.set()
 
     # ---- the shell ---------------------------------------------------------------------------
@@ -337,6 +367,10 @@ class Terminal:
         deadline = time.monotonic() + seconds
         with self.lock:
             while True:
+                blind = self.shell is not None and self.shell.prompting
+                if blind and not self._state_changed.wait(_BLIND_SECONDS) and self._readline_reads():
+                    # The prompt's own mark went elsewhere: somebody has redirected the shell's stderr.
+                    self._set_shell(ready=True, prompting=False)
                 if self.closed:
                     raise SessionDead(
                         "the session's terminal is gone", hint="`waypoint restore` brings it back"
@@ -356,6 +390,10 @@ class Terminal:
                     )
                 self._state_changed.wait(left)
 
+    def _readline_reads(self) -> bool:
+        """Whether bash stands at its prompt: only there does it switch the terminal's line discipline off."""
+        return not self.closed and not termios.tcgetattr(self._slave)[3] & termios.ICANON
+
     def run(
         self,
         run_id: str,
@@ -372,36 +410,36 @@ class Terminal:
         `silent`: neither shown to watchers nor kept in the shell's history."""
         if "\0" in command:
             raise UsageError("a command cannot contain a NUL byte")
+        line = _typed_line(run_id, command, stdin, on_terminal=on_terminal, silent=silent)
         with self._turn:
             self.wait_ready()
             run = Run(run_id, command, limit, on_output, silent=silent)
             started = time.monotonic()
-            with self.lock:
-                self._run = run
-                self._set_shell(ready=False)
-                self._stashed = False
-            self._type(run, stdin, on_terminal=on_terminal)
+            with self._typing:
+                with self.lock:
+                    self._run = run
+                    self._set_shell(ready=False)
+                self.write(_STASH + _PASTE + line + _PASTE_END + b"\r")
+                if not run.began.wait(_READY_SECONDS):
+                    self._give_up(run)
             timed_out = not run.done.wait(timeout)
             if timed_out:
                 self._interrupt(run)
             if run.gone:
                 raise SessionDead(run.gone)
-            result = _result(run, timed_out=timed_out, duration_ms=(time.monotonic() - started) * 1000)
-            if self._stashed:
-                with contextlib.suppress(SessionBusy, SessionDead):
-                    self.wait_ready()
-                    self.write(_UNSTASH)
-            return result
+            return _result(run, timed_out=timed_out, duration_ms=(time.monotonic() - started) * 1000)
 
-    def _type(self, run: Run, stdin: bytes | None, *, on_terminal: bool) -> None:
-        line = f" __waypoint_begin {'-' if run.silent else ''}{run.id} {_quoted(run.command.encode())}"
-        if stdin is not None:
-            line += f" {_quoted(stdin)}"
-            source = ' < <(builtin printf %s "$__waypoint_input")'
-        else:
-            source = "" if on_terminal else " </dev/null"
-        line += f'; builtin eval "$__waypoint_command"{source}'
-        self.write(_STASH + _PASTE + line.encode() + _PASTE_END + b"\r")
+    def _give_up(self, run: Run) -> None:
+        with self.lock:
+            if self._run is run:
+                self._run = None
+        raise SessionBusy("the shell does not take the command", hint="look at it with `waypoint shell`")
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[None]:
+        """While nobody is in the middle of typing a command: half of one is nothing to come back to."""
+        with self._typing:
+            yield
 
     def write(self, data: bytes) -> None:
         """Types into the terminal. Waits when its input queue is full, but not for ever."""
@@ -420,21 +458,29 @@ class Terminal:
                 raise SessionDead("the session's terminal is gone") from error
 
     def _interrupt(self, run: Run) -> None:
-        """Ends a command that took too long: as a person would, then harder."""
-        for number, seconds in enumerate(_INTERRUPT_SECONDS):
+        """Ends a command that took too long: as a person would, then harder. The signals go where the
+        keyboard's would, but nothing is echoed, and what somebody has typed ahead stays."""
+        for number, seconds in _INTERRUPTS:
             group = self._foreground_group()
-            if number == 0 or group in (self._shell_host_pid, None):
-                self.write(b"\x03")
-            else:
-                with contextlib.suppress(OSError):
-                    os.killpg(group or 0, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[number])
+            self._signal(group, signal.SIGINT if group == self._shell_host_pid else number)
             if run.done.wait(seconds):
                 return
-        with self.lock:
-            if self._run is run:
-                run.notice = "it could not be stopped and still occupies the shell"
-                self._set_shell(running=run.id)
-                self._end_run(run)
+        # The rest of the command may have started more of the kind: a loop, say.
+        for _ in range(_LAST_INTERRUPTS):
+            if (group := self._foreground_group()) != self._shell_host_pid:
+                self._signal(group, signal.SIGKILL)
+            self._signal(self._shell_host_pid, signal.SIGINT)
+            if run.done.wait(_BLIND_SECONDS):
+                return
+        # The shell itself does not hear. It is replaced by a new one when it is gone.
+        self._signal(self._shell_host_pid, signal.SIGKILL)
+        if not run.done.wait(_READY_SECONDS):
+            self._give_up(run)
+
+    def _signal(self, group: int | None, number: signal.Signals) -> None:
+        if group:
+            with contextlib.suppress(OSError):
+                os.killpg(group, number)
 
     # ---- watchers ----------------------------------------------------------------------------
 
@@ -462,6 +508,12 @@ class Terminal:
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, packed)
 
     # ---- checkpoints -------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Just before a freeze: the screen catches up with what it was given, which may take milliseconds."""
+        self.drain()
+        with self.lock:
+            _ = self.screen.cursor
 
     def freeze(self) -> TerminalState:
         """The terminal's state, taken while nothing in the box runs. What was typed and not read is taken
@@ -493,15 +545,14 @@ class Terminal:
 
     def adopt(self, picture: TerminalState, printed: bytes) -> None:
         """Serves a terminal that another daemon served, from the picture it left and what was printed since.
-        Its shell may have moved on, so that is looked at: bash switches the terminal's line discipline off
-        only at its prompt."""
+        Its shell may have moved on, so that is looked at."""
         with self.lock:
             self.screen = Screen.load(picture.screen)
             if picture.shell:
                 self.started(picture.shell)
             self._feed(printed)
             if self.shell:
-                at_prompt = not termios.tcgetattr(self._slave)[3] & termios.ICANON and self._shell_in_front()
+                at_prompt = self._readline_reads() and self._shell_in_front()
                 self._set_shell(ready=at_prompt, running=None if at_prompt else "")
 
     def take_watchers(self, other: Terminal) -> None:
@@ -560,8 +611,7 @@ class Terminal:
             self.closed = True
             if self._run:
                 self._run.gone = why
-                self._run.done.set()
-                self._run = None
+                self._end_run(self._run)
             self._state_changed.notify_all()
             os.close(self._master)
             os.close(self._slave)
@@ -572,6 +622,24 @@ class Terminal:
     @property
     def master(self) -> int:
         return self._master
+
+
+def _typed_line(run_id: str, command: str, stdin: bytes | None, *, on_terminal: bool, silent: bool) -> bytes:
+    """What is typed to run a command: see shell/integration.bash."""
+    if len(command) + len(stdin or b"") > _MOST_TYPED_BYTES:
+        raise UsageError(
+            "too much for a command and its input, which are typed into the shell",
+            hint="`exec --pipe` (SDK: `spawn`) takes any amount of input",
+        )
+    words = f"__waypoint_begin {'-' if silent else ''}{run_id} {_quoted(command.encode())}"
+    if stdin is not None:
+        # A variable cannot hold a NUL, the format of printf can name it.
+        words += " " + _quoted(stdin.replace(b"\\", b"\\\\").replace(b"\0", b"\\0000"))
+        source = ' < <(builtin printf %b "$__waypoint_input")'
+    else:
+        source = "" if on_terminal else " </dev/null"
+    do = f'builtin eval "$__waypoint_command"{source}'
+    return f" if {words}; then {do}; else {do}; fi; {{ __waypoint_prompt first; }} 2>/dev/null".encode()
 
 
 def _quoted(data: bytes) -> str:

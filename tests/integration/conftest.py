@@ -77,6 +77,16 @@ def home(engine: Path) -> Iterator[Home]:
         assert not left, f"left behind: {left}"
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """The daemon's log beside every failure: what went wrong there is not in the client's traceback."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    log = Path(os.environ.get("WAYPOINT_HOME", "/nonexistent")) / "daemon.log"
+    if report.failed and log.is_file():
+        report.sections.append(("daemon.log", "\n".join(log.read_text().splitlines()[-40:])))
+
+
 @pytest.fixture
 def session(home: Home, request: pytest.FixtureRequest) -> Iterator[waypoint.Session]:
     """A fresh session, and no session left after the test, whatever it made."""

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engine", ("engine",)),
     ("machine", ("archive", "provision", "doctor")),
     ("history", ("history",)),
-    ("core", ("observe", "sessions")),
+    ("core", ("observe", "sessions", "trial")),
     ("client", ("wire", "client")),
     ("daemon", ("daemon",)),
     ("faces", ("cli", "__main__")),
