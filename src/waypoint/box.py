@@ -10,6 +10,7 @@ A volume (a writable tree in the pool) holds what a checkpoint's file snapshot h
     upper/            the writable layer over the base
     mounts/NAME/      the writable layer over what is mounted below the base, one each
     shm/              /dev/shm
+    state/            what the shell tells about itself, seen in the box at /dev/waypoint.state
     work-BOX/         overlayfs's own folder, fresh for each box (an old one is refused by the index)
 """
 
@@ -31,6 +32,7 @@ from waypoint.errors import MachineError, MissingFeature, NoSpace, NotFound, Usa
 from waypoint.home import Home
 from waypoint.keeper import Hello, Keeper
 from waypoint.kernel import confine, mounts
+from waypoint.kernel.pool import is_pool
 from waypoint.kernel.syscalls import (
     CLONE_NEWNET,
     CLONE_NEWNS,
@@ -43,6 +45,8 @@ from waypoint.kernel.syscalls import (
     MS_PRIVATE,
     MS_RDONLY,
     MS_REC,
+    RESOLVE_IN_ROOT,
+    openat2,
 )
 from waypoint.model import BoxOptions, Size
 
@@ -71,6 +75,8 @@ _DEVICE_LINKS = (
 )
 ENGINE_IN_BOX = Path("/dev/waypoint")
 KDAT_IN_BOX = Path("/dev/criu.kdat")
+STATE_IN_BOX = Path("/dev/waypoint.state")
+"""Part of the snapshot: a checkpoint may find the shell while it writes there."""
 
 
 @dataclass
@@ -93,22 +99,26 @@ class Layers:
     layered: tuple[str, ...]
     read_only: tuple[str, ...]
     left_out: tuple[tuple[str, str], ...]
+    other_homes: tuple[str, ...] = ()
+    """Where other Waypoints of this machine live: none of a session's business, nor to be held by it."""
 
 
 def examine_base(base: Path, home: Home) -> Layers:
     """Which mounts below the base are layered like it, shown read-only, or left out."""
-    layered, read_only, left_out = [], [], []
+    layered, read_only, left_out, other_homes = [], [], [], []
     for mount in mounts.mounts_below(str(base), mounts.mounts()):
         if mount.path == str(home.path) or mount.path.startswith(f"{home.path}/"):
             continue
         inside = "/" + os.path.relpath(mount.path, base)
-        if mount.fstype in mounts.LAYERED and os.path.isdir(mount.path):
+        if is_pool(Path(mount.path)):
+            other_homes.append(os.path.dirname(inside))
+        elif mount.fstype in mounts.LAYERED and os.path.isdir(mount.path):
             layered.append(inside)
         elif mount.fstype in mounts.READ_ONLY and os.path.isdir(mount.path):
             read_only.append(inside)
-        elif not inside.startswith(("/proc", "/sys", "/dev", "/run")):
+        elif not f"{inside}/".startswith(("/proc/", "/sys/", "/dev/", "/run/")):
             left_out.append((inside, mount.fstype))
-    return Layers(tuple(layered), tuple(read_only), tuple(left_out))
+    return Layers(tuple(layered), tuple(read_only), tuple(left_out), tuple(other_homes))
 
 
 def check_options(options: BoxOptions, base: Path) -> None:
@@ -137,7 +147,7 @@ def check_options(options: BoxOptions, base: Path) -> None:
 
 def make_volume(volume: Path) -> None:
     """The folders of a fresh, empty volume."""
-    for folder, mode in (("upper", 0o755), ("mounts", 0o700), ("shm", 0o1777)):
+    for folder, mode in (("upper", 0o755), ("mounts", 0o700), ("shm", 0o1777), ("state", 0o755)):
         (volume / folder).mkdir()
         (volume / folder).chmod(mode)
 
@@ -149,17 +159,66 @@ def write_first_files(volume: Path, base: Path, files: Mapping[str, str]) -> Non
         with contextlib.suppress(OSError):
             if not (base / inside).is_symlink() and (base / inside).read_text() == text:
                 continue
-        for folder in reversed(Path(inside).parents[:-1]):
-            here = volume / "upper" / folder
-            if not here.is_dir():
-                here.mkdir(mode=0o755)
-                if (base / folder).is_dir():
-                    # A folder of the layer covers the base's: it has to look like it.
-                    shutil.copystat(base / folder, here)
-                    about = (base / folder).stat()
-                    os.chown(here, about.st_uid, about.st_gid)
+        _make_parents(volume / "upper", base, Path(inside))
         (volume / "upper" / inside).write_text(text)
         (volume / "upper" / inside).chmod(0o644)
+
+
+def _make_parents(upper: Path, lower: Path, inside: Path) -> None:
+    """The folders above a path in a layer. They cover those below: they have to look like them."""
+    for folder in reversed(inside.parents[:-1]):
+        here = upper / folder
+        if not here.is_dir():
+            here.mkdir(mode=0o755)
+            if (lower / folder).is_dir():
+                about = (lower / folder).stat()
+                os.chown(here, about.st_uid, about.st_gid)
+                shutil.copystat(lower / folder, here)
+
+
+def _hidden(options: BoxOptions, base: Path, home: Home, layers: Layers) -> list[str]:
+    """What a session must not see: every Waypoint's own folders, and what it was told to hide."""
+    ours = [path for path in (home.path, home.run.parent) if path.is_relative_to(base)]
+    return [*("/" + os.path.relpath(path, base) for path in ours), *layers.other_homes, *options.hide]
+
+
+def empty_hidden(volume: Path, base: Path, home: Home, options: BoxOptions) -> None:
+    """Empties what must not be seen in the session's own layer, before anything runs in it.
+
+    A mask is mounted over it in every box as well, but a mount belongs to a path: after `mv` of a folder
+    above it the next box would have the mask in one place and what it has to hide in another.
+    """
+    layers = examine_base(base, home)
+    root = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path in _hidden(options, base, home, layers):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                there = openat2(root, path, os.O_PATH, resolve=RESOLVE_IN_ROOT)
+                try:
+                    found = os.path.relpath(os.readlink(f"/proc/self/fd/{there}"), base)
+                    is_folder = stat.S_ISDIR(os.fstat(there).st_mode)
+                finally:
+                    os.close(there)
+                _empty(volume, base, layers, Path(found), is_folder=is_folder)
+    finally:
+        os.close(root)
+
+
+def _empty(volume: Path, base: Path, layers: Layers, inside: Path, *, is_folder: bool) -> None:
+    upper, lower = volume / "upper", base
+    for mount in layers.layered:  # outermost first
+        if inside.is_relative_to(mount.lstrip("/")):
+            upper, lower = volume / "mounts" / quote(mount, safe=""), base / mount.lstrip("/")
+    inside = (base / inside).relative_to(lower)
+    if inside == Path():
+        return  # a file system of its own: it is not found again in another place
+    upper.mkdir(exist_ok=True)
+    _make_parents(upper, lower, inside)
+    if is_folder:
+        (upper / inside).mkdir(mode=0o755, exist_ok=True)
+        os.setxattr(upper / inside, "trusted.overlay.opaque", b"y")
+    else:
+        (upper / inside).touch(mode=0o644)
 
 
 def _overlay(plan: Plan, operation: str, lower: str, upper: Path, work: Path, target: str | Path) -> None:
@@ -229,7 +288,7 @@ def write_plan(
         plan.add("in-node", f"/dev/{device}", f"{stat.S_IFCHR | mode:o}", major, minor)
     for target, link in _DEVICE_LINKS:
         plan.add("in-symlink", target, link)
-    for folder in ("/dev/pts", "/dev/shm", str(ENGINE_IN_BOX)):
+    for folder in ("/dev/pts", "/dev/shm", str(ENGINE_IN_BOX), str(STATE_IN_BOX)):
         plan.add("in-folder", folder, "755")
     plan.add(
         "in-mount",
@@ -240,12 +299,12 @@ def write_plan(
         "newinstance,ptmxmode=0666,mode=620,gid=5",
     )
     plan.add("in-mount", volume / "shm", "/dev/shm", "", MS_BIND | MS_NOSUID | MS_NODEV, "")
+    plan.add("in-mount", volume / "state", STATE_IN_BOX, "", MS_BIND | safe, "")
     plan.add("in-mount", engine, ENGINE_IN_BOX, "", MS_BIND | MS_RDONLY | MS_NOSUID, "")
     if kdat:
         plan.add("in-file", KDAT_IN_BOX)
         plan.add("in-mount", kdat, KDAT_IN_BOX, "", MS_BIND | MS_RDONLY | MS_NOSUID, "")
-    ours = [path for path in (home.path, home.run.parent) if path.is_relative_to(base)]
-    for hidden in (*("/" + os.path.relpath(path, base) for path in ours), *options.hide):
+    for hidden in _hidden(options, base, home, layers):
         plan.add("in-mask", hidden)
     for bind in options.binds:
         if os.path.isdir(bind.host):

@@ -14,6 +14,7 @@ import fcntl
 import logging
 import os
 import queue
+import select
 import signal
 import socket
 import struct
@@ -238,24 +239,19 @@ def spawn(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
     connection.result({"pid": program.pid})
     stdin, *outputs = pipes
     threading.Thread(target=_feed_program, args=(connection, stdin), daemon=True).start()
-    readers = [
-        threading.Thread(target=_hear_program, args=(connection, fd, mark), daemon=True)
-        for fd, mark in zip(outputs, (b"1", b"2"), strict=True)
-    ]
-    for reader in readers:
-        reader.start()
+    ended = os.eventfd(0, os.EFD_CLOEXEC)
+    caught_up = (threading.Event(), threading.Event())
+    for fd, mark, done in zip(outputs, (b"1", b"2"), caught_up, strict=True):
+        hear = (connection, fd, mark, ended, done)
+        threading.Thread(target=_hear_program, args=hear, daemon=True).start()
     program.ended.wait()
-    _finish_readers(readers)
+    os.eventfd_write(ended, 1)
+    for done in caught_up:
+        done.wait()
+    os.close(ended)
     with contextlib.suppress(wire.Closed):
         connection.result({"exit_code": program.exit_code})
     return Answered()
-
-
-def _finish_readers(readers: list[threading.Thread]) -> None:
-    """What the program left in its pipes is read to the end, unless a child of its keeps them open."""
-    deadline = time.monotonic() + 0.5
-    for reader in readers:
-        reader.join(max(0.0, deadline - time.monotonic()))
 
 
 def _feed_program(connection: Connection, stdin: int) -> None:
@@ -267,16 +263,30 @@ def _feed_program(connection: Connection, stdin: int) -> None:
             pipe.write(body)
 
 
-def _hear_program(connection: Connection, fd: int, mark: bytes) -> None:
-    """A client that went away does not stop the program: it is read on, and nobody hears it."""
+def _hear_program(
+    connection: Connection, fd: int, mark: bytes, ended: int, caught_up: threading.Event
+) -> None:
+    """`caught_up` is set once the program has ended and all it wrote is on its way. A client that went away
+    does not stop it, nor does its end stop children of its that hold the pipe: it is read on, and nobody
+    hears it."""
     heard = True
+    ready = select.poll()
+    ready.register(fd, select.POLLIN)
+    ready.register(ended, select.POLLIN)
     with os.fdopen(fd, "rb", buffering=0) as pipe:
-        while data := pipe.read(1 << 16):
-            if heard:
+        while True:
+            if all(which == ended for which, _ in ready.poll()):
+                heard = False
+                ready.unregister(ended)
+                caught_up.set()
+            elif not (data := pipe.read(1 << 16)):
+                break
+            elif heard:
                 try:
                     connection.data(mark + data)
                 except wire.Closed:
                     heard = False
+    caught_up.set()
 
 
 @verb

@@ -62,4 +62,4 @@ class Home:
 def locate(path: str | os.PathLike[str] | None = None) -> Home:
     """The home that was asked for, else WAYPOINT_HOME, else the default one."""
     chosen = path or os.environ.get("WAYPOINT_HOME") or DEFAULT_HOME
-    return Home(Path(chosen).absolute())
+    return Home(Path(os.path.realpath(chosen)))

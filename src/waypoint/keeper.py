@@ -120,6 +120,10 @@ class Keeper:
     def set_last_pid(self, pid: int) -> None:
         self.ask("last-pid", str(pid))
 
+    def last_pid(self) -> int:
+        """The pid that was given last in the box."""
+        return int(self.ask("last-pid?")[0][0])
+
     def set_foreground(self, group: int) -> None:
         self.ask("foreground", str(group))
 

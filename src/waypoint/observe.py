@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Sequence
 
-from waypoint.box import Box
+from waypoint.box import STATE_IN_BOX, Box
 from waypoint.history.facts import Facts, PortFact, ProcessFact, ShellFact, parse_shell
 from waypoint.kernel import network, processes
+from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, openat2
 from waypoint.terminal import Terminal
 
-_SHELL_FILE = "dev/waypoint.shell"
+_SHELL_FILE = f"{STATE_IN_BOX}/shell".lstrip("/")
 _MOST_BYTES = 1 << 20
 
 
@@ -52,9 +54,21 @@ def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
 def _shell(box: Box, terminal: Terminal) -> ShellFact:
     shell = terminal.shell
     text = ""
-    with contextlib.suppress(OSError), open(f"/proc/{box.pid}/root/{_SHELL_FILE}", "rb") as file:
-        text = file.read(_MOST_BYTES).decode(errors="replace")
+    with contextlib.suppress(OSError):
+        text = _read(box, _SHELL_FILE).decode(errors="replace")
     return parse_shell(text, shell.cwd if shell else "/", terminal.foreground())
+
+
+def _read(box: Box, path: str) -> bytes:
+    """A file of the box. Whoever is in there may have put something else in its place: a link that would lead
+    to a file of the host's, a FIFO that would never answer."""
+    root = os.open(f"/proc/{box.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = openat2(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS)
+    finally:
+        os.close(root)
+    with open(fd, "rb") as file:
+        return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
 
 
 def observe(box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, own_network: bool) -> Facts:

@@ -33,6 +33,7 @@ from waypoint.box import (
     check_options,
     coverage,
     drop_old_work,
+    empty_hidden,
     end_keeper,
     keepers,
     make_volume,
@@ -307,7 +308,7 @@ class Sessions:
 
     def _base(self, options: BoxOptions) -> Path:
         if options.base.startswith("/"):
-            return Path(os.path.normpath(options.base))
+            return Path(os.path.realpath(options.base))
         from waypoint import bases
 
         return bases.base_path(self.pool, options.base)
@@ -496,6 +497,7 @@ class Sessions:
             undo.callback(self._delete, volume)
             make_volume(volume)
             write_first_files(volume, base, _first_files(name, options, base))
+            empty_hidden(volume, base, self.home, options)
             box, _ = self._build_box(name, options, volume, size, ())
             live = self._adopt(session_id, box, size)
             undo.callback(self._end, live, "the session could not be started")
@@ -592,8 +594,8 @@ class Sessions:
                 pid = live.box.keeper.start("program", cwd, argv, environment, stdio)
             except OSError as error:
                 raise NotFound(
-                    f"cannot start {argv[0]!r}: {error.strerror}",
-                    hint="the path is looked up inside the session",
+                    f"cannot start {argv[0]!r} in {cwd}: {os.strerror(error.errno or 0)}",
+                    hint="both are looked up inside the session",
                 ) from error
             program = Program(pid, tuple(os.fstat(end).st_ino for end in ends))
             with live.exits:
@@ -694,6 +696,8 @@ class Sessions:
                 addresses: list[str] = []
 
                 def while_frozen(members: Sequence[processes.Process]) -> None:
+                    addresses.clear()
+                    self.pool.delete(staged / "files")
                     kept.append(live.terminal.freeze())
                     self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                     observed.append(
@@ -711,11 +715,12 @@ class Sessions:
                         shell=shell.pid if shell else 0,
                         while_frozen=while_frozen,
                     )
-                (images / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[0]))
-                (images / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[0]))
+                (images / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[-1]))
+                (images / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[-1]))
                 (images / _BOX_FILE).write_bytes(msgspec.json.encode(BoxFacts(addresses=tuple(addresses))))
                 pause_ms, count = stats.pause_ms, saved.processes
-                if pipes:
+                covered += saved.notes
+                if saved.outside_pipes:
                     covered.append(
                         "streams of programs started with --pipe end at a restore; the programs go on"
                     )

@@ -71,7 +71,6 @@ class TerminalState(Record, frozen=True):
     """What a terminal needs to go on in another box."""
 
     screen: bytes
-    pending: bytes
     shell: Shell | None
     size: Size
 
@@ -516,32 +515,26 @@ class Terminal:
             _ = self.screen.cursor
 
     def freeze(self) -> TerminalState:
-        """The terminal's state, taken while nothing in the box runs. What was typed and not read is taken
-        out of the kernel's queue and put back: there is no way to look at it there."""
+        """The terminal's state, taken while nothing in the box runs."""
         self.drain()
         with self.lock:
-            pending = self._take_pending()
-            if pending:
-                self._put_pending(pending)
             run = self._run
             shell = self.shell
             if shell and run:
                 shell = msgspec.structs.replace(shell, ready=False, running=run.id)
-            return TerminalState(screen=self.screen.dump(), pending=pending, shell=shell, size=self.size)
+            return TerminalState(screen=self.screen.dump(), shell=shell, size=self.size)
 
     def thaw(self, state: TerminalState) -> None:
         """The state of `freeze`, in the terminal of another box, before anything in it runs."""
         with self.lock:
             self.screen = Screen.load(state.screen)
-            if state.pending:
-                self._put_pending(state.pending)
             if state.shell:
                 self.started(state.shell)
 
     def picture(self) -> TerminalState:
         """What another daemon needs to serve this terminal: all that can be had without stopping anything."""
         with self.lock:
-            return TerminalState(screen=self.screen.dump(), pending=b"", shell=self.shell, size=self.size)
+            return TerminalState(screen=self.screen.dump(), shell=self.shell, size=self.size)
 
     def adopt(self, picture: TerminalState, printed: bytes) -> None:
         """Serves a terminal that another daemon served, from the picture it left and what was printed since.
@@ -561,47 +554,6 @@ class Terminal:
             moved, other.watchers = other.watchers, []
         for watcher in moved:
             self.watch(watcher)
-
-    def _take_pending(self) -> bytes:
-        mode = termios.tcgetattr(self._slave)
-        raw = list(mode)
-        raw[3] &= ~(termios.ICANON | termios.ECHO)
-        raw[6] = list(mode[6])
-        raw[6][termios.VMIN], raw[6][termios.VTIME] = 0, 0
-        canonical = mode[3] & termios.ICANON
-        if canonical:
-            termios.tcsetattr(self._slave, termios.TCSANOW, raw)
-        try:
-            waiting = struct.unpack("i", fcntl.ioctl(self._slave, termios.FIONREAD, b"\0" * 4))[0]
-            taken = b""
-            while waiting > len(taken):
-                part = os.read(self._slave, waiting - len(taken))
-                if not part:
-                    break
-                taken += part
-            return taken
-        finally:
-            if canonical:
-                termios.tcsetattr(self._slave, termios.TCSANOW, mode)
-
-    def _put_pending(self, pending: bytes) -> None:
-        """Typed again with the echo on, which tells when the kernel has taken it; the echo itself is not
-        shown, it was on the screen before. No character of it may act: signals and erasing are off."""
-        mode = termios.tcgetattr(self._slave)
-        quiet = list(mode)
-        quiet[0] &= ~(termios.IXON | termios.IXOFF)
-        quiet[3] = quiet[3] & ~(termios.ISIG | termios.IEXTEN) | termios.ECHO
-        quiet[6] = [b"\0" for _ in mode[6]]
-        quiet[6][termios.VMIN], quiet[6][termios.VTIME] = mode[6][termios.VMIN], mode[6][termios.VTIME]
-        termios.tcsetattr(self._slave, termios.TCSANOW, quiet)
-        try:
-            os.write(self._master, pending)
-            echoed, deadline = 0, time.monotonic() + 0.5
-            while echoed < len(pending) and time.monotonic() < deadline:
-                if select.select([self._master], [], [], 0.1)[0]:
-                    echoed += len(os.read(self._master, _READ_BYTES))
-        finally:
-            termios.tcsetattr(self._slave, termios.TCSANOW, mode)
 
     def close(self, why: str) -> None:
         """The box is gone or another has taken its place: whoever waits for a command is told."""

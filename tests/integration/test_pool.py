@@ -872,7 +872,6 @@ def test_space_given_back_makes_the_image_smaller(btrfs_home: Path) -> None:
     used = store.usage().used_bytes
     store.reclaim()
     assert used - store.usage().used_bytes > 90 * MIB
-    assert close_pool(btrfs_home)
     assert grown - image.stat().st_blocks * 512 > 90 * MIB
 
 

@@ -18,9 +18,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
+import termios
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,7 +32,7 @@ from waypoint.box import ENGINE_IN_BOX, Box
 from waypoint.engine import criu
 from waypoint.engine.protobuf import read_image
 from waypoint.errors import CannotCheckpoint, CannotRestore
-from waypoint.kernel import processes
+from waypoint.kernel import processes, typeahead
 from waypoint.kernel.syscalls import CLONE_NEWIPC, setns
 from waypoint.model import Record
 
@@ -39,6 +42,14 @@ _FAR_PID = 3_000_000
 _FROZEN_STAGE = "query-ext-files"
 _STOPPED_STAGE = "post-dump"
 _HELD_STAGE = "post-restore"
+_UNACCEPTED = "a connection to it waits to be accepted"
+_REASONS = {"In-flight connection": _UNACCEPTED, "in-flight socket": _UNACCEPTED}
+"""What CRIU says, and what it means."""
+_PASSING = ("In-flight connection", "in-flight socket")
+"""What mostly is over a moment later: then the checkpoint is tried again."""
+_PATIENCE_SECONDS = (0.02, 0.1, 0.3)
+_MOST_TERMINALS = 128
+"""How many a keeper makes ahead of a restore (MOST_PTYS in native/keeper.c)."""
 
 
 class Lock(Record, frozen=True):
@@ -62,8 +73,12 @@ class Saved(Record, frozen=True):
     network_locked: bool
     outside_pipes: tuple[int, ...] = ()
     locks: tuple[Lock, ...] = ()
+    typed: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """What was typed into the box's terminals and not read, by their index."""
     shell: int = 0
     processes: int = 0
+    notes: tuple[str, ...] = ()
+    """What the images hold with a difference, one sentence each."""
 
 
 def _start_criu(
@@ -120,10 +135,44 @@ def has_connections(host_pid: int) -> bool:
 
 
 def terminals(images: Path) -> dict[int, int]:
-    """The terminals that live wholly inside a dumped tree: index → session leader, or 0 if it controls none."""
+    """The terminals that live wholly inside a dumped tree: index → session leader, 0 where there is none."""
     # message tty_info_entry: id (twice the index, and one more for a master), ..., sid
     infos = [(int(entry[1]), int(entry[6])) for entry in read_image(images / "tty-info.img")]
     return {number >> 1: session for number, session in infos if number & 1}
+
+
+def _open_terminal(box: Box, index: int) -> int:
+    return os.open(
+        f"/proc/{box.pid}/root/dev/pts/{index}", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+    )
+
+
+def _take_typed(box: Box) -> dict[int, bytes]:
+    """Empties the input of the box's terminals: its own, of which CRIU knows nothing, and those in the tree
+    (tmux's panes), where it would move an unfinished line in front of finished ones and echo those again."""
+    names = os.listdir(f"/proc/{box.pid}/root/dev/pts")
+    inner = {int(name) for name in names if name.isdigit() and name != "0"}
+    # Not those that control nobody: nobody may have them open, and opening and closing would be noticed.
+    inner &= {process.terminal for process in processes.below(box.pid)} if inner else set()
+    typed = {}
+    for index in (0, *inner):
+        with contextlib.suppress(OSError, termios.error):
+            slave = _open_terminal(box, index)
+            try:
+                typed[index] = typeahead.take(slave)
+            finally:
+                os.close(slave)
+    return {index: some for index, some in typed.items() if some}
+
+
+def _put_typed(box: Box, typed: dict[int, bytes]) -> None:
+    for index, some in typed.items():
+        with contextlib.suppress(OSError, termios.error):  # whoever used it may have gone
+            slave = _open_terminal(box, index)
+            try:
+                typeahead.put(slave, some)
+            finally:
+                os.close(slave)
 
 
 def _posix_locks(tree: list[processes.Process]) -> tuple[Lock, ...]:
@@ -151,10 +200,27 @@ def _posix_locks(tree: list[processes.Process]) -> tuple[Lock, ...]:
     return tuple(found)
 
 
-def _last_pid(box: Box) -> int:
-    with contextlib.suppress(OSError), open(f"/proc/{box.pid}/root/proc/sys/kernel/ns_last_pid") as file:
-        return int(file.read())
-    return 0
+def _unread_notices(tree: list[processes.Process]) -> Iterator[str]:
+    """Who has been told of file changes and has not read it: nobody can put that back into the kernel."""
+    for process in tree:
+        for fd, target in processes.descriptors(process.host_pid).items():
+            if target != "anon_inode:inotify":
+                continue
+            with contextlib.suppress(OSError):
+                notices = processes.duplicate(process.host_pid, fd)
+                try:
+                    unread = fcntl.ioctl(notices, termios.FIONREAD, bytes(4))
+                finally:
+                    os.close(notices)
+                if any(unread):
+                    who = f"process {process.pid} ({process.command})"
+                    yield f"file changes that {who} was told of and had not read yet (inotify) are forgotten"
+
+
+def _kept_pipes(box: Box) -> set[int]:
+    """The pipes the keeper reads: also those of programs that have ended and left a child that writes."""
+    targets = processes.descriptors(box.pid).values()
+    return {int(target[6:-1]) for target in targets if target.startswith("pipe:[")}
 
 
 def save(
@@ -166,8 +232,28 @@ def save(
     while_frozen: Callable[[list[processes.Process]], None],
 ) -> tuple[Saved, criu.DumpStats]:
     """Dumps the tree into `images` and lets it run on. `while_frozen` is called in this thread once the
-    whole tree stands still, beside CRIU's own work; the tree runs again only after it has returned. If
-    anything fails, the tree runs on as if nobody had asked."""
+    whole tree stands still, beside CRIU's own work; the tree runs again only after it has returned. It
+    may be called more than once: the last time counts. If anything fails, the tree runs on as if nobody had
+    asked."""
+    for seconds in _PATIENCE_SECONDS:
+        try:
+            return _save(box, images, outside_pipes, shell, while_frozen)
+        except CannotCheckpoint as error:
+            if not any(passing in line for line in error.details.get("log", ()) for passing in _PASSING):
+                raise
+            for left in images.iterdir():
+                left.unlink()
+            time.sleep(seconds)
+    return _save(box, images, outside_pipes, shell, while_frozen)
+
+
+def _save(
+    box: Box,
+    images: Path,
+    outside_pipes: Sequence[int],
+    shell: int,
+    while_frozen: Callable[[list[processes.Process]], None],
+) -> tuple[Saved, criu.DumpStats]:
     hello = box.hello()
     os.close(hello.master)
     os.close(hello.slave)
@@ -178,12 +264,19 @@ def save(
     locked = box_has_network(box) and has_connections(box.pid)
     connection = _start_criu(box, images, "keep" if ipc else "join", [], [])
     facts: list[Saved] = []
+    typed: dict[int, bytes] = {}
     try:
         talk = criu.Conversation(connection, criu.dump_request(hello.anchor, lock_network=locked))
 
         def stage(name: str) -> None:
+            if name == _STOPPED_STAGE:
+                _put_typed(box, typed)
+                typed.clear()
+                if criu.has_link_remaps(images):
+                    while_frozen(processes.below(anchor.host_pid))
             if name != _FROZEN_STAGE:
                 return
+            typed.update(_take_typed(box))
             # CRIU goes on at once and meets us again before it lets the tree run.
             talk.answer()
             tree = processes.below(anchor.host_pid)
@@ -192,13 +285,15 @@ def save(
                     anchor=hello.anchor,
                     status_pipe=hello.status_pipe,
                     foreground=box.keeper.foreground(),
-                    last_pid=_last_pid(box),
+                    last_pid=box.keeper.last_pid(),
                     ipc=ipc,
                     network_locked=locked,
-                    outside_pipes=tuple(outside_pipes),
+                    outside_pipes=tuple({*outside_pipes, *_kept_pipes(box)} - {hello.status_pipe}),
                     locks=_posix_locks(tree),
+                    typed=dict(typed),
                     shell=shell,
                     processes=len(tree),
+                    notes=tuple(_unread_notices(tree)),
                 )
             )
             while_frozen(tree)
@@ -208,6 +303,13 @@ def save(
         raise _cannot_save(box, images) from error
     finally:
         connection.close()
+        _put_typed(box, typed)
+    if max(terminals(images), default=0) >= _MOST_TERMINALS:
+        raise CannotCheckpoint(
+            f"more than {_MOST_TERMINALS - 1} terminals are open in the session (tmux, screen, script)",
+            hint="close some, or keep the files alone with --files-only; the session runs on untouched",
+        )
+    criu.mend_timers(images)
     (images / FACTS).write_bytes(msgspec.json.encode(facts[0]))
     return facts[0], criu.dump_stats(images)
 
@@ -250,11 +352,13 @@ def hold(box: Box, images: Path) -> Held:
         inherit = [(f"pipe:[{saved.status_pipe}]", criu.FIRST_INHERITED_FD)]
         descriptors = [status_pipe]
         if saved.outside_pipes:
-            # Their other ends were a client's. The program goes on; nobody listens any more.
-            nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            # Their other ends were a client's. The program goes on; nobody listens any more. (The box's own
+            # /dev/null: with the host's it could not be saved again.)
+            nothing = os.open(f"/proc/{box.pid}/root/dev/null", os.O_RDWR | os.O_CLOEXEC)
             undo.callback(os.close, nothing)
-            descriptors.append(nothing)
-            inherit += [(f"pipe:[{inode}]", criu.FIRST_INHERITED_FD + 1) for inode in saved.outside_pipes]
+            for inode in saved.outside_pipes:  # CRIU wants a number of its own for each
+                inherit.append((f"pipe:[{inode}]", criu.FIRST_INHERITED_FD + len(descriptors)))
+                descriptors.append(nothing)
         env: list[str] = []
         inner = terminals(images)
         if inner:
@@ -269,6 +373,7 @@ def hold(box: Box, images: Path) -> Held:
             talk = criu.Conversation(connection, request)
             talk.proceed(until=_HELD_STAGE)
             if inner:
+                _put_typed(box, saved.typed)
                 keeper.drop_ptys()
             _retake_locks(box, saved.locks)
             with contextlib.suppress(OSError):  # the job may have had a group that no process is in any more
@@ -285,10 +390,8 @@ def hold(box: Box, images: Path) -> Held:
 
 def _retake_locks(box: Box, locks: Sequence[Lock]) -> None:
     if locks:
-        words = [
-            f"{lock.pid}:{lock.fd}:{fcntl.F_WRLCK if lock.write else fcntl.F_RDLCK}:{lock.start}:{lock.length}"
-            for lock in locks
-        ]
+        kinds = {True: fcntl.F_WRLCK, False: fcntl.F_RDLCK}
+        words = [f"{lock.pid}:{lock.fd}:{kinds[lock.write]}:{lock.start}:{lock.length}" for lock in locks]
         reader, writer = os.pipe()
         with os.fdopen(reader) as answer:
             try:
@@ -332,11 +435,22 @@ def unsavable(box: Box) -> list[tuple[processes.Process, str]]:
     return found
 
 
+def _blamed(box: Box, said: Sequence[str]) -> list[tuple[processes.Process, str]]:
+    """The process that CRIU was busy with when it gave up, and why it did."""
+    meant = [reason for words, reason in _REASONS.items() if any(words in line for line in said)]
+    reason = (*meant, *said)[0] if said else ""
+    for line in said:
+        found = re.search(r"\(pid: (\d+)\)", line)
+        if found:
+            return [(one, reason) for one in processes.below(box.pid) if one.pid == int(found[1])]
+    return []
+
+
 def _cannot_save(box: Box, images: Path) -> CannotCheckpoint:
     said = criu.errors_in(images / "dump.log")
     culprits = [
         {"pid": process.pid, "command": process.command, "reason": reason}
-        for process, reason in unsavable(box)
+        for process, reason in unsavable(box) or _blamed(box, said)
     ]
     if culprits:
         first = culprits[0]

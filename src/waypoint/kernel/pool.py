@@ -146,7 +146,7 @@ class Pool(Protocol):
         """Return when everything in the pool is on the disk and would survive a power cut."""
 
     def reclaim(self) -> None:
-        """Return when the space of what was deleted has come back."""
+        """Return when the space of what was deleted has come back. Seconds: for the background."""
 
     def usage(self) -> Usage:
         """How full it is."""
@@ -308,7 +308,11 @@ class BtrfsPool:
             syncfs(fd)
 
     def reclaim(self) -> None:
-        """Deleted subvolumes are taken apart in the background: wake that up, wait until it stands still."""
+        """Deleted subvolumes are taken apart in the background: wake that up, wait until it stands still.
+
+        Then give the disk below its blocks back. Most have been by then, one by one (discard=async);
+        those that were still waiting when the pool was last unmounted are only found this way.
+        """
         with _trying("reclaim space in", self.root), _opened(self.root) as fd:
             lowest, still, deadline = self._used_bytes(), 0, time.monotonic() + 30
             while still < 5 and time.monotonic() < deadline:
@@ -317,6 +321,9 @@ class BtrfsPool:
                 used = self._used_bytes()
                 still = 0 if used < lowest else still + 1
                 lowest = min(lowest, used)
+            if self.image:
+                with contextlib.suppress(OSError):  # not every file system below can make a file smaller
+                    fcntl.ioctl(fd, FITRIM, struct.pack("=QQQ", 0, (1 << 64) - 1, 0))
 
     def usage(self) -> Usage:
         with _trying("measure", self.root):
@@ -395,7 +402,7 @@ class CopyPool:
             try:
                 made.mkdir(mode=0o700)
                 trees.copy_tree(
-                    source, made, reflink=self.kind == "reflink", skip=_is_nested, omit_attribute=_TREE_MARK
+                    source, made, reflink=self.kind == "reflink", skip=_is_nested, omit=_TREE_MARK.__eq__
                 )
                 os.setxattr(made, _TREE_MARK, b"ro" if readonly else b"rw")
                 os.rename(made, target)
@@ -737,6 +744,11 @@ def _lay_out(pool: Pool) -> None:
             pool.delete(left)
 
 
+def is_pool(path: Path) -> bool:
+    """Whether a folder is the pool of some home, not necessarily ours."""
+    return path.name == "pool" and (path / _KIND_FILE).is_file()
+
+
 def close_pool(home: Path) -> bool:
     """Unmount the pool and let its loop device go; true when both are gone.
 
@@ -752,9 +764,6 @@ def close_pool(home: Path) -> bool:
             return not image.exists() or loop.is_released(image, patience_s=0)
         if _mount_holders(home):
             return False
-        with _opened(root) as fd, contextlib.suppress(OSError):
-            # What is freed is given back to the disk after a while; an unmount forgets what is still waiting.
-            fcntl.ioctl(fd, FITRIM, struct.pack("=QQQ", 0, (1 << 64) - 1, 0))
         try:
             umount(root)
         except OSError as error:

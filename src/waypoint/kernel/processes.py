@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from waypoint.kernel.syscalls import pidfd_getfd, pidfd_open
+
 _PTS_MAJOR = 136
 
 
@@ -101,6 +103,15 @@ def descriptors(host_pid: int) -> dict[int, str]:
             with contextlib.suppress(OSError):
                 found[int(name)] = os.readlink(f"/proc/{host_pid}/fd/{name}")
     return found
+
+
+def duplicate(host_pid: int, fd: int) -> int:
+    """A descriptor of our own of what one of its descriptors leads to."""
+    process = pidfd_open(host_pid)
+    try:
+        return pidfd_getfd(process, fd)
+    finally:
+        os.close(process)
 
 
 def namespace(host_pid: int, kind: str) -> str | None:

@@ -52,6 +52,7 @@ RESOLVE_NO_SYMLINKS = 0x4
 RESOLVE_BENEATH = 0x8
 RESOLVE_IN_ROOT = 0x10
 _SYS_OPENAT2 = 437  # the same on every architecture, as all numbers from 424 on
+_SYS_PIDFD_GETFD = 438
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mount.argtypes = (
@@ -121,6 +122,16 @@ def pidfd_open(pid: int) -> int:
         return os.pidfd_open(pid)
     except OSError as error:
         raise OSError(error.errno, f"pidfd_open: {os.strerror(error.errno or 0)}", str(pid)) from error
+
+
+def pidfd_getfd(process: int, fd: int) -> int:
+    """pidfd_getfd(2): a close-on-exec duplicate of a descriptor of another process."""
+    found = libc.syscall(
+        ctypes.c_long(_SYS_PIDFD_GETFD), ctypes.c_int(process), ctypes.c_int(fd), ctypes.c_uint(0)
+    )
+    if found < 0:
+        raise oserror("pidfd_getfd")
+    return int(found)
 
 
 def ioctl_number(direction: int, kind: int, number: int, size: int) -> int:

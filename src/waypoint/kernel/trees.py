@@ -42,6 +42,9 @@ _PATH_ROOM = 3000
 Visit = Callable[[int, str, os.stat_result], bool]
 """Asked about an entry: an open folder, a name in it, the status of what has that name."""
 
+Omit = Callable[[str], bool]
+"""Asked about the name of an extended attribute."""
+
 
 class _Cursor:
     """An open folder that moves down and up a tree and notices when somebody moves it."""
@@ -133,7 +136,9 @@ def below(fd: int, name: str) -> str:
 class _Copy:
     """One copy under way; `run` walks, the rest handles one entry each."""
 
-    def __init__(self, source: int, target: int, *, reflink: bool, skip: Visit | None, omit: str) -> None:
+    def __init__(
+        self, source: int, target: int, *, reflink: bool, skip: Visit | None, omit: Omit | None
+    ) -> None:
         self.root = target
         self.source = _Cursor(os.dup(source))
         self.target = _Cursor(os.dup(target))
@@ -222,25 +227,26 @@ class _Copy:
         if not stat.S_ISLNK(status.st_mode):
             os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=here)
         for attribute, value in _attributes(below(self.source.fd, name)).items():
-            if attribute != self.omit:
+            if not (self.omit and self.omit(attribute)):
                 os.setxattr(below(here, name), attribute, value, follow_symlinks=False)
         times = (status.st_atime_ns, status.st_mtime_ns)
         os.utime(name, ns=times, dir_fd=here, follow_symlinks=False)
 
 
 def copy_tree(
-    source: Path, target: Path, *, reflink: bool, skip: Visit | None = None, omit_attribute: str = ""
+    source: Path, target: Path, *, reflink: bool, skip: Visit | None = None, omit: Omit | None = None
 ) -> None:
     """Make the folder `target` and all below it an exact copy of `source`. It must be there and empty.
 
-    What `skip` answers true to is left out, a folder with all that is in it. A failure leaves a part
-    of the copy behind: the caller removes it.
+    What `skip` answers true to is left out, a folder with all that is in it; so are the extended
+    attributes that `omit` answers true to. A failure leaves a part of the copy behind: the caller
+    removes it.
     """
     from_fd = os.open(source, _FOLDER)
     try:
         to_fd = os.open(target, _FOLDER)
         try:
-            _Copy(from_fd, to_fd, reflink=reflink, skip=skip, omit=omit_attribute).run()
+            _Copy(from_fd, to_fd, reflink=reflink, skip=skip, omit=omit).run()
         finally:
             os.close(to_fd)
     finally:

@@ -143,8 +143,7 @@ static int copy(pid_t pid, unsigned long address, void *here, size_t length, int
 	return done == (ssize_t)length ? 0 : -1;
 }
 
-/* Waits for the task's next stop; tells its kind: SYSCALL_STOP, SIGTRAP | PTRACE_EVENT_STOP << 8, or 0 when there
-   will be none. */
+/* Waits for the task's next stop and tells its kind; 0 when there will be none. */
 static int next_stop(pid_t pid)
 {
 	int status;

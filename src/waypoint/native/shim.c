@@ -33,13 +33,13 @@
 
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* libc's headers would define what is defined here */
+#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <elf.h>
-#include <linux/futex.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -48,7 +48,6 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
-#include <time.h>
 #include <unistd.h>
 
 #define LAST_ERRNO 4095

@@ -4,8 +4,12 @@
 # Marks, in the manner of OSC 133, each with the shell's key so that no output can be mistaken for one:
 #   C;r=RUN;l=N     a command starts (RUN: which one; empty when somebody typed it; N: stashed letters)
 #   D;STATUS;r=RUN  it ended
-#   B               the prompt stands, readline reads
-# They go to /dev/tty: the shell's own output may be redirected.
+#   A               the prompt comes next
+#   B;s=STATUS      the prompt stands, readline reads
+# They go to /dev/tty: the shell's own output may be redirected. Only B is part of the prompt and goes where
+# that goes, because nothing else is printed after readline has set up the terminal.
+#
+# Nothing in here may depend on options that people set: -e, -u, -x and so on are off in every function.
 
 [ -f /etc/bash.bashrc ] && . /etc/bash.bashrc
 [ -f ~/.bashrc ] && . ~/.bashrc
@@ -13,12 +17,19 @@
 __waypoint_key=$WAYPOINT_KEY __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
 unset WAYPOINT_KEY
 
+# What is typed for `exec` is one line:
+#   if __waypoint_begin RUN COMMAND [INPUT]; then eval ...; else eval ...; fi; { __waypoint_prompt first; }
+# As a condition it can hand the last command's status on to the next without ending a shell that has
+# `set -e` or running a trap on ERR.
 __waypoint_begin() {
-    builtin local -
-    builtin set +xv
+    builtin local flags=$-
+    builtin set +euxv
     # "-RUN" is a command of Waypoint's own: the history does not show it.
     __waypoint_run=${1#-} __waypoint_command=$2 __waypoint_input=$3
-    [[ $1 == -* ]] || builtin history -s -- "$2"
+    [[ $1 == -* || ! -o history ]] || builtin history -s -- "$2"
+    # The trace starts with the command itself.
+    [[ $flags == *x* ]] && __waypoint_command=$'builtin set -x\n'$2
+    builtin set "-${flags//[!euv]/}"
     builtin printf '\e]133;C;k=%s;r=%s;l=%s\a' "$__waypoint_key" "$__waypoint_run" "${#__waypoint_line}" >/dev/tty
     builtin return "$__waypoint_status"
 }
@@ -28,20 +39,33 @@ __waypoint_begin() {
 __waypoint_prompt() {
     builtin local status=$?
     builtin local -
-    builtin set +xv
+    builtin set +euxv
     if [[ -n $__waypoint_busy ]]; then
         __waypoint_status=$status __waypoint_busy=
         builtin local where=${PWD//[[:cntrl:]]/?}
         builtin printf '\e]133;D;%s;k=%s;r=%s;p=%s\a' "$status" "$__waypoint_key" "$__waypoint_run" "$where" >/dev/tty
         __waypoint_run=
     fi
+    __waypoint_hook
     [[ $1 == first ]] && builtin return "$status"
     __waypoint_busy=1
-    # What a card tells about the shell; nothing is started for it, and /dev is no part of the snapshot.
-    { builtin export -p && builtin declare -F && builtin alias -p; } >|/dev/waypoint.shell
+    # What a card tells about the shell; nothing is started for it, and the place is none of the session's own.
+    { builtin export -p && builtin declare -F && builtin alias -p; } >|/dev/waypoint.state/shell
     [[ $PS1 == *"$__waypoint_ready" ]] || PS1+=$__waypoint_ready
     [[ $PS0 == *"$__waypoint_typed" ]] || PS0+=$__waypoint_typed
+    builtin printf '\e]133;A;k=%s\a' "$__waypoint_key" >/dev/tty
     builtin return "$status"
+}
+
+# The last of all prompt commands is ours, whatever was done to them; also, the line that hands a command over
+# is not for the history, the command itself is.
+__waypoint_hook() {
+    if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)); then
+        [[ ${PROMPT_COMMAND[@]: -1} == "$__waypoint_last" ]] || PROMPT_COMMAND+=("$__waypoint_last")
+    else
+        [[ $PROMPT_COMMAND == *"$__waypoint_last" ]] || PROMPT_COMMAND+=${PROMPT_COMMAND:+; }$__waypoint_last
+    fi
+    [[ $HISTIGNORE == ' if __waypoint_begin *'* ]] || HISTIGNORE=' if __waypoint_begin *'${HISTIGNORE:+:$HISTIGNORE}
 }
 
 # A line somebody was typing is put aside while a command from elsewhere runs, and comes back after it.
@@ -52,17 +76,16 @@ __waypoint_unstash() {
     READLINE_LINE=$__waypoint_line READLINE_POINT=$__waypoint_point __waypoint_line=
 }
 
-# The line that hands a command over starts with a space; the command itself goes into the history.
-[[ $HISTCONTROL == *ignorespace* || $HISTCONTROL == *ignoreboth* ]] || HISTCONTROL=ignorespace${HISTCONTROL:+:$HISTCONTROL}
-
-__waypoint_ready='\[\e]133;B;k='$__waypoint_key'\a\]'
+# (`|| :` is for traps on ERR; bash itself brings $? back after each prompt command.)
+__waypoint_last='{ __waypoint_prompt || :; } 2>/dev/null'
+__waypoint_ready='\[\e]133;B;k='$__waypoint_key';s=$?;r=$__waypoint_run\a\]'
 __waypoint_typed='\e]133;C;k='$__waypoint_key';r=;l=0\a'
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)); then
-    PROMPT_COMMAND=('{ __waypoint_prompt first; } 2>/dev/null' "${PROMPT_COMMAND[@]}")
-    PROMPT_COMMAND[99]='{ __waypoint_prompt; } 2>/dev/null'
+    PROMPT_COMMAND=('{ __waypoint_prompt first || :; } 2>/dev/null' "${PROMPT_COMMAND[@]}")
 else
-    PROMPT_COMMAND="{ __waypoint_prompt first; } 2>/dev/null${PROMPT_COMMAND:+; $PROMPT_COMMAND}; { __waypoint_prompt; } 2>/dev/null"
+    PROMPT_COMMAND="{ __waypoint_prompt first; } 2>/dev/null${PROMPT_COMMAND:+; $PROMPT_COMMAND}"
 fi
+__waypoint_hook
 for __waypoint_map in emacs vi-insert vi-command; do
     builtin bind -m "$__waypoint_map" -x '"\C-x\C-ws": __waypoint_stash'
     builtin bind -m "$__waypoint_map" -x '"\C-x\C-wu": __waypoint_unstash'
