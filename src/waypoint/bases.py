@@ -1,0 +1,285 @@
+"""Bases: root file systems that sessions are layered over, kept immutable in the pool.
+
+`pool/bases/NAME/files` is the tree, read-only; `pool/bases/NAME/base.json` tells where it came from. Both
+are made in `pool/staging` and appear by one rename, so a base is there completely or not at all, whatever
+happens during an import. How an archive is read and why it cannot do harm is in layers.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from waypoint.errors import AlreadyExists, InvalidName, MachineError, NoSpace, NotFound, UsageError
+from waypoint.kernel import trees
+from waypoint.kernel.pool import Pool
+from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
+from waypoint.layers import Progress, Unpacker, bad, is_kept, unpack
+
+RECORD = "base.json"
+RECORD_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A root file system in the pool."""
+
+    name: str
+    format: str
+    """What it was imported from: "tar", "oci", "docker-save" or "folder"."""
+    source: str
+    """The name of that file or folder."""
+    digest: str
+    """Of the file as it was given; of a folder's names, modes, owners and contents."""
+    size_bytes: int
+    file_count: int
+    created_at: str
+    skipped_devices: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+def base_path(pool: Pool, name: str) -> Path:
+    """The root of a base's tree."""
+    _check_name(name)
+    path = pool.root / "bases" / name / "files"
+    if not path.is_dir():
+        names = ", ".join(base.name for base in list_bases(pool))
+        raise NotFound(
+            f"there is no base {name!r}",
+            hint=f"there are: {names}" if names else "bring one in with `waypoint base import NAME FILE`",
+        )
+    return path
+
+
+def list_bases(pool: Pool) -> list[Base]:
+    """All bases, by name."""
+    found = []
+    for path in sorted((pool.root / "bases").glob(f"*/{RECORD}")):
+        with _trying(f"read the base {path.parent.name}"):
+            said = json.loads(path.read_text())
+        said.pop("version")
+        found.append(Base(**{**said, "warnings": tuple(said["warnings"])}))
+    return found
+
+
+def remove_base(pool: Pool, name: str, *, used_by: Sequence[str] = ()) -> None:
+    """Remove a base, unless the sessions that are named still need it."""
+    path = base_path(pool, name).parent
+    if used_by:
+        raise UsageError(
+            f"the base {name!r} is in use by {', '.join(used_by)}",
+            hint=f"remove what uses it first: `waypoint rm {' '.join(used_by)}`",
+            used_by=list(used_by),
+        )
+    going = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
+    with _trying(f"remove the base {name}"):
+        os.rename(path, going)  # gone at once, whatever happens to the rest
+    pool.delete(going)
+
+
+def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = lambda _: None) -> Base:
+    """Bring in a root file system from an archive or a folder; `progress` hears what is being done.
+
+    Device nodes are left out and counted. What cannot be trusted or understood is a UsageError that says
+    what is wrong with it, and leaves nothing behind.
+    """
+    _check_name(name)
+    source = Path(file)
+    if not source.exists():
+        raise NotFound(f"there is no file {source}", path=str(source))
+    if not (source.is_file() or source.is_dir()):
+        raise bad(source.name, "it is neither a file nor a folder")
+    if (pool.root / "bases" / name).exists():
+        raise AlreadyExists(
+            f"there is a base {name!r} already",
+            hint=f"choose another name, or `waypoint base rm {name}` first",
+        )
+    staged = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
+    try:
+        with _trying(f"import {source.name} as the base {name}"):
+            staged.mkdir(mode=0o700)
+            pool.create(staged / "files")
+            if source.is_dir():
+                base = _import_folder(pool.root.parent, name, source, staged, progress)
+            else:
+                base = _import_file(name, source, staged, progress)
+            _write_record(staged / RECORD, base)
+            progress("making it durable")
+            pool.seal(staged / "files")
+            pool.sync()
+            os.rename(staged, pool.root / "bases" / name)
+            pool.sync()
+    except BaseException:
+        pool.delete(staged)
+        raise
+    return base
+
+
+def _import_file(name: str, source: Path, staged: Path, progress: Progress) -> Base:
+    files = staged / "files"
+    with ThreadPoolExecutor(1) as beside:
+        digest = beside.submit(_file_digest, source)
+        with contextlib.closing(Unpacker(files)) as unpacker:
+            form = unpack(source, unpacker, staged, progress)
+            unpacker.finish()
+        warnings = []
+        if unpacker.lost_attributes:
+            warnings.append(f"{unpacker.lost_attributes} extended attributes cannot be kept in this pool")
+        return _describe(
+            files,
+            name,
+            form,
+            source,
+            warnings,
+            digest=digest.result(),
+            skipped_devices=unpacker.skipped_devices,
+        )
+
+
+def _import_folder(home: Path, name: str, source: Path, staged: Path, progress: Progress) -> Base:
+    """A copy of a folder, without device nodes, sockets, what is mounted in it, and Waypoint's own home."""
+    files, source = staged / "files", source.resolve()
+    device, ours = source.stat().st_dev, home.stat()
+    devices, mounted = 0, list[Path]()
+
+    def skip(folder: int, entry: str, status: os.stat_result) -> bool:
+        nonlocal devices
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            devices += 1
+            return True
+        if stat.S_ISDIR(status.st_mode) and status.st_dev != device:
+            mounted.append(Path(os.readlink(f"/proc/self/fd/{folder}"), entry).relative_to(source))
+            return True
+        return stat.S_ISSOCK(status.st_mode) or (status.st_dev, status.st_ino) == (ours.st_dev, ours.st_ino)
+
+    progress(f"copying {source}")
+    trees.copy_tree(source, files, reflink=True, skip=skip, omit=lambda attribute: not is_kept(attribute))
+    for path in mounted:
+        (files / path).mkdir(mode=0o755)  # a place to mount something on, as it was
+    return _describe(files, name, "folder", source, [], digest="", skipped_devices=devices)
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _describe(
+    files: Path, name: str, form: str, source: Path, warnings: list[str], *, digest: str, skipped_devices: int
+) -> Base:
+    count, size, of_tree = _survey(files, with_digest=not digest)
+    if not count:
+        raise bad(source.name, "there is not a single file in it")
+    if not _has_bash(files):
+        warnings.append("there is no /bin/bash in it, which sessions need for their shell")
+    return Base(
+        name=name,
+        format=form,
+        source=source.name or str(source),
+        digest=digest or of_tree,
+        size_bytes=size,
+        file_count=count,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        skipped_devices=skipped_devices,
+        warnings=tuple(warnings),
+    )
+
+
+def _survey(root: Path, *, with_digest: bool) -> tuple[int, int, str]:
+    """How many files a tree has, their bytes (a hard link counts once), and a digest of all of it."""
+    count, size, digest = 0, 0, hashlib.sha256()
+    inodes: set[int] = set()
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    folders = ["."]
+    try:
+        while folders:
+            folder = folders.pop()
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            try:
+                for entry in sorted(os.listdir(fd)):
+                    status = os.stat(entry, dir_fd=fd, follow_symlinks=False)
+                    path = f"{folder}/{entry}"
+                    if stat.S_ISDIR(status.st_mode):
+                        folders.append(path)
+                    else:
+                        count += 1
+                    if stat.S_ISREG(status.st_mode) and status.st_ino not in inodes:
+                        inodes.add(status.st_ino)
+                        size += status.st_size
+                    if with_digest:
+                        about = (
+                            path,
+                            oct(status.st_mode),
+                            status.st_uid,
+                            status.st_gid,
+                            _content(fd, entry, status),
+                        )
+                        digest.update(f"{about!r}\n".encode("utf-8", "surrogateescape"))
+            finally:
+                os.close(fd)
+    finally:
+        os.close(top)
+    return count, size, f"sha256:{digest.hexdigest()}"
+
+
+def _content(folder: int, name: str, status: os.stat_result) -> str:
+    if stat.S_ISLNK(status.st_mode):
+        return os.readlink(name, dir_fd=folder)
+    if not stat.S_ISREG(status.st_mode):
+        return ""
+    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _has_bash(root: Path) -> bool:
+    """As a box would find it: links lead to places inside."""
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = openat2(top, "bin/bash", os.O_PATH, resolve=RESOLVE_IN_ROOT)
+    except OSError:
+        return False
+    finally:
+        os.close(top)
+    try:
+        mode = os.fstat(fd).st_mode
+    finally:
+        os.close(fd)
+    return stat.S_ISREG(mode) and bool(mode & 0o111)
+
+
+def _write_record(path: Path, base: Base) -> None:
+    path.write_text(json.dumps({"version": RECORD_VERSION, **asdict(base)}, indent=1) + "\n")
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"{name!r} cannot be the name of a base",
+            hint="letters, digits, '_', '-' and '.', at most 64, not starting with '-' or '.'",
+        )
+
+
+@contextlib.contextmanager
+def _trying(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise NoSpace(
+                f"no space left to {doing}", hint="free some with `waypoint prune`, or give the pool more"
+            ) from error
+        if error.errno in {errno.EEXIST, errno.ENOTEMPTY}:
+            raise AlreadyExists(f"cannot {doing}: it is there already") from error
+        raise MachineError(f"cannot {doing}: {error}") from error

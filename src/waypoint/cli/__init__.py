@@ -1,0 +1,89 @@
+"""The command line: `waypoint VERB …`.
+
+A face without logic of its own: it reads the arguments (`parser`), asks the daemon (`sessions`, `machine`,
+`attach`) and shows the answer (`console`, `render`). Every module is imported by the verb that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from waypoint.cli.console import Console
+    from waypoint.cli.parser import Verb
+
+_BROKEN_PIPE = 141
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb. Returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words in (["--version"], ["-V"]):
+        from waypoint import __version__
+
+        print(f"waypoint {__version__}")
+        return 0
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without ✔ is no reason to fail
+    try:
+        status = _main(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read us has gone. Nothing more may be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _BROKEN_PIPE
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return _INTERRUPTED
+    return status
+
+
+def _main(words: list[str]) -> int:
+    from waypoint.errors import WaypointError
+
+    try:
+        return _run(words)
+    except WaypointError as error:
+        from waypoint.cli.console import report
+
+        return report(error, json="--json" in words)
+
+
+def _run(words: list[str]) -> int:
+    from waypoint.cli import parser
+
+    asked = parser.split(words)
+    if asked.show == "version":
+        return main(["--version"])
+    rest = asked.words
+    if rest[:1] == ["help"]:
+        rest = [*rest[1:], "-h"]
+    if asked.show or not rest or rest == ["-h"]:
+        print(parser.overview(), end="")
+        return 0 if asked.show or rest else 2
+    if rest[1:] in (["-h"], ["--help"]) and parser.below(rest[0]):
+        print(parser.group_overview(rest[0]), end="")
+        return 0
+    verb, rest = parser.find(rest)
+    try:
+        arguments = parser.Parser(verb).parse(rest)
+    except SystemExit as stop:  # -h
+        return int(stop.code or 0)
+    from waypoint.cli.console import Console
+
+    home = getattr(arguments, "home", asked.home)
+    with Console(arguments, home=home, json=asked.json or getattr(arguments, "json", False)) as console:
+        return int(_function(verb)(console))
+
+
+def _function(verb: Verb) -> Callable[[Console], int]:
+    from importlib import import_module
+
+    module, name = verb.run.split(".")
+    found: Callable[[Console], int] = getattr(import_module(f"waypoint.cli.{module}"), name)
+    return found

@@ -1,0 +1,721 @@
+"""What the command line accepts: every verb, its arguments, its help.
+
+One table, `VERBS`. The parser of a verb is built when that verb is asked for and no other is: a command
+should cost what it does and not what it could have done. `-h` and docs/cli.md are both written from the
+table, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from waypoint.errors import UsageError
+
+PROGRAM = "waypoint"
+
+
+class Argument(NamedTuple):
+    """One line of a verb's help."""
+
+    words: str
+    help: str
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are Waypoint's own errors and whose help is short."""
+
+    def __init__(self, verb: Verb) -> None:
+        super().__init__(
+            prog=f"{PROGRAM} {verb.name}", add_help=False, allow_abbrev=False, formatter_class=_Formatter
+        )
+        self.verb = verb
+        verb.arguments(self)
+        add_common(self)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"`{self.prog} -h` shows how it is used")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        return self.parse_args(list(argv))
+
+    def positionals(self) -> list[Argument]:
+        return [
+            Argument(_metavar(action), action.help or "")
+            for action in self._actions
+            if not action.option_strings
+        ]
+
+    def options(self, *, common: bool = False) -> list[Argument]:
+        """Its options; those that every verb has only if asked for."""
+        return [
+            Argument(_option_words(action), action.help or "")
+            for action in self._actions
+            if action.option_strings and (action.dest in _COMMON) == common
+        ]
+
+    def usage_line(self) -> str:
+        words = [self.prog]
+        for action in self._actions:
+            if action.option_strings and action.dest not in _COMMON:
+                shown = " ".join((action.option_strings[0], *_value(action)))
+                repeated = "…" if isinstance(action, argparse._AppendAction) else ""
+                words.append(f"{shown}{repeated}" if action.required else f"[{shown}]{repeated}")
+        words += [_usage_of_positional(action) for action in self._actions if not action.option_strings]
+        return " ".join(words)
+
+    def format_help(self) -> str:
+        verb = self.verb
+        parts = [f"{self.usage_line()}\n\n{_sentence(verb.summary)}"]
+        if verb.about:
+            parts[0] += f" {verb.about}"
+        parts[0] = "\n\n".join(fold(part) for part in parts[0].split("\n\n"))
+        lines = [*self.positionals(), *self.options(), *self.options(common=True)]
+        parts.append(columns(lines))
+        parts.append("examples:\n" + "\n".join(f"  {example}" for example in verb.examples))
+        return "\n\n".join(parts) + "\n"
+
+
+class _Formatter(argparse.HelpFormatter):
+    """argparse makes one for every argument it is given, and asks the terminal's width each time."""
+
+    def __init__(self, prog: str, **_others: Any) -> None:
+        super().__init__(prog, width=100)
+
+
+_COMMON = ("json", "home", "help")
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """What every verb takes, and what may also stand before the verb."""
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="the result as JSON")
+    parser.add_argument(
+        "--home",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="where Waypoint keeps things, if not WAYPOINT_HOME",
+    )
+    parser.add_argument("-h", "--help", action="help", help="this help")
+
+
+def _value(action: argparse.Action) -> list[str]:
+    return [] if action.nargs == 0 else [_metavar(action)]
+
+
+def _metavar(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return "|".join(str(choice) for choice in action.choices)
+    return str(action.metavar or action.dest.upper())
+
+
+def _option_words(action: argparse.Action) -> str:
+    return " ".join((", ".join(action.option_strings), *_value(action)))
+
+
+def _usage_of_positional(action: argparse.Action) -> str:
+    name = _metavar(action)
+    if action.nargs == "?":
+        return f"[{name}]"
+    if action.nargs == "*":
+        return f"[{name}…]"
+    return f"{name}…" if action.nargs in {"+", argparse.REMAINDER} else name
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+# Text in columns --------------------------------------------------------------------------------------
+
+
+def width() -> int:
+    """How wide a text may be on this terminal, within reason."""
+    try:
+        there = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(1).columns
+    except (OSError, ValueError):
+        there = 100
+    return max(40, min(there, 100))
+
+
+def fold(text: str, indent: int = 0) -> str:
+    """The text in lines that fit; all but the first are indented."""
+    lines, line, most = [], "", width() - indent
+    for word in text.split():
+        if line and len(line) + 1 + len(word) > most:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    lines.append(line)
+    return ("\n" + " " * indent).join(lines)
+
+
+def columns(lines: Sequence[Argument], most: int = 26) -> str:
+    """Two columns: words on the left, what they mean on the right."""
+    left = min(most, max(len(line.words) for line in lines)) + 4
+    shown = []
+    for line in lines:
+        head = f"  {line.words}"
+        head = head.ljust(left) if len(head) <= left - 2 else f"{head}\n{' ' * left}"
+        shown.append(head + fold(line.help, left))
+    return "\n".join(shown)
+
+
+# Values -------------------------------------------------------------------------------------------------
+
+
+def byte_count(text: str) -> int:
+    """`512M`, `1.5G`, `2GiB`: powers of 1024 however they are written."""
+    number = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = "KMGT".find(number[-1:]) + 1 if number[-1:] else 0
+    try:
+        value = float(number[:-1] if unit else number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 512M or 2G")
+    return int(value * 1024**unit)
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def box_path(text: str) -> str:
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} must start at the root: /{text}")
+    return text
+
+
+def bind(text: str) -> dict[str, Any]:
+    """`HOST:BOX` or `HOST:BOX:ro`."""
+    parts = text.split(":")
+    readonly = len(parts) == 3 and parts[2] == "ro"
+    if not (len(parts) == 2 or readonly or (len(parts) == 3 and parts[2] == "rw")) or not all(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:BOX or HOST:BOX:ro")
+    return {"host": os.path.abspath(parts[0]), "box": box_path(parts[1]), "readonly": readonly}
+
+
+def variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+# Verbs --------------------------------------------------------------------------------------------------
+
+
+class Verb(NamedTuple):
+    """One thing that can be asked for. `run` names the function that does it: module and name."""
+
+    name: str
+    group: str
+    run: str
+    summary: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    examples: tuple[str, ...]
+    about: str = ""
+
+
+def _session(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-s",
+        "--session",
+        metavar="SESSION",
+        help="which one: else WAYPOINT_SESSION, else the only one there is",
+    )
+
+
+def _session_first(parser: argparse.ArgumentParser) -> None:
+    # Left out, it must not take back what -s has set.
+    parser.add_argument(
+        "session", metavar="SESSION", nargs="?", default=argparse.SUPPRESS, help="which one, as with -s"
+    )
+    _session(parser)
+
+
+def _ref(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "ref", metavar="REF", help="a point: its name, its number (c5), its id, @ for the last one"
+    )
+
+
+def _yes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def _nothing(_parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _new(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="what to call it; one is found if none is given"
+    )
+    parser.add_argument(
+        "--base",
+        metavar="DIR|NAME",
+        default="/",
+        help="the root file system below it: a folder, or one that was imported (default: /)",
+    )
+    parser.add_argument(
+        "--net",
+        choices=("nat", "none", "host"),
+        default="nat",
+        help="its network: its own behind this machine's address, none, or this machine's (default: nat)",
+    )
+    parser.add_argument(
+        "--hide",
+        metavar="PATH",
+        action="append",
+        default=[],
+        type=box_path,
+        help="a path that is not to be seen inside",
+    )
+    parser.add_argument(
+        "--bind",
+        metavar="HOST:BOX[:ro]",
+        action="append",
+        default=[],
+        type=bind,
+        help="a path of this machine, seen inside as it is; outside every checkpoint",
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", type=byte_count, help="the most memory it may use: 512M, 2G"
+    )
+    parser.add_argument("--cpus", metavar="N", type=positive, help="the most processors it may use: 1.5")
+    parser.add_argument("--pids", metavar="N", type=count, help="the most processes it may have")
+    parser.add_argument(
+        "--privileged",
+        action="store_true",
+        help="without the limits of a container: for what you trust as yourself",
+    )
+
+
+def _exec(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument(
+        "--timeout", metavar="SEC", type=positive, help="interrupt it after that long; exit status 124"
+    )
+    parser.add_argument("--stdin", action="store_true", help="give it what comes in here")
+    parser.add_argument("--tty", action="store_true", help="let it read the session's terminal")
+    parser.add_argument(
+        "--pipe",
+        action="store_true",
+        help="run a program beside the shell, without a terminal: stdin, stdout and stderr are its own",
+    )
+    parser.add_argument("--cwd", metavar="DIR", type=box_path, help="with --pipe: where it starts")
+    parser.add_argument(
+        "--env",
+        metavar="K=V",
+        action="append",
+        default=[],
+        type=variable,
+        help="with --pipe: a variable for it",
+    )
+    parser.add_argument(
+        "--shell-env", action="store_true", help="with --pipe: the folder and the variables the shell has now"
+    )
+    parser.add_argument(
+        "command",
+        metavar="CMD",
+        nargs=argparse.REMAINDER,
+        help="the command; several words are joined with spaces, as ssh does",
+    )
+
+
+def _checkpoint(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("intent", metavar="INTENT", nargs="*", help="what this point is, in your words")
+    parser.add_argument("--name", metavar="NAME", help="a name to find it by")
+    parser.add_argument("--files-only", action="store_true", help="leave the processes out")
+
+
+def _log(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("--all", action="store_true", help="of all sessions")
+    parser.add_argument("-n", "--number", metavar="N", type=count, help="the last N only")
+
+
+def _restore(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    _ref(parser)
+    _yes(parser)
+    parser.add_argument("--no-safety", action="store_true", help="take no checkpoint of the present first")
+    parser.add_argument(
+        "--files-only", action="store_true", help="the files of that point, with a fresh shell"
+    )
+
+
+def _fork(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    _ref(parser)
+    parser.add_argument("-n", "--number", metavar="N", type=count, default=1, help="how many (default: 1)")
+    parser.add_argument("--name", metavar="NAME", help="what to call it; several are NAME-1, NAME-2, …")
+
+
+def _type(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument(
+        "-l", "--literal", action="store_true", help="letter for letter: no key names, no escapes"
+    )
+    parser.add_argument(
+        "keys", metavar="KEYS", nargs=argparse.REMAINDER, help="text with escapes, or names of keys"
+    )
+
+
+def _rm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sessions", metavar="SESSION", nargs="+", help="which ones")
+    _yes(parser)
+
+
+def _base_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="what to call it")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="a tar, a `docker export`, a `docker save` or an OCI archive, or a folder",
+    )
+
+
+def _base_rm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="which one")
+
+
+def _daemon_stop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sessions", action="store_true", help="end the sessions too; their checkpoints are kept"
+    )
+    _yes(parser)
+
+
+def _daemon_logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n", "--number", metavar="N", type=count, default=50, help="the last N lines (default: 50)"
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fast", action="store_true", help="do not wait for the reader")
+
+
+SESSIONS = "Sessions"
+POINTS = "Points in time"
+TERMINAL = "The terminal"
+MACHINE = "This machine"
+GROUPS = (SESSIONS, POINTS, TERMINAL, MACHINE)
+
+VERBS: tuple[Verb, ...] = (
+    Verb(
+        "new",
+        SESSIONS,
+        "sessions.new",
+        "start a session",
+        _new,
+        ("waypoint new work", "waypoint new web --net none --memory 2G", "waypoint new old --base debian-12"),
+        "It sees this machine's files, and what it writes stays its own. The first session on a machine"
+        " sets up what is needed.",
+    ),
+    Verb(
+        "exec",
+        SESSIONS,
+        "sessions.exec_",
+        "run a command in a session's shell",
+        _exec,
+        (
+            "waypoint exec -s work 'cd /srv && export TOKEN=abc'",
+            "waypoint exec -s work --timeout 60 make test",
+            "tar c . | waypoint exec -s work --pipe tar x -C /srv",
+        ),
+        "It is the shell that `waypoint shell` shows: what `cd` and `export` did before is still there. Its"
+        " exit status is passed on. Its input is empty unless --stdin or --tty is given."
+        " Ctrl-C interrupts the command, twice stops waiting for it. Options stand before the command.",
+    ),
+    Verb(
+        "ls",
+        SESSIONS,
+        "sessions.ls",
+        "list the sessions",
+        _nothing,
+        ("waypoint ls", "waypoint ls --json"),
+    ),
+    Verb(
+        "park",
+        SESSIONS,
+        "sessions.park",
+        "take a checkpoint of a session and stop it, freeing its memory",
+        _session_first,
+        ("waypoint park work",),
+        "`waypoint restore -s work @` brings it back.",
+    ),
+    Verb(
+        "rm",
+        SESSIONS,
+        "sessions.rm",
+        "end sessions and forget them, with their checkpoints",
+        _rm,
+        ("waypoint rm try-1 try-2", "waypoint rm --yes work"),
+    ),
+    Verb(
+        "checkpoint",
+        POINTS,
+        "sessions.checkpoint",
+        "keep this moment: files, processes with their memory, shell and terminal",
+        _checkpoint,
+        ("waypoint checkpoint -s work 'server up' --name up", "waypoint checkpoint"),
+        "The session goes on running.",
+    ),
+    Verb(
+        "log",
+        POINTS,
+        "sessions.log",
+        "show the points of a session, the last one first",
+        _log,
+        ("waypoint log", "waypoint log -s work -n 5", "waypoint log --all --json"),
+        "With --json the oldest comes first.",
+    ),
+    Verb(
+        "restore",
+        POINTS,
+        "sessions.restore",
+        "go back to a point",
+        _restore,
+        ("waypoint restore -s work up", "waypoint restore @ --yes"),
+        "A safety checkpoint of the present is taken first, so that `waypoint undo` comes back here. Who is"
+        " attached stays attached. A restore that fails changes nothing.",
+    ),
+    Verb("undo", POINTS, "sessions.undo", "take the last restore back", _session, ("waypoint undo -s work",)),
+    Verb(
+        "fork",
+        POINTS,
+        "sessions.fork",
+        "start new sessions from a point",
+        _fork,
+        ("waypoint fork -s work up -n 3 --name try", "waypoint fork @"),
+        "Each has its own files, processes and network from there on.",
+    ),
+    Verb(
+        "shell",
+        TERMINAL,
+        "attach.shell",
+        "attach to a session's terminal",
+        _session_first,
+        ("waypoint shell", "waypoint shell work"),
+        "C-] d detaches and the session lives on; C-] C-] types one C-]. Several may be attached at once.",
+    ),
+    Verb(
+        "type",
+        TERMINAL,
+        "sessions.type_",
+        "type into a session's terminal",
+        _type,
+        (
+            "waypoint type -s work 'ls -l' Enter",
+            "waypoint type -s work Escape :wq Enter",
+            "waypoint type -s work C-c",
+            r"waypoint type -s work 'echo one\necho two\n'",
+        ),
+        "Names of keys, each a word of its own: Enter, Tab, BTab, Space, BSpace, Escape, Up, Down, Left,"
+        " Right, Home, End, PageUp, PageDown, Insert, Delete, F1 to F12, C-c (control), M-x (alt). Escapes"
+        " in text: \\n (the Enter key), \\t, \\e, \\xHH, \\\\.",
+    ),
+    Verb(
+        "screen",
+        TERMINAL,
+        "sessions.screen",
+        "print what a session's terminal shows now",
+        _session,
+        ("waypoint screen -s work",),
+    ),
+    Verb(
+        "demo",
+        MACHINE,
+        "demo.demo",
+        "see it at work: 20 seconds in sessions that are gone afterwards",
+        _demo,
+        ("waypoint demo",),
+    ),
+    Verb(
+        "doctor",
+        MACHINE,
+        "machine.doctor",
+        "say what this machine has of what Waypoint needs",
+        _nothing,
+        ("waypoint doctor", "waypoint doctor --json"),
+    ),
+    Verb(
+        "setup",
+        MACHINE,
+        "machine.setup",
+        "put on this machine what Waypoint needs",
+        _nothing,
+        ("waypoint setup",),
+        "`waypoint new` does it by itself when needed. Doing it twice does no harm.",
+    ),
+    Verb(
+        "uninstall",
+        MACHINE,
+        "machine.uninstall",
+        "remove every session, every checkpoint and what set-up has made",
+        _yes,
+        ("waypoint uninstall",),
+    ),
+    Verb(
+        "base import",
+        MACHINE,
+        "machine.base_import",
+        "keep a root file system, for `waypoint new --base NAME`",
+        _base_import,
+        ("docker export box > box.tar; waypoint base import box box.tar",),
+    ),
+    Verb(
+        "base ls",
+        MACHINE,
+        "machine.base_ls",
+        "list the root file systems that were imported",
+        _nothing,
+        ("waypoint base ls",),
+    ),
+    Verb("base rm", MACHINE, "machine.base_rm", "forget one of them", _base_rm, ("waypoint base rm box",)),
+    Verb(
+        "daemon status",
+        MACHINE,
+        "machine.daemon_status",
+        "say how the daemon is",
+        _nothing,
+        ("waypoint daemon status",),
+        "The daemon starts by itself with the first verb that needs it.",
+    ),
+    Verb(
+        "daemon stop",
+        MACHINE,
+        "machine.daemon_stop",
+        "stop the daemon",
+        _daemon_stop,
+        ("waypoint daemon stop", "waypoint daemon stop --sessions --yes"),
+        "Sessions live on without it, and the next verb starts it again.",
+    ),
+    Verb(
+        "daemon logs",
+        MACHINE,
+        "machine.daemon_logs",
+        "show what the daemon has written down",
+        _daemon_logs,
+        ("waypoint daemon logs -n 20", "waypoint daemon logs -f"),
+    ),
+)
+
+
+def below(group: str) -> list[Verb]:
+    """The verbs of two words that start with this one: `base`, `daemon`."""
+    return [verb for verb in VERBS if verb.name.startswith(f"{group} ")]
+
+
+def find(argv: Sequence[str]) -> tuple[Verb, list[str]]:
+    """The verb that the words name, and the words after it."""
+    first, rest = argv[0], list(argv[1:])
+    for verb in VERBS:
+        if verb.name == first:
+            return verb, rest
+    group = below(first)
+    if not group:
+        raise UsageError(f"there is no verb {first!r}", hint=_nearest(first))
+    if rest:
+        for verb in group:
+            if verb.name == f"{first} {rest[0]}":
+                return verb, rest[1:]
+    what = f"{rest[0]!r} is nothing {first!r} can do" if rest else f"{first!r} needs to be told what to do"
+    raise UsageError(what, hint=" · ".join(f"`{PROGRAM} {verb.name}`" for verb in group))
+
+
+# What people type who come from git, tmux and docker.
+_HABITS = {
+    "attach": "shell", "branch": "fork", "capture-pane": "screen", "checkout": "restore", "clone": "fork",
+    "commit": "checkpoint", "create": "new", "delete": "rm", "history": "log", "install": "setup",
+    "kill": "rm", "list": "ls", "ps": "ls", "remove": "rm", "reset": "restore", "rollback": "restore",
+    "run": "exec",
+    "save": "checkpoint", "send-keys": "type", "start": "new", "stop": "park",
+}  # fmt: skip
+
+
+def _nearest(word: str) -> str:
+    import difflib
+
+    names = sorted({verb.name.split()[0] for verb in VERBS})
+    close = [_HABITS[word]] if word in _HABITS else difflib.get_close_matches(word, names, n=2, cutoff=0.5)
+    if not close:
+        return f"`{PROGRAM} -h` lists them"
+    return "did you mean " + " or ".join(f"`{PROGRAM} {name}`" for name in close) + "?"
+
+
+def overview() -> str:
+    """The help of the program itself."""
+    about = "A live session that can be checkpointed, restored and forked: files, processes, terminal."
+    parts = [f"{PROGRAM} VERB …\n\n{about}"]
+    for group in GROUPS:
+        lines = [Argument(verb.name, verb.summary) for verb in VERBS if verb.group == group]
+        parts.append(f"{group}\n{columns([*lines], 14)}")
+    parts.append(
+        "first steps:\n"
+        "  waypoint demo                              what it is about, in 20 seconds\n"
+        "  waypoint new work; waypoint shell work     a session, and into it\n"
+        "  waypoint VERB -h                           how a verb is used"
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def group_overview(group: str) -> str:
+    lines = [Argument(verb.name, verb.summary) for verb in below(group)]
+    return f"{PROGRAM} {group} VERB …\n\n{columns(lines)}\n"
+
+
+class Asked(NamedTuple):
+    """What stands before the verb, and the words from the verb on."""
+
+    home: str | None
+    json: bool
+    show: str
+    """"help" or "version" when that is all that was asked for."""
+    words: list[str]
+
+
+def split(argv: Sequence[str]) -> Asked:
+    """Takes the options off that stand before the verb."""
+    home, json, show, at = None, False, "", 0
+    while at < len(argv) and argv[at].startswith("-"):
+        name, equals, value = argv[at].partition("=")
+        if name == "--home":
+            if not equals:
+                at += 1
+                value = argv[at] if at < len(argv) else ""
+            if not value:
+                raise UsageError("--home needs a folder", hint=f"{PROGRAM} --home DIR VERB …")
+            home = value
+        elif argv[at] == "--json":
+            json = True
+        elif argv[at] in {"-h", "--help"}:
+            show = show or "help"
+        elif argv[at] in {"-V", "--version"}:
+            show = show or "version"
+        else:
+            raise UsageError(
+                f"there is no option {argv[at]!r} here", hint=f"`{PROGRAM} -h` lists what there is"
+            )
+        at += 1
+    return Asked(home, json, show, list(argv[at:]))

@@ -1,0 +1,303 @@
+"""A person at a terminal: `waypoint shell`, and the verbs that ask before they act."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from waypoint.screen import Screen
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+SECONDS = 20.0
+DETACH = b"\x1dd"
+
+
+class Person:
+    """Runs a program on a terminal of their own, and sees what a person would see on it."""
+
+    def __init__(self, argv: list[str], rows: int = 24, columns: int = 80) -> None:
+        self._master, self._slave = os.openpty()
+        self.screen = Screen(rows, columns)
+        self.resize(rows, columns)
+        self.mode = termios.tcgetattr(self._slave)
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *argv],
+            env={**os.environ, "TERM": "xterm-256color"},
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+        )
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.resize(rows, columns)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def look(self, seconds: float = 0.0) -> str:
+        """What the terminal shows, after reading on for that long."""
+        deadline = time.monotonic() + seconds
+        while select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            with contextlib.suppress(OSError):
+                self.screen.feed(os.read(self._master, 1 << 16))
+        return self.screen.text()
+
+    def sees(self, what: str | Callable[[str], bool]) -> str:
+        """Waits until it is to be seen."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            shown = self.look(0.02)
+            if what in shown if isinstance(what, str) else what(shown):
+                return shown
+            assert time.monotonic() < deadline, f"{what!r} is not to be seen:\n{shown}"
+
+    def leaves(self) -> int:
+        """The program's exit status; its last words are read."""
+        deadline = time.monotonic() + SECONDS
+        while self.process.poll() is None:
+            self.look(0.02)
+            assert time.monotonic() < deadline, f"it does not end:\n{self.look()}"
+        self.look(0.05)
+        return self.process.returncode
+
+    def terminal_is_as_before(self) -> bool:
+        return termios.tcgetattr(self._slave) == self.mode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+        os.close(self._slave)
+
+
+class House:
+    """The command line, and the people at their terminals."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+        self.people: list[Person] = []
+
+    def __call__(self, *words: str) -> str:
+        printed: str = self._run(*words, check=True).out
+        return printed
+
+    def person(self, *words: str, rows: int = 24, columns: int = 80) -> Person:
+        self.people.append(Person([sys.executable, "-P", "-m", "waypoint", *words], rows, columns))
+        return self.people[-1]
+
+
+@pytest.fixture(name="wp")
+def house(wp: Callable[..., Any]) -> Iterator[House]:
+    made = House(wp)
+    yield made
+    for person in made.people:
+        person.close()
+
+
+@pytest.fixture
+def work(wp: House) -> str:
+    """A session with a prompt that can be waited for."""
+    name: str = json.loads(wp("--json", "new"))["session"]["name"]
+    wp("exec", "-s", name, "PS1='ready> '")
+    return name
+
+
+def attached(wp: House, session: str, **size: int) -> Person:
+    person = wp.person("shell", session, **size)
+    person.sees("ready>")
+    return person
+
+
+def test_attaching_typing_detaching(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.sees("C-] d detaches")
+    person.type(b"echo sum-$((40+2))\r")
+    person.sees("sum-42")
+    assert "C-] d detaches" not in person.look()
+    assert not person.terminal_is_as_before()
+    person.type(DETACH)
+    assert person.leaves() == 0
+    assert f"[detached from {work}" in person.look()
+    assert person.terminal_is_as_before()
+    assert wp("exec", "-s", work, "echo alive") == "alive\n"
+
+
+def test_the_banner_goes_by_itself_and_what_it_covered_comes_back(wp: House, work: str) -> None:
+    wp("exec", "-s", work, "seq 100 140")
+    person = attached(wp, work)
+    person.sees(lambda text: text.splitlines()[0].endswith("C-] d detaches"))
+    shown = person.sees(lambda text: "C-] d detaches" not in text)
+    lines = shown.rstrip("\n").splitlines()
+    assert lines[-2:] == ["140", "ready>"]
+    assert lines[0] == str(140 - len(lines) + 2)
+
+
+def test_attaching_again_shows_what_is_there(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.type(b"half a li")
+    person.sees("half a li")
+    person.type(DETACH)
+    person.leaves()
+    wp("exec", "-s", work, "echo from outside")
+    again = attached(wp, work)
+    shown = again.sees("from outside")
+    assert "ready> half a li" in shown
+
+
+def test_control_keys_are_the_sessions_own(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.type(b"sleep 100\r")
+    person.sees("sleep 100")
+    person.type(b"\x03")
+    person.sees("^C")
+    person.type(b"cat -v\r")
+    person.sees("cat -v")
+    person.type(b"\x1d\x1d\x1dx\r")
+    person.sees("^]^]x")
+    person.type(b"\x04")
+    person.type(b"sleep 50\r\x1a")
+    person.sees("Stopped")
+
+
+def test_the_session_follows_the_size_of_the_window(wp: House, work: str) -> None:
+    person = attached(wp, work, rows=30, columns=100)
+    person.type(b"stty size\r")
+    person.sees("30 100")
+    person.resize(40, 120)
+    person.process.send_signal(signal.SIGWINCH)
+    person.type(b"stty size\r")
+    person.sees("40 120")
+
+
+@pytest.mark.skipif(shutil.which("vim") is None, reason="needs vim")
+def test_a_full_screen_program(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.type(b"echo before; cd /tmp; vim -u NONE poem.txt\r")
+    person.sees(lambda shown: "poem.txt" in shown and "~\n~\n" in shown)
+    person.type(b"iroses are red")
+    person.sees("roses are red")
+    again = wp.person("shell", work)
+    again.sees("roses are red")
+    assert "before" not in again.look()
+    again.type(b"\x1b:wq\r")
+    shown = again.sees(lambda shown: "before" in shown and "~\n~\n" not in shown)
+    assert "roses" not in shown
+    again.type(b"cat poem.txt\r")
+    again.sees("roses are red")
+    person.sees("cat poem.txt")
+
+
+@pytest.mark.skipif(shutil.which("vim") is None, reason="needs vim")
+def test_detaching_in_a_full_screen_program_leaves_the_terminal_clean(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.type(b"vim -u NONE -c 'set mouse=a' /tmp/x\r")
+    person.sees("~\n~\n")
+    person.type(DETACH)
+    assert person.leaves() == 0
+    assert not person.screen.alternate
+    assert person.terminal_is_as_before()
+    assert "~\n~\n" not in person.look()
+    wp.person("shell", work).sees("~\n~\n")
+
+
+def test_several_see_the_same(wp: House, work: str) -> None:
+    one, two = attached(wp, work), attached(wp, work)
+    one.type(b"echo by-one-$((1+1))\r")
+    two.sees("by-one-2")
+    two.type(b"echo by-two-$((1+1))\r")
+    one.sees("by-two-2")
+    one.type(DETACH)
+    assert one.leaves() == 0
+    two.type(b"echo still-$((1+1))\r")
+    two.sees("still-2")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_the_terminal_as_it_was(wp: House, work: str, number: signal.Signals) -> None:
+    person = attached(wp, work)
+    person.process.send_signal(number)
+    assert person.leaves() == 128 + number
+    assert person.terminal_is_as_before()
+
+
+def test_the_daemon_may_die_and_nobody_notices(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    pid: int = json.loads(wp("--json", "daemon", "status"))["pid"]
+    os.kill(pid, signal.SIGKILL)
+    while os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.01)
+    person.type(b"echo still-$((40+2))\r")
+    person.sees("still-42")
+    assert json.loads(wp("--json", "daemon", "status"))["pid"] != pid
+    person.type(DETACH)
+    assert person.leaves() == 0
+
+
+def test_who_is_attached_stays_attached_through_a_restore(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.type(b"kept=before; clear; echo the good state\r")
+    person.sees(lambda shown: shown.startswith("the good state"))
+    wp("checkpoint", "-s", work, "--name", "good-state")
+    person.type(b"kept=after; clear; echo a mess\r")
+    person.sees(lambda shown: shown.startswith("a mess"))
+    wp("restore", "-s", work, "good-state", "--yes")
+    person.sees(lambda shown: shown.startswith("the good state") and "a mess" not in shown)
+    person.type(b"echo [$kept]\r")
+    person.sees("[before]")
+
+
+def test_a_session_that_ends_says_so(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    wp("rm", "--yes", work)
+    assert person.leaves() == 0
+    assert f"[{work}: " in person.look()
+    assert person.terminal_is_as_before()
+
+
+def test_no_such_session(wp: House, work: str) -> None:
+    person = wp.person("shell", "nobody")
+    assert person.leaves() == 4
+    assert "there is no session 'nobody'" in person.look()
+    assert person.terminal_is_as_before()
+
+
+def test_a_restore_is_explained_and_asked_for(wp: House, work: str) -> None:
+    wp("exec", "-s", work, "kept=before")
+    wp("checkpoint", "-s", work, "all is well", "--name", "well")
+    wp("exec", "-s", work, "kept=after")
+    for answer, status, kept in ((b"n\r", 3, "after"), (b"\r", 3, "after"), (b"y\r", 0, "before")):
+        person = wp.person("restore", "-s", work, "well")
+        shown = person.sees("Restore? [y/N]")
+        assert 'c1 well "all is well"' in shown
+        assert "waypoint undo" in shown
+        person.type(answer)
+        assert person.leaves() == status
+        assert wp("exec", "-s", work, "echo $kept") == f"{kept}\n"
+    wp("undo", "-s", work)
+    assert wp("exec", "-s", work, "echo $kept") == "after\n"
+
+
+def test_what_takes_a_while_shows_that_it_is_under_way(wp: House, work: str) -> None:
+    person = wp.person("demo")
+    person.sees("Go back")
+    person.type(b"\x03")
+    assert person.leaves() == 130
+    names: list[Any] = json.loads(wp("--json", "ls"))["sessions"]
+    assert not [one for one in names if one["name"].startswith("demo-")]
