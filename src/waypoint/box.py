@@ -110,8 +110,9 @@ def examine_base(base: Path, home: Home) -> Layers:
         if mount.path == str(home.path) or mount.path.startswith(f"{home.path}/"):
             continue
         inside = "/" + os.path.relpath(mount.path, base)
-        if is_pool(Path(mount.path)):
-            other_homes.append(os.path.dirname(inside))
+        if is_pool(Path(mount.path), mount.source):
+            if os.path.exists(Home(Path(mount.path).parent).database):
+                other_homes.append(os.path.dirname(inside))
         elif mount.fstype in mounts.LAYERED and os.path.isdir(mount.path):
             layered.append(inside)
         elif mount.fstype in mounts.READ_ONLY and os.path.isdir(mount.path):
@@ -180,6 +181,11 @@ def _hidden(options: BoxOptions, base: Path, home: Home, layers: Layers) -> list
     """What a session must not see: every Waypoint's own folders, and what it was told to hide."""
     ours = [path for path in (home.path, home.run.parent) if path.is_relative_to(base)]
     return [*("/" + os.path.relpath(path, base) for path in ours), *layers.other_homes, *options.hide]
+
+
+def hidden_paths(options: BoxOptions, base: Path, home: Home) -> list[str]:
+    """What a session does not see of its base."""
+    return _hidden(options, base, home, examine_base(base, home))
 
 
 def empty_hidden(volume: Path, base: Path, home: Home, options: BoxOptions) -> None:

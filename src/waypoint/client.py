@@ -21,7 +21,6 @@ import base64
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,6 +85,8 @@ class Client:
         return connection
 
     def _start_daemon(self) -> None:
+        import subprocess  # here: a verb that finds a daemon does not pay for it
+
         if os.geteuid() != 0:
             raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
         environment = {**os.environ, "WAYPOINT_HOME": str(self.home.path)}

@@ -40,44 +40,15 @@ from waypoint.history.store import Store, iso
 from waypoint.home import Home, locate
 from waypoint.kernel.pool import close_pool, open_pool
 from waypoint.model import BoxOptions, Size
+from waypoint.service import VERBS, Answered, Connection, verb
 from waypoint.sessions import Live, Sessions
+from waypoint.story import Story
 from waypoint.terminal import Watcher
+from waypoint.trial import Trials
 
 log = logging.getLogger("waypoint")
 
-Verb = Callable[["Daemon", "Connection", dict[str, Any]], Any]
-_VERBS: dict[str, Verb] = {}
 _WATCHER_LIMIT_BYTES = 4 << 20
-
-
-def verb(function: Verb) -> Verb:
-    """Makes a function answer to its name on the socket."""
-    _VERBS[function.__name__.removeprefix("_").rstrip("_")] = function
-    return function
-
-
-class Connection:
-    """One client."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self.lock = threading.Lock()
-
-    def event(self, what: Any) -> None:
-        with self.lock:
-            wire.send(self.socket, {"event": what})
-
-    def result(self, what: Any) -> None:
-        with self.lock:
-            wire.send(self.socket, {"result": what})
-
-    def data(self, data: bytes) -> None:
-        with self.lock:
-            wire.send_data(self.socket, data)
-
-
-class Answered:
-    """Returned by a verb that has answered by itself and needs its connection no more."""
 
 
 class Daemon:
@@ -85,8 +56,17 @@ class Daemon:
 
     def __init__(self, home: Home, sessions: Sessions) -> None:
         self.home, self.sessions = home, sessions
+        self.story = Story(sessions)
+        self.trials = Trials(sessions)
+        sessions.after_checkpoint.append(lambda _, point: self.story.write_later(point.id))
+        sessions.after_typing.append(self._after_typing)
         self.started_at = time.time()
         self.stopping = threading.Event()
+
+    def _after_typing(self, session_id: str) -> None:
+        row = self.sessions.store.session(session_id)
+        if row:
+            self.story.auto_point(row, None)
 
     def serve(self, listener: socket.socket) -> None:
         """Until somebody says stop."""
@@ -123,7 +103,7 @@ class Daemon:
                     f"the daemon speaks version {wire.API} of the API, the client {request.api}",
                     hint="`waypoint daemon stop` ends the old daemon; sessions live on",
                 )
-            function = _VERBS.get(request.verb)
+            function = VERBS.get(request.verb)
             if function is None:
                 raise UsageError(f"there is no verb {request.verb!r}")
             result = function(self, connection, request.args)
@@ -170,6 +150,9 @@ def _size(args: dict[str, Any]) -> Size:
 def new(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     options = msgspec.convert(args.get("options") or {}, BoxOptions)
     found = daemon.sessions.new(args.get("name"), options, _size(args), join=bool(args.get("join")))
+    if args.get("auto"):
+        daemon.sessions.store.set_auto(found.id, auto=True)
+        found = daemon.sessions.describe(daemon.sessions.find(found.id))
     return {"session": found}
 
 
@@ -192,7 +175,7 @@ def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
         raise UsageError("a timeout must be more than 0 seconds")
 
     def run(on_output: Callable[[bytes], None] | None = None) -> Any:
-        return daemon.sessions.run(
+        result = daemon.sessions.run(
             row,
             args["command"],
             timeout=timeout,
@@ -201,6 +184,9 @@ def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
             limit=args.get("limit"),
             on_output=on_output,
         )
+        # Before the answer: the next command must not be part of the point after this one.
+        daemon.story.auto_point(row, args["command"])
+        return result
 
     if not args.get("stream"):
         return run()
@@ -218,13 +204,21 @@ def _forward(connection: Connection, pieces: queue.SimpleQueue[bytes | None]) ->
     """Output to the client while the command runs; the terminal never waits for a slow client."""
     import codecs
 
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    binary = False
     with contextlib.suppress(wire.Closed):
         while (piece := pieces.get()) is not None:
-            if text := decoder.decode(piece):
-                connection.event({"output": text})
-        if text := decoder.decode(b"", final=True):
-            connection.event({"output": text})
+            if not binary:
+                held, _ = decoder.getstate()
+                try:
+                    if text := decoder.decode(piece):
+                        connection.event({"output": text})
+                    continue
+                except UnicodeDecodeError:
+                    binary, piece = True, held + piece
+            connection.event(
+                {"output": piece.decode(errors="replace"), "base64": base64.b64encode(piece).decode()}
+            )
         return
     while pieces.get() is not None:
         pass
@@ -293,9 +287,17 @@ def _hear_program(
 def checkpoint(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     row = daemon.sessions.find(args.get("session"))
     point = daemon.sessions.checkpoint(
-        row, args.get("intent") or "", name=args.get("name"), files_only=bool(args.get("files_only"))
+        row,
+        args.get("intent") or "",
+        name=args.get("name"),
+        files_only=bool(args.get("files_only")),
+        actor=args.get("actor") or "person",
     )
-    return {"checkpoint": point}
+    verdict = None
+    if args.get("verify"):
+        number = daemon.trials.verify(point, args["verify"])
+        verdict = daemon.trials.wait(point, number) if args.get("wait") else None
+    return {"checkpoint": daemon.sessions.store.checkpoint(point.id), "verdict": verdict}
 
 
 @verb
@@ -307,8 +309,9 @@ def log_(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def restore(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     row = daemon.sessions.find(args.get("session"))
+    ref = daemon.story.check_plan(row, args["plan"]) if args.get("plan") else args["ref"]
     return daemon.sessions.restore(
-        row, args["ref"], safety=bool(args.get("safety", True)), files_only=bool(args.get("files_only"))
+        row, ref, safety=bool(args.get("safety", True)), files_only=bool(args.get("files_only"))
     )
 
 
@@ -378,6 +381,13 @@ def attach(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
                 break
             if body[:1] == b"i":
                 current.terminal.write(body[1:])
+            elif body[:1] == b"d":
+                outgoing.stop()
+                with current.terminal.lock:
+                    farewell = current.terminal.screen.leave()
+                connection.data(farewell)
+                connection.event({"detached": True})
+                break
             elif body[:1] == b"r" and len(body) == 5:
                 rows, columns = struct.unpack(">HH", body[1:])
                 current.terminal.resize(_size({"size": {"rows": rows, "columns": columns}}))
@@ -491,14 +501,15 @@ def daemon_stop(daemon: Daemon, connection: Connection, args: dict[str, Any]) ->
     daemon.home.socket.unlink(
         missing_ok=True
     )  # who comes from here on starts another, which waits for us to end
+    closed = False
     if args.get("sessions"):
         daemon.sessions.stop_all()
     daemon.sessions.close()
     if args.get("sessions"):
         daemon.sessions.teardown_network()
         daemon.sessions.store.close()
-        close_pool(daemon.home.path)
-    connection.result({"pid": os.getpid()})
+        closed = close_pool(daemon.home.path)
+    connection.result({"pid": os.getpid(), "pool_closed": closed})
     daemon.stopping.set()
     return Answered()
 
@@ -508,6 +519,7 @@ def daemon_stop(daemon: Daemon, connection: Connection, args: dict[str, Any]) ->
 
 def _prepare(home: Home) -> Sessions:
     """Everything a daemon needs, or an error that says what is missing."""
+    from waypoint import storytelling  # noqa: F401 - its verbs answer too
     from waypoint.engine import probe
 
     engine = provision.engine_dir(home.path)

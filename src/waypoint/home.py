@@ -6,24 +6,23 @@ network interfaces, firewall table, cgroups) carries the home's tag in its name.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from dataclasses import dataclass
+import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 DEFAULT_HOME = "/var/lib/waypoint"
 
 
-@dataclass(frozen=True)
-class Home:
+class Home(NamedTuple):
     """The folders of one Waypoint."""
 
     path: Path
 
     @property
     def tag(self) -> str:
-        """Six letters that stand for this home wherever a path does not fit."""
-        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:6]
+        """Eight letters that stand for this home wherever a path does not fit."""
+        return f"{zlib.crc32(os.fsencode(self.path)):08x}"
 
     @property
     def run(self) -> Path:

@@ -66,6 +66,8 @@ class Session(Record, frozen=True):
     """Its keeper, as the host sees it."""
     foreground: str | None = None
     """The command that occupies its shell now, if any."""
+    auto: bool = False
+    """Whether a point is taken after each command that changed something."""
 
 
 class Verdict(Record, frozen=True):

@@ -108,6 +108,23 @@ def set_up(home: Path, progress: Progress, *, probe: Probe | None = None) -> Eng
     return ensure_engine(home, progress, probe=probe)
 
 
+def uninstall(home: Path, progress: Progress) -> None:
+    """Removes all of a home: checkpoints, sessions' files, the engine if it is in there. The daemon and its
+    sessions must have ended before."""
+    from waypoint.home import Home
+    from waypoint.kernel.pool import close_pool, pool_holders
+
+    if not close_pool(home):
+        holders = ", ".join(f"{one.pid} ({one.command})" for one in pool_holders(home)[:5])
+        raise SetupFailed(
+            f"the pool is still in use by {holders or 'somebody'}", hint="end them and try again"
+        )
+    for folder in (Home(home.absolute()).run, home):
+        if folder.exists():
+            progress(f"removing {folder}")
+            shutil.rmtree(folder)
+
+
 def ensure_packages(progress: Progress) -> None:
     """Installs the distribution's packages whose programs are missing."""
     needed = {"mkfs.btrfs": "btrfs-progs", "nft": "nftables"}

@@ -59,9 +59,11 @@ from waypoint.keeper import Keeper
 from waypoint.kernel import cgroups, network, processes
 from waypoint.kernel.pool import Pool
 from waypoint.model import (
+    Actor,
     BoxOptions,
     Checkpoint,
     Forked,
+    IntentFrom,
     Kind,
     Record,
     Restored,
@@ -80,7 +82,7 @@ _TERMINAL_FILE = "terminal"
 _BOX_FILE = "box.json"
 _FACTS_FILE = "facts.json"
 _SHELL_STARTS = 3
-"""How many shells may end within a second of their start before none is started any more."""
+"""How many shells in a row may end before their first prompt until none is started any more."""
 _MOST_FORKS = 256
 
 
@@ -119,7 +121,8 @@ class Live:
         self.early_exits: dict[int, int] = {}
         """Children of the anchor that ended before their starter could say what they are."""
         self.exits = threading.Lock()
-        self.shell_starts: list[float] = []
+        self.lost_shells = 0
+        """How many shells in a row have ended before their first prompt."""
         self.ended = threading.Event()
         """Set when this object no longer stands for anything that runs."""
 
@@ -135,6 +138,10 @@ class Sessions:
         self._pump = Pump()
         self._lives: dict[str, Live] = {}
         self._lock = threading.Lock()
+        self.after_checkpoint: list[Callable[[SessionRow, Checkpoint], None]] = []
+        """Who wants to know of a new point, once it exists; must not take long."""
+        self.after_typing: list[Callable[[str], None]] = []
+        """Who wants to know, in the background, that a command somebody typed in a session has ended."""
         self._background = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
         for folder in (home.sessions, home.checkpoints, home.staging):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -295,6 +302,7 @@ class Sessions:
             forked_from=row.forked_from,
             pid=live.box.pid if live else None,
             foreground=live.terminal.foreground() if live else None,
+            auto=row.auto,
         )
 
     def all(self) -> list[Session]:
@@ -306,7 +314,7 @@ class Sessions:
 
     # ---- boxes -------------------------------------------------------------------------------
 
-    def _base(self, options: BoxOptions) -> Path:
+    def base_of(self, options: BoxOptions) -> Path:
         if options.base.startswith("/"):
             return Path(os.path.realpath(options.base))
         from waypoint import bases
@@ -318,7 +326,7 @@ class Sessions:
     ) -> tuple[Box, cgroups.Cgroup]:
         """A box with its network and limits, with nothing running in it."""
         box_id = volume.name
-        base = self._base(options)
+        base = self.base_of(options)
         plan = write_plan(self.home, self.engine, box_id, name, options, base, volume, size, kdat=self._kdat)
         limits = cgroups.Limits(options.memory_bytes, options.cpus, options.pids)
         with contextlib.ExitStack() as undo:
@@ -355,6 +363,7 @@ class Sessions:
             terminal.adopt(picture, printed)
         else:
             terminal.feed(printed)
+        terminal.when_typed = lambda: self._typed(live)
         self._pump.add(events.fileno(), lambda: self._heard(live, events))
         self._pump.add(hello.master, lambda: self._read(live, terminal))
         return live
@@ -362,6 +371,10 @@ class Sessions:
     def _read(self, live: Live, terminal: Terminal) -> None:
         if terminal.read():
             self._pump.when_quiet(terminal, lambda: self._remember_terminal(live))
+
+    def _typed(self, live: Live) -> None:
+        for told in self.after_typing:
+            self.later(lambda told=told: told(live.session_id))  # type: ignore[misc]
 
     def _heard(self, live: Live, events: Keeper) -> None:
         """A keeper says something unasked."""
@@ -393,18 +406,17 @@ class Sessions:
         shell = live.terminal.shell
         if shell and shell.pid == pid:
             live.terminal.exited(pid, status)
-            self.later(lambda: self._replace_shell(live, shell.cwd))
+            self.later(lambda: self._replace_shell(live, shell))
 
-    def _replace_shell(self, live: Live, cwd: str) -> None:
+    def _replace_shell(self, live: Live, gone: Shell) -> None:
         with live.state:
             if live.ended.is_set() or live.terminal.shell is not None:
                 return
-            now = time.monotonic()
-            live.shell_starts = [at for at in live.shell_starts if now - at < 1.0]
-            if len(live.shell_starts) >= _SHELL_STARTS:
+            live.lost_shells = 0 if gone.came_up else live.lost_shells + 1
+            if live.lost_shells >= _SHELL_STARTS:
                 log.warning("the shell of session %s ends at once; no other is started", live.session_id)
                 return
-            self._start_shell(live, cwd)
+            self._start_shell(live, gone.cwd)
 
     def _died(self, live: Live) -> None:
         """A box has gone by itself: everything in it was killed, or the machine ran out of memory."""
@@ -418,7 +430,6 @@ class Sessions:
 
     def _start_shell(self, live: Live, cwd: str) -> None:
         """A fresh interactive bash on the terminal."""
-        live.shell_starts.append(time.monotonic())
         key = secrets.token_hex(8)
         # Known before it runs: its first mark may come before its pid does.
         live.terminal.started(Shell(pid=0, key=key, cwd=cwd))
@@ -432,8 +443,10 @@ class Sessions:
             os.close(hello.slave)
         live.terminal.shell_pid(pid)
         self._remember_terminal(live)
-        if pid in live.early_exits:
-            live.terminal.exited(pid, live.early_exits.pop(pid))
+        with live.exits:
+            early = live.early_exits.pop(pid, None)
+        if early is not None:
+            self._exited(live, pid, early)
 
     def environment(self) -> dict[str, str]:
         """What a session's shell and programs start with."""
@@ -488,7 +501,7 @@ class Sessions:
                 f"there is a session {name!r} already",
                 hint=f"attach to it with `waypoint shell {name}`, or choose another name",
             )
-        base = self._base(options)
+        base = self.base_of(options)
         check_options(options, base)
         session_id = new_id()
         volume = self.home.sessions / new_id()
@@ -655,6 +668,7 @@ class Sessions:
         name: str | None = None,
         files_only: bool = False,
         kind: Kind = "manual",
+        actor: Actor = "person",
     ) -> Checkpoint:
         """Captures the session whole; it goes on running."""
         if name is not None:
@@ -669,12 +683,25 @@ class Sessions:
                     f"session {row.name!r} has a checkpoint {name!r} already",
                     hint="choose another name; `waypoint log` lists them",
                 )
-            return self._capture(row, live, intent, name=name, files_only=files_only, kind=kind)
+            return self._capture(row, live, intent, name=name, files_only=files_only, kind=kind, actor=actor)
 
     def _capture(
-        self, row: SessionRow, live: Live, intent: str, *, name: str | None, files_only: bool, kind: Kind
+        self,
+        row: SessionRow,
+        live: Live,
+        intent: str,
+        *,
+        name: str | None,
+        files_only: bool,
+        kind: Kind,
+        actor: Actor = "automatic",
     ) -> Checkpoint:
         started = time.perf_counter()
+        source: IntentFrom = "given"
+        if not intent:
+            # Who gives none meant what was just done; a card may still find something better.
+            intent = live.terminal.last_command or ""
+            source = "command" if intent else "none"
         checkpoint_id = new_id()
         staged = self.home.staging / checkpoint_id
         images = staged / "images"
@@ -682,10 +709,11 @@ class Sessions:
             staged.mkdir(mode=0o700)
             undo.callback(self._delete, staged)
             images.mkdir(mode=0o700)
+            live.terminal.wait_prompt()
             self.pool.flush(live.box.volume)
             live.terminal.settle()
             pause_ms, count = 0.0, 0
-            covered = list(coverage(row.options, self._base(row.options), self.home))
+            covered = list(coverage(row.options, self.base_of(row.options), self.home))
             if files_only:
                 self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                 covered.append("processes are not part of it: files only")
@@ -741,8 +769,12 @@ class Sessions:
                 processes=count,
                 files_only=files_only,
                 coverage=tuple(covered),
+                actor=actor,
+                intent_from=source,
             )
             undo.pop_all()
+        for told in self.after_checkpoint:
+            told(row, point)
         self.later(self.pool.sync)
         return point
 
@@ -878,8 +910,10 @@ class Sessions:
         )
 
     def undo(self, row: SessionRow) -> Restored:
-        """Takes the last restore back."""
-        done = [op for op in self.store.operations(row.id) if op.verb == "restore" and not op.undone]
+        """Takes the last restore (or redo) back."""
+        done = [
+            op for op in self.store.operations(row.id) if op.verb in ("restore", "redo") and not op.undone
+        ]
         if not done:
             raise NotFound(
                 "there is nothing to undo",
@@ -891,6 +925,15 @@ class Sessions:
                 "the last restore took no safety checkpoint", hint="choose a point from `waypoint log`"
             )
         return self.restore(row, last.before, verb="undo", undoes=last.id)
+
+    def redo(self, row: SessionRow) -> Restored:
+        """Takes the last undo back, if nothing else has moved the session since."""
+        done = [op for op in self.store.operations(row.id) if not op.undone]
+        if not done or done[-1].verb != "undo" or done[-1].before is None:
+            raise NotFound(
+                "there is nothing to redo", hint="only an undo can be redone, and only right after it"
+            )
+        return self.restore(row, done[-1].before, verb="redo", undoes=done[-1].id)
 
     def fork(self, row: SessionRow, ref: str, n: int = 1, name: str | None = None) -> list[Forked]:
         """`n` new live sessions grown from a point, made side by side: all of them or none."""

@@ -36,7 +36,7 @@ from waypoint.model import Record, RunResult, Size
 from waypoint.screen import Screen
 
 _STASH, _UNSTASH, _PASTE, _PASTE_END = b"\x18\x17s", b"\x18\x17u", b"\x18\x17p", b"\x1b[201~"
-_MARK = re.compile(rb"\x1b\]133;([A-D])((?:;[^\x07\x1b]*)?)\x07")
+_MARK = re.compile(rb"\x1b\]133;([A-DJ])((?:;[^\x07\x1b]*)?)\x07")
 _MARK_START = b"\x1b]133;"
 _MOST_MARK_BYTES = 8192
 _READ_BYTES = 1 << 16
@@ -58,6 +58,8 @@ class Shell(Record, frozen=True):
     pid: int
     key: str
     ready: bool = False
+    came_up: bool = False
+    """Whether it has ever been ready."""
     prompting: bool = False
     """Whether its prompt is about to stand."""
     running: str | None = None
@@ -86,6 +88,8 @@ class Run:
     silent: bool = False
     began: threading.Event = field(default_factory=threading.Event)
     """Set when its output starts, or when there will be none."""
+    jobs: bytearray | None = None
+    """What the shell had to say about its jobs before: for the terminal, no part of the output."""
     done: threading.Event = field(default_factory=threading.Event)
     exit_code: int | None = None
     notice: str | None = None
@@ -163,7 +167,11 @@ class Terminal:
         self._typing = threading.Lock()
         self._kept = b""
         self.closed = False
-        self.on_exit: Callable[[int, int], None] | None = None
+        self.last_command: str | None = None
+        """What was run last through `run`; what people type is not known."""
+        self.when_typed: Callable[[], None] | None = None
+        """Called, not to block, when the shell is at its prompt again after somebody typed a command."""
+        self._was_typed = False
         os.set_blocking(master, False)
 
     # ---- output ------------------------------------------------------------------------------
@@ -229,6 +237,8 @@ class Terminal:
         run = self._run
         if run:
             if not run.began.is_set():
+                if run.jobs is not None:
+                    run.jobs += data
                 return  # the echo of our own typing
             run.take(data)
             if run.silent:
@@ -254,9 +264,12 @@ class Terminal:
             # Usually D has told it; but people may have thrown out the hook that prints D.
             if run and run.began.is_set() and values.get("r") == run.id:
                 self._ended(run, values.get("s", ""))
-            self._set_shell(ready=True, prompting=False, running=None)
+            self._set_shell(ready=True, came_up=True, prompting=False, running=None)
             if shell.stashed and self._run is None:
                 self._unstash()
+        elif kind == "J":
+            if run and not run.began.is_set():
+                run.jobs = bytearray()
         elif kind == "C":
             run_id = values.get("r", "")
             if run and not run.began.is_set() and run.id == run_id:
@@ -265,7 +278,7 @@ class Terminal:
                 self._set_shell(ready=False, prompting=False, stashed=stashed)
                 if not run.silent:
                     shown = run.command.replace("\n", "\r\n").encode()
-                    self._show((b"\r\n" if stashed else b"") + shown + b"\r\n")
+                    self._show((b"\r\n" if stashed else b"") + shown + b"\r\n" + (run.jobs or b""))
                 run.began.set()
             elif run is None:
                 self._set_shell(ready=False, prompting=False, running=run_id)
@@ -416,6 +429,8 @@ class Terminal:
             started = time.monotonic()
             with self._typing:
                 with self.lock:
+                    if not silent:
+                        self.last_command = command
                     self._run = run
                     self._set_shell(ready=False)
                 self.write(_STASH + _PASTE + line + _PASTE_END + b"\r")
@@ -508,6 +523,16 @@ class Terminal:
 
     # ---- checkpoints -------------------------------------------------------------------------
 
+    def wait_prompt(self, seconds: float = 1.0) -> None:
+        """Where a command has just ended, lets the shell come to its prompt: hooks are nothing to capture."""
+        deadline = time.monotonic() + seconds
+        with self.lock:
+            while (shell := self.shell) and self._run is None and not shell.ready and shell.running is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or self.closed:
+                    return
+                self._state_changed.wait(left)
+
     def settle(self) -> None:
         """Just before a freeze: the screen catches up with what it was given, which may take milliseconds."""
         self.drain()
@@ -591,7 +616,8 @@ def _typed_line(run_id: str, command: str, stdin: bytes | None, *, on_terminal: 
     else:
         source = "" if on_terminal else " </dev/null"
     do = f'builtin eval "$__waypoint_command"{source}'
-    return f" if {words}; then {do}; else {do}; fi; {{ __waypoint_prompt first; }} 2>/dev/null".encode()
+    again = f"if __waypoint_again; then {do}; else {do}; fi"
+    return f" {words}; {again}; {{ __waypoint_prompt first; }} 2>/dev/null".encode()
 
 
 def _quoted(data: bytes) -> str:

@@ -22,14 +22,19 @@ def daemon_pid() -> int:
     return int(waypoint.Client().call("ping")["pid"])
 
 
-def kill_daemon(pid: int) -> None:
+def kill_daemon(pid: int, after: float = 0.0) -> None:
     """As hard as it gets, and waits until it is gone."""
+    time.sleep(after)
     gone = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     import select
 
     assert select.select([gone], [], [], 10)[0]
     os.close(gone)
+
+
+def occupied(session: waypoint.Session) -> bool:
+    return session.info.foreground is not None
 
 
 def test_a_killed_daemon_is_followed_by_one_that_carries_on(session: waypoint.Session) -> None:
@@ -70,7 +75,7 @@ def test_a_command_outlives_the_daemon_that_ran_it(session: waypoint.Session) ->
 
     runner = threading.Thread(target=run)
     runner.start()
-    while session.info.foreground is None:
+    while not occupied(session):
         pass
     kill_daemon(daemon_pid())
     runner.join()
@@ -79,7 +84,7 @@ def test_a_command_outlives_the_daemon_that_ran_it(session: waypoint.Session) ->
         session.run("true")
     session.spawn(["touch", "/tmp/go"]).communicate()
     deadline = time.monotonic() + 10
-    while session.info.foreground is not None:
+    while occupied(session):
         assert time.monotonic() < deadline
     assert session.run("cat /tmp/result").output == "done\n"
 
@@ -106,7 +111,7 @@ def test_a_kill_in_the_middle_of_a_verb_loses_nothing(session: waypoint.Session,
     for number in range(8):
         pid = daemon_pid()
         wait = random.uniform(0.0, 0.12)
-        killer = threading.Thread(target=lambda: (time.sleep(wait), kill_daemon(pid)))
+        killer = threading.Thread(target=kill_daemon, args=(pid, wait))
         killer.start()
         with contextlib.suppress(errors.DaemonUnreachable):
             if verb == "checkpoint":

@@ -766,6 +766,33 @@ def test_a_home_on_btrfs_needs_no_image(tmp_path: Path, nothing_left_behind: Non
         assert open_pool(home).root == store.root
 
 
+@pytest.mark.parametrize("fstype", ["btrfs", "ext4"])
+def test_a_disk_mounted_as_the_pool_is_used_as_it_is(
+    tmp_path: Path, nothing_left_behind: None, fstype: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with disk(home / "pool", fstype, POOL_BYTES) as where:
+        (home / "pool.img").rename(home / "the disk")
+        store = open_pool(home)
+        assert store.kind == ("btrfs" if fstype == "btrfs" else "copy")
+        assert store.usage().total_bytes <= POOL_BYTES
+        store.snapshot(tree(store), where / "checkpoints" / "point", readonly=True)
+        assert open_pool(home).kind == store.kind
+        assert not (home / "pool.img").exists()
+
+
+def test_a_pool_that_lost_its_btrfs_is_not_covered_by_a_new_one(
+    tmp_path: Path, nothing_left_behind: None
+) -> None:
+    home = tmp_path / "home"
+    (home / "pool").mkdir(parents=True)
+    (home / "pool" / ".kind").write_text("btrfs\n")
+    with pytest.raises(MachineError, match="no btrfs"):
+        open_pool(home)
+    assert sorted(os.listdir(home)) == ["pool", "pool.lock"]
+
+
 def test_without_loop_devices_files_are_shared_or_copied_and_the_reason_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: None
 ) -> None:
@@ -774,6 +801,7 @@ def test_without_loop_devices_files_are_shared_or_copied_and_the_reason_given(
     with pytest.raises(MissingFeature, match="no loop devices") as refused:
         open_pool(home, kind="btrfs")
     assert "modprobe loop" in refused.value.hint
+    monkeypatch.setattr(pool, "_program", lambda name: None)
     store = open_pool(home)
     assert store.kind in {"copy", "reflink"}
     assert "no loop devices" in store.reason

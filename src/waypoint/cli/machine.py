@@ -100,7 +100,7 @@ _BASE_HEAD = ("NAME", "SIZE", "FILES", "IMPORTED", "FROM")
 
 def base_import(console: Console) -> int:
     given = console.arguments
-    if not os.path.isfile(given.file):
+    if not os.path.exists(given.file):
         raise errors.NotFound(
             f"there is no file {given.file}", hint="a tar, or what `docker save` has written"
         )

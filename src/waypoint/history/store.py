@@ -130,6 +130,8 @@ class SessionRow(Record, frozen=True):
     head: str | None
     forked_from: str | None
     box: str | None
+    auto: bool = False
+    """Whether a point is taken after each command that changed something."""
 
 
 class OperationRow(Record, frozen=True):
@@ -202,6 +204,7 @@ class Store:
             head=row["head"],
             forked_from=row["forked_from"],
             box=row["box"],
+            auto=bool(row["auto"]),
         )
 
     def sessions(self) -> list[SessionRow]:
@@ -233,6 +236,10 @@ class Store:
     def set_state(self, session_id: str, state: State, *, box: str | None) -> None:
         with self._transaction():
             self._db.execute("UPDATE sessions SET state = ?, box = ? WHERE id = ?", (state, box, session_id))
+
+    def set_auto(self, session_id: str, *, auto: bool) -> None:
+        with self._transaction():
+            self._db.execute("UPDATE sessions SET auto = ? WHERE id = ?", (int(auto), session_id))
 
     def remove_session(self, session_id: str) -> None:
         """The session, its checkpoints and its operations."""

@@ -458,7 +458,7 @@ class CopyPool:
 
     def dedupe(self, source: Path, target: Path) -> int:
         with _trying("share blocks with", source):
-            return trees.share_blocks(source, target, rewrite_rest=False)
+            return trees.share_blocks(source, target, rewrite_rest=_is_btrfs(self.root))
 
 
 class ReflinkPool(CopyPool):
@@ -523,7 +523,9 @@ def _make_image(home: Path, size_bytes: int | None) -> None:
     mkfs = _program("mkfs.btrfs")
     if not mkfs:
         raise MissingFeature(
-            "mkfs.btrfs is not installed", hint="run `waypoint setup`, or install btrfs-progs"
+            "mkfs.btrfs is not installed",
+            hint="run `waypoint setup`, or install btrfs-progs",
+            program="mkfs.btrfs",
         )
     partial = home / "pool.img.partial"
     partial.unlink(missing_ok=True)
@@ -641,26 +643,38 @@ def _open(home: Path, size_bytes: int | None, kind: str | None) -> Pool:
         )
     if found in {"reflink", "copy"}:
         return _folder_pool(root, found, "it was made when there was no btrfs")
-    if image.exists() or _mounted_device(home):
+    if image.exists():
         return _image_pool(home, size_bytes)
-    if (found or kind) in {None, "btrfs"} and _is_btrfs(home):
+    is_own_disk = bool(_mounted_device(home))  # somebody mounted one there, to be used as it is
+    place = root if is_own_disk else home
+    if kind in {None, "btrfs"} and _is_btrfs(place):
         return _native_pool(root)
+    if found:
+        raise MachineError(
+            f"the pool {root} was made on btrfs, and this is no btrfs",
+            hint="mount the disk it is on, or choose another WAYPOINT_HOME",
+            path=str(root),
+        )
     reason = "told so"
-    if (found or kind) in {None, "btrfs"}:
+    if kind in {None, "btrfs"}:
         try:
+            if is_own_disk:
+                raise MissingFeature(
+                    f"what is mounted at {root} is no btrfs", hint="unmount it, or choose another kind"
+                )
             return _image_pool(home, size_bytes)
         except MissingFeature as error:
-            if kind or _program("mkfs.btrfs") is None:
+            if kind or "program" in error.details:  # what one command mends is not worked around for good
                 raise
             reason = error.message
             image.unlink(missing_ok=True)
-    chosen = kind or ("reflink" if _can_reflink(home) else "copy")
-    if chosen == "reflink" and not _can_reflink(home):
+    can_reflink = _can_reflink(place)
+    if kind == "reflink" and not can_reflink:
         raise MissingFeature(
-            f"the file system of {home} cannot share blocks",
+            f"the file system of {place} cannot share blocks",
             hint="xfs and btrfs can; or let the pool be chosen",
         )
-    return _folder_pool(root, chosen, reason)
+    return _folder_pool(root, kind or ("reflink" if can_reflink else "copy"), reason)
 
 
 def _found_kind(home: Path) -> str:
@@ -744,9 +758,14 @@ def _lay_out(pool: Pool) -> None:
             pool.delete(left)
 
 
-def is_pool(path: Path) -> bool:
-    """Whether a folder is the pool of some home, not necessarily ours."""
-    return path.name == "pool" and (path / _KIND_FILE).is_file()
+def is_pool(path: Path, source: str) -> bool:
+    """Whether what is mounted there, from that source, is the pool of some home, not necessarily ours."""
+    if path.name != "pool":
+        return False
+    with contextlib.suppress(OSError):  # it may be on its way out, with nothing left in it
+        file = Path("/sys/block", Path(source).name, "loop", "backing_file").read_text().strip()
+        return file.removesuffix(" (deleted)") == str(path.with_name("pool.img"))
+    return (path / _KIND_FILE).is_file()
 
 
 def close_pool(home: Path) -> bool:

@@ -1,0 +1,121 @@
+"""From changed files to what they mean: packages, repositories, databases, accounts.
+
+Each analyzer is one function that is given two points and the paths that differ between them. It decides by
+the paths alone whether there is anything to look at, reads little, and may fail: a failure is a gap in the
+card, with its reason, and never more than that.
+
+    reading.py        how a point is seen, and the limits of looking
+    findings.py       what is found
+    packages.py       dpkg, apk, pip, npm, cargo
+    repositories.py   git
+    databases.py      SQLite
+    system.py         user accounts, cron
+    phrases.py        all of it in a few words
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import product
+from types import MappingProxyType
+
+import msgspec
+
+from waypoint.history.analyzers import databases, packages, repositories, system
+from waypoint.history.analyzers.findings import (
+    AccountChange,
+    Analysis,
+    BranchMove,
+    Commit,
+    CronChange,
+    DatabaseChange,
+    Finding,
+    Gap,
+    PackageChange,
+    RepositoryChange,
+    TableChange,
+)
+from waypoint.history.analyzers.phrases import headline
+from waypoint.history.analyzers.reading import (
+    Analyzer,
+    Nothing,
+    OutOfTime,
+    Timed,
+    View,
+    contents,
+    describe,
+    shown,
+)
+
+__all__ = [
+    "ANALYZERS",
+    "AccountChange",
+    "Analysis",
+    "BranchMove",
+    "Commit",
+    "CronChange",
+    "DatabaseChange",
+    "Finding",
+    "Gap",
+    "PackageChange",
+    "RepositoryChange",
+    "TableChange",
+    "View",
+    "analyze",
+    "headline",
+]
+
+ANALYZERS: Mapping[str, Analyzer] = MappingProxyType({
+    "apt": packages.dpkg,
+    "apk": packages.apk,
+    "pip": packages.pip,
+    "npm": packages.npm,
+    "cargo": packages.cargo,
+    "git": repositories.git,
+    "sqlite": databases.sqlite,
+    "accounts": system.accounts,
+    "cron": system.cron,
+})  # fmt: skip
+
+
+def analyze(
+    old: View | None,
+    new: View,
+    touched: Sequence[str],
+    *,
+    folders: Sequence[str] = (),
+    budget_s: float = 1.0,
+    analyzers: Mapping[str, Analyzer] = ANALYZERS,
+) -> Analysis:
+    """What the touched paths mean. Never raises on account of what it reads.
+
+    `old` is None for a point that has nothing before it. `folders` came, went or moved as a whole, so that
+    what is in them is not among the touched. `budget_s` is for each analyzer alone; what one has found when
+    its time is up is kept.
+    """
+    findings: list[Finding] = []
+    gaps: list[Gap] = []
+    if folders:
+        inside = dict.fromkeys(touched)
+        deadline = time.monotonic() + budget_s
+        for folder, view in product(folders, (old or Nothing(), new)):
+            try:
+                for path in contents(Timed(view, deadline), folder):
+                    inside[path] = None
+            except Exception as error:  # noqa: BLE001 - see below
+                gaps.append(Gap(analyzer="folders", path=shown(folder), reason=describe(error)))
+        touched = list(inside)
+    for name, analyzer in analyzers.items():
+        deadline = time.monotonic() + budget_s
+        try:
+            for outcome in analyzer(Timed(old or Nothing(), deadline), Timed(new, deadline), touched):
+                if isinstance(outcome, Gap):
+                    gaps.append(msgspec.structs.replace(outcome, analyzer=name))
+                else:
+                    findings.append(outcome)
+        except OutOfTime:
+            gaps.append(Gap(analyzer=name, reason=f"not done after {budget_s:g} s"))
+        except Exception as error:  # noqa: BLE001 - a label that fails must not fail the card
+            gaps.append(Gap(analyzer=name, reason=describe(error)))
+    return Analysis(findings=tuple(findings), gaps=tuple(gaps))

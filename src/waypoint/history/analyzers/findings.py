@@ -1,0 +1,141 @@
+"""What analyzers find: the meaning of changed files, as plain records that travel into cards and `--json`.
+
+All of it is *derived*: read from the captures, never from what a tool in the session said about itself. The
+words in it (commit subjects, cron lines, names) come from the session all the same, so whatever shows them
+redacts them first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from waypoint.model import Record
+
+PackageMove = Literal["added", "removed", "upgraded", "downgraded"]
+Fate = Literal["created", "removed", "changed"]
+
+
+class PackageChange(Record, frozen=True, tag_field="kind", tag="package"):
+    """One package of one environment."""
+
+    ecosystem: str
+    environment: str
+    """Where it is installed: `/` for the system, a virtual environment, a project."""
+    name: str
+    change: PackageMove
+    before: str | None = None
+    after: str | None = None
+    direct: bool = True
+    """Somebody asked for it by name; the others came along."""
+    installed: bool = True
+    """False: only a lock file says so, the files are not there."""
+
+
+class Commit(Record, frozen=True):
+    """A commit made between the two points."""
+
+    id: str
+    subject: str
+    at: int
+    """Seconds since the epoch, as the reflog has them."""
+
+
+class BranchMove(Record, frozen=True):
+    """A branch that points elsewhere now; None where it is not there."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+class RepositoryChange(Record, frozen=True, tag_field="kind", tag="repository"):
+    """A git repository, or one of its linked worktrees, in which something happened.
+
+    The changed files of the work tree are sorted by what git knows of them. Both things that a label made
+    from `git status` hides are here: `committed` (done, so status is clean) and `untracked` (never seen).
+    """
+
+    path: str
+    change: Fate
+    branch_before: str | None = None
+    """A name, or the first letters of a commit when no branch is checked out."""
+    branch_after: str | None = None
+    head_before: str | None = None
+    head_after: str | None = None
+    commits: tuple[Commit, ...] = ()
+    """The last ten, newest first."""
+    commit_count: int = 0
+    moves: tuple[str, ...] = ()
+    """What else moved HEAD, as the reflog words it: checkouts, resets, pulls, rebases."""
+    branches: tuple[BranchMove, ...] = ()
+    committed: int = 0
+    staged: int = 0
+    modified: int = 0
+    untracked: int = 0
+    untracked_folded: int = 0
+    """Untracked files in folders that machines fill: node_modules, __pycache__, environments."""
+    modified_paths: tuple[str, ...] = ()
+    untracked_paths: tuple[str, ...] = ()
+    in_progress: str | None = None
+    """A merge, rebase, cherry-pick, revert or bisect that waits to be finished."""
+    worktree_of: str | None = None
+    moved_from: str | None = None
+    bare: bool = False
+
+
+class TableChange(Record, frozen=True):
+    """A table of a database. Rows are None where the table is not there or could not be counted in time."""
+
+    name: str
+    change: Fate
+    rows_before: int | None = None
+    rows_after: int | None = None
+    rewritten: bool | None = None
+    """As many rows as before, but not the same ones. None: not compared."""
+
+
+class DatabaseChange(Record, frozen=True, tag_field="kind", tag="database"):
+    """An SQLite database, its write-ahead log included."""
+
+    path: str
+    change: Fate
+    size_before: int | None = None
+    size_after: int | None = None
+    tables: tuple[TableChange, ...] = ()
+    schema: tuple[str, ...] = ()
+    """`+table orders`, `-index by_date`, `~view totals`."""
+
+
+class AccountChange(Record, frozen=True, tag_field="kind", tag="account"):
+    """A line of the system's user list."""
+
+    name: str
+    change: Fate
+    uid: int | None = None
+
+
+class CronChange(Record, frozen=True, tag_field="kind", tag="cron"):
+    """A file that schedules commands."""
+
+    path: str
+    change: Fate
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+class Gap(Record, frozen=True):
+    """Something an analyzer could not tell, and why."""
+
+    analyzer: str
+    reason: str
+    path: str | None = None
+
+
+Finding = PackageChange | RepositoryChange | DatabaseChange | AccountChange | CronChange
+
+
+class Analysis(Record, frozen=True):
+    """Everything found between two points, and what could not be looked at."""
+
+    findings: tuple[Finding, ...] = ()
+    gaps: tuple[Gap, ...] = ()

@@ -1,0 +1,184 @@
+"""How analyzers see a point: four read operations, a clock, and suspicion.
+
+Everything read here was written by whoever works in the session. So: plain files only, never through a
+symbolic link, never more than a stated number of bytes, and never longer than the time that was given.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from waypoint.history.analyzers.findings import Finding, Gap
+
+MIB = 1 << 20
+
+
+class View(Protocol):
+    """The file system of a point. Paths are the box's own, from `/`."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything at this path."""
+
+    def lstat(self, path: str) -> os.stat_result:
+        """Raises FileNotFoundError."""
+
+    def read(self, path: str, limit: int = ..., /) -> bytes:
+        """The first `limit` bytes."""
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a folder."""
+
+
+Outcome = Finding | Gap
+Analyzer = Callable[[View, View, Sequence[str]], Iterator[Outcome]]
+"""Given the point before, the point after and the paths that differ, says what that means. A generator: what
+it has found when it fails or runs out of time is kept."""
+
+
+class OutOfTime(Exception):
+    """Raised when an analyzer has used up its time."""
+
+
+class TooLarge(Exception):
+    """Raised when a file has more bytes than anybody should parse for a label."""
+
+
+class Nothing:
+    """The view of a point that does not exist: what the first point is compared with."""
+
+    def exists(self, path: str) -> bool:
+        return False
+
+    def lstat(self, path: str) -> os.stat_result:
+        raise FileNotFoundError(path)
+
+    def read(self, path: str, limit: int = 0, /) -> bytes:
+        raise FileNotFoundError(path)
+
+    def listdir(self, path: str) -> list[str]:
+        raise FileNotFoundError(path)
+
+
+class Timed:
+    """A view that stops answering when the time is up."""
+
+    def __init__(self, view: View, deadline: float) -> None:
+        self._view = view
+        self.deadline = deadline
+
+    def _tick(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime("the time was up")
+
+    def exists(self, path: str) -> bool:
+        self._tick()
+        return self._view.exists(path)
+
+    def lstat(self, path: str) -> os.stat_result:
+        self._tick()
+        return self._view.lstat(path)
+
+    def read(self, path: str, limit: int = MIB, /) -> bytes:
+        self._tick()
+        return self._view.read(path, limit)
+
+    def listdir(self, path: str) -> list[str]:
+        self._tick()
+        return self._view.listdir(path)
+
+
+def deadline_of(view: View) -> float:
+    """When to stop, for work that does not go through the view."""
+    return view.deadline if isinstance(view, Timed) else time.monotonic() + 10
+
+
+def status(view: View, path: str) -> os.stat_result | None:
+    """None where there is nothing."""
+    try:
+        return view.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_file(view: View, path: str) -> bool:
+    found = status(view, path)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def is_folder(view: View, path: str) -> bool:
+    found = status(view, path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def content(view: View, path: str, limit: int = MIB) -> bytes | None:
+    """A plain file, whole. None where there is none; TooLarge where it does not fit."""
+    found = status(view, path)
+    if found is None or not stat.S_ISREG(found.st_mode):
+        return None
+    if found.st_size > limit:
+        raise TooLarge(f"{found.st_size:,} bytes, more than the {limit:,} that are looked at")
+    return view.read(path, limit)
+
+
+def beginning(view: View, path: str, size: int) -> bytes | None:
+    """The first bytes of a plain file. None where there is none."""
+    return view.read(path, size) if is_file(view, path) else None
+
+
+def text(view: View, path: str, limit: int = MIB) -> str | None:
+    raw = content(view, path, limit)
+    return None if raw is None else raw.decode(errors="replace")
+
+
+def names(view: View, path: str) -> list[str]:
+    """The names in a folder, sorted; none where it is no folder."""
+    return sorted(view.listdir(path)) if is_folder(view, path) else []
+
+
+def shown(path: str) -> str:
+    """A path as it can be printed and put in JSON: bytes that are no text become `\\xNN`."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def guarded(path: str, found: Iterator[Outcome]) -> Iterator[Outcome]:
+    """One subject among several: what is wrong with it does not hide the others."""
+    try:
+        yield from found
+    except OutOfTime:
+        raise
+    except Exception as error:  # noqa: BLE001 - files from a session can break a parser in any way
+        yield Gap(analyzer="", path=shown(path), reason=describe(error))
+
+
+_UNLISTED_AT_MOST = 20_000
+_NOTHING_IN_IT = ("/.git/objects", "/__pycache__")
+
+
+def contents(view: View, folder: str) -> Iterator[str]:
+    """What is in a folder, and in those in it, as far as analyzers care. TooLarge when it does not end."""
+    waiting = [folder]
+    seen = 0
+    while waiting:
+        here = waiting.pop()
+        for name in names(view, here):
+            path = f"{here.rstrip('/')}/{name}"
+            if is_folder(view, path):
+                if not path.endswith(_NOTHING_IN_IT):
+                    waiting.append(path)
+            else:
+                yield path
+            seen += 1
+            if seen > _UNLISTED_AT_MOST:
+                raise TooLarge(f"more than {_UNLISTED_AT_MOST:,} files in it: not all were looked at")
+
+
+def describe(error: BaseException) -> str:
+    """An error in half a line."""
+    said = " ".join(str(error).split())[:200]
+    if isinstance(error, TooLarge | OutOfTime):
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

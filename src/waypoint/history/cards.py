@@ -1,0 +1,148 @@
+"""Cards: a checkpoint's story, and the difference of any two points.
+
+Everything a card says carries where it comes from: **derived** from the snapshots, **observed** by Waypoint
+while it looked, **claimed** by whoever wrote it. A claim never looks like a fact. A card is computed after
+the pause and may fail in parts: what is missing is in `gaps`, with the reason, and the checkpoint stands.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from typing import Literal
+
+from waypoint.history.analyzers import Analysis, headline
+from waypoint.history.changes import Changes
+from waypoint.history.facts import LiveDifference, PortFact, ProcessFact
+from waypoint.model import IntentFrom, Record
+
+Source = Literal["derived", "observed", "claimed"]
+_MOST_NAMES = 3
+
+
+class Line(Record, frozen=True):
+    """One thing a card says, and how it knows."""
+
+    topic: str
+    text: str
+    source: Source
+
+
+class Difference(Record, frozen=True):
+    """What changed from one point to another: files, what they mean, and the live side."""
+
+    files: Changes
+    analysis: Analysis
+    live: LiveDifference
+    gaps: tuple[str, ...] = ()
+    redacted: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return not self.files.changes and self.live.empty
+
+
+class Card(Record, frozen=True):
+    """The story of one checkpoint."""
+
+    intent: str
+    intent_from: IntentFrom
+    summary: str
+    lines: tuple[Line, ...]
+    difference: Difference
+    coverage: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+    redacted: int = 0
+
+
+def program_name(command: str) -> str:
+    """The name a person would use for a process: `node`, `http.server`, `redis-server`."""
+    words = command.split()
+    if not words:
+        return "?"
+    name = posixpath.basename(words[0].strip("[]-"))
+    if name.startswith("python") and "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    if name.startswith(("python", "node", "ruby", "perl", "bash", "sh")):
+        for word in words[1:]:
+            if not word.startswith("-"):
+                return posixpath.basename(word)
+    return name
+
+
+def _ports_of(process: ProcessFact, ports: Sequence[PortFact]) -> str:
+    mine = sorted({port.port for port in ports if port.pid == process.pid})
+    return "".join(f" :{port}" for port in mine)
+
+
+def _process_words(found: LiveDifference) -> list[str]:
+    words = []
+    for verb, changed, ports in (
+        ("started", found.started, found.opened),
+        ("ended", found.ended, found.closed),
+    ):
+        names = [f"{program_name(process.command)}{_ports_of(process, ports)}" for process in changed]
+        if names:
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+            words.append(f"{', '.join(names[:_MOST_NAMES])}{more} {verb}")
+    return words
+
+
+def _variable_words(found: LiveDifference) -> list[str]:
+    if not found.variables:
+        return []
+    if len(found.variables) <= _MOST_NAMES:
+        marks = {True: "+", False: "~"}
+        return [
+            ", ".join(
+                f"-{v.name}" if v.after is None else marks[v.before is None] + v.name for v in found.variables
+            )
+        ]
+    return [f"{len(found.variables)} variables"]
+
+
+def summarize(difference: Difference) -> str:
+    """One line that a person can read in a log."""
+    words = []
+    if counts := difference.files.headline():
+        words.append(counts)
+    words += headline(difference.analysis)
+    words += _process_words(difference.live)
+    if difference.live.cwd:
+        words.append(f"cwd {difference.live.cwd[1]}")
+    words += _variable_words(difference.live)
+    return " · ".join(words) or "nothing changed"
+
+
+def write_card(
+    intent: str,
+    intent_from: IntentFrom,
+    difference: Difference,
+    coverage: Sequence[str],
+) -> Card:
+    """The card of a checkpoint from its difference to its parent."""
+    lines = []
+    if intent:
+        lines.append(
+            Line(topic="intent", text=intent, source="claimed" if intent_from == "given" else "observed")
+        )
+    if counts := difference.files.headline():
+        lines.append(Line(topic="files", text=counts, source="derived"))
+    lines += [Line(topic="meaning", text=text, source="derived") for text in headline(difference.analysis)]
+    lines += [
+        Line(topic="processes", text=text, source="observed") for text in _process_words(difference.live)
+    ]
+    if difference.live.cwd:
+        before, after = difference.live.cwd
+        lines.append(Line(topic="shell", text=f"cwd {before} → {after}", source="observed"))
+    lines += [Line(topic="shell", text=text, source="observed") for text in _variable_words(difference.live)]
+    return Card(
+        intent=intent,
+        intent_from=intent_from,
+        summary=summarize(difference),
+        lines=tuple(lines),
+        difference=difference,
+        coverage=tuple(coverage),
+        gaps=difference.gaps,
+        redacted=difference.redacted,
+    )

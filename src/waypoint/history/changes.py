@@ -1,0 +1,705 @@
+"""What changed in a box between two points, told as a person would who had watched.
+
+The layers say it in their own terms: a file of the base that was touched appears in the layer, one that was
+removed appears as a whiteout, a renamed folder of the base as an empty one with a note on it. Here this is
+turned into what happened to the tree that the box sees. Both trees are visited together, from the top, and
+only where a delta of the layers leads: what two points share is never looked at.
+
+How to read a list of changes: `deleted` and `old_path` are paths of the old tree, everything else is of the
+new one. A path may be in it twice: deleted, and then something else was renamed to it.
+
+Folders keep their identity: one that was moved is one rename, whatever is in it. Files keep their path: one
+that was replaced under its name is modified, be it by writing or by renaming another one over it. Times alone
+are no change. A folder of the base that vanished (or came back) is one change that says how many files went
+with it; what the session itself wrote is listed file by file.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+from urllib.parse import unquote
+
+from waypoint.errors import UsageError
+from waypoint.history.view import ORIGIN, Place, PointView, below, joined
+from waypoint.kernel import files
+from waypoint.kernel.deltas import BTRFS_FIRST_FREE_OBJECTID, Delta
+from waypoint.kernel.files import EntryKind
+from waypoint.model import Record
+
+ChangeKind = Literal["created", "modified", "deleted", "renamed"]
+Facet = Literal["type", "content", "mode", "owner", "xattr"]
+
+COUNTED_AT_MOST = 100_000
+"""How many files of the base are counted one by one in a comparison; beyond it a count is a lower bound."""
+
+NOISY_NAMES = frozenset(
+    {
+        ".cache",
+        ".eggs",
+        ".gradle",
+        ".mypy_cache",
+        ".next",
+        ".npm",
+        ".nox",
+        ".nuxt",
+        ".parcel-cache",
+        ".pnpm-store",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".tox",
+        ".turbo",
+        "__pycache__",
+        "bower_components",
+        "dist-packages",
+        "node_modules",
+        "site-packages",
+    }
+)
+NOISY_PAIRS = frozenset(
+    {
+        (".bundle", "cache"),
+        (".cargo", "git"),
+        (".cargo", "registry"),
+        (".git", "lfs"),
+        (".git", "objects"),
+        (".m2", "repository"),
+        (".venv", "bin"),
+        (".venv", "include"),
+        (".venv", "lib"),
+        (".venv", "lib64"),
+        ("pkg", "mod"),
+        ("venv", "bin"),
+        ("venv", "include"),
+        ("venv", "lib"),
+        ("venv", "lib64"),
+    }
+)
+NOISY_PATHS = frozenset(
+    {
+        "/usr/share/doc",
+        "/usr/share/locale",
+        "/usr/share/man",
+        "/var/cache",
+        "/var/lib/apt/lists",
+        "/var/lib/dpkg/info",
+        "/var/lib/dpkg/triggers",
+    }
+)
+"""Folders that programs fill: what happens in them is counted, not listed."""
+
+
+_MOST_NAMED = 2
+
+
+class Change(Record, frozen=True):
+    """One thing that happened to the tree."""
+
+    path: str
+    kind: ChangeKind
+    entry: EntryKind
+    """What it is; what it was, when it is gone."""
+    old_path: str | None = None
+    """Where it was, when that is not `path`."""
+    what: tuple[Facet, ...] = ()
+    """In which ways it is no longer what it was, apart from its name."""
+    entry_before: EntryKind | None = None
+    size_before: int | None = None
+    size_after: int | None = None
+    mode_before: int | None = None
+    mode_after: int | None = None
+    owner_before: str | None = None
+    """`uid:gid`; only when it changed."""
+    owner_after: str | None = None
+    files: int = 0
+    """For a folder: the files below it that went the same way and are not listed on their own."""
+    files_bytes: int = 0
+    at_least: bool = False
+    """There are more of them than were counted."""
+    path_base64: str | None = None
+    """The path as it is, when it is no valid UTF-8 (`path` then has its odd bytes as \\\\xNN)."""
+    old_path_base64: str | None = None
+
+    @property
+    def real_path(self) -> str:
+        """The path for the file system."""
+        return _real(self.path, self.path_base64)
+
+    @property
+    def real_old_path(self) -> str:
+        """Where it was, for the file system."""
+        return self.real_path if self.old_path is None else _real(self.old_path, self.old_path_base64)
+
+
+class Summary(Record, frozen=True):
+    """How many files a list of changes is about."""
+
+    created: int = 0
+    modified: int = 0
+    deleted: int = 0
+    renamed: int = 0
+    folders: int = 0
+    """Folders among the changes; only a renamed one is also counted before."""
+    bytes_written: int = 0
+    """What was created or modified holds now."""
+    at_least: bool = False
+
+
+class Fold(Record, frozen=True):
+    """A folder in which so much happens that only the sums are of interest."""
+
+    path: str
+    created: int = 0
+    modified: int = 0
+    deleted: int = 0
+    renamed: int = 0
+    bytes: int = 0
+    """What was created or modified in it holds now."""
+
+
+class Folded(Record, frozen=True):
+    """Changes with the noisy folders summed up."""
+
+    changes: tuple[Change, ...]
+    folds: tuple[Fold, ...]
+
+
+class Changes(Record, frozen=True):
+    """Everything that happened between two points, ordered by path."""
+
+    changes: tuple[Change, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def summary(self) -> Summary:
+        return _sum(self.changes)
+
+    def headline(self) -> str:
+        """All of it in a few words: `+7 ~3 files, +1,842 in node_modules`; nothing when nothing changed."""
+        folded = self.folded()
+        plain = _sum(folded.changes)
+        words = _in_files(plain)
+        names = [(fold.path.rpartition("/")[2], _in_files(fold)) for fold in folded.folds]
+        names = [(name, said) for name, said in names if said]
+        if not words and names:
+            more = ", …" if len(names) > _MOST_NAMED else ""
+            inside = ", ".join(dict.fromkeys(name for name, _ in names[:_MOST_NAMED]))
+            return f"{_in_files(self.summary())} ({inside}{more})"
+        said = [words or (f"{plain.folders:,} folder{'s' * (plain.folders != 1)}" if plain.folders else "")]
+        said += [f"{counts.rpartition(' ')[0]} in {name}" for name, counts in names[:_MOST_NAMED]]
+        if len(names) > _MOST_NAMED:
+            said.append("…")
+        return ", ".join(word for word in said if word)
+
+    def folded(self) -> Folded:
+        """The same for people: noisy folders as one line each."""
+        kept: list[Change] = []
+        noisy: dict[str, list[Change]] = {}
+        for change in self.changes:
+            folder = noisy_folder(change.path, is_folder=change.entry == "folder")
+            if folder is None:
+                kept.append(change)
+            else:
+                noisy.setdefault(folder, []).append(change)
+        folds = []
+        for path, changes in sorted(noisy.items()):
+            total = _sum(changes)
+            folds.append(
+                Fold(
+                    path=path,
+                    created=total.created,
+                    modified=total.modified,
+                    deleted=total.deleted,
+                    renamed=total.renamed,
+                    bytes=total.bytes_written,
+                )
+            )
+        return Folded(changes=tuple(kept), folds=tuple(folds))
+
+
+def _in_files(count: Summary | Fold) -> str:
+    """`+7 ~3 files`."""
+    numbers = {"+": count.created, "~": count.modified, "-": count.deleted, "→": count.renamed}
+    words = [f"{sign}{number:,}" for sign, number in numbers.items() if number]
+    return f"{' '.join(words)} file{'s' * (sum(numbers.values()) != 1)}" if words else ""
+
+
+def _sum(changes: Iterable[Change]) -> Summary:
+    count = dict.fromkeys(("created", "modified", "deleted", "renamed"), 0)
+    folders = written = 0
+    at_least = False
+    for change in changes:
+        at_least |= change.at_least
+        if change.entry == "folder":
+            folders += 1
+            count[change.kind] += change.files if change.kind in ("created", "deleted") else 1
+            written += change.files_bytes if change.kind == "created" else 0
+        else:
+            count[change.kind] += 1
+            if change.kind == "created" or "content" in change.what:
+                written += change.size_after or 0
+    return Summary(**count, folders=folders, bytes_written=written, at_least=at_least)
+
+
+def noisy_folder(path: str, *, is_folder: bool = False) -> str | None:
+    """The outermost noisy folder that a path is in, or is when it is a folder."""
+    names = path.split("/")
+    last = len(names) if is_folder else len(names) - 1
+    for end in range(1, last):
+        name = names[end]
+        if (
+            name in NOISY_NAMES
+            or (names[end - 1], name) in NOISY_PAIRS
+            or "/".join(names[: end + 1]) in NOISY_PATHS
+        ):
+            return "/".join(names[: end + 1])
+    return None
+
+
+def is_noise(name: str) -> bool:
+    """Whether the first component of a volume's path is of no interest: the work folders of overlays."""
+    return name.startswith("work-")
+
+
+def box_path(path: str) -> str | None:
+    """Where the box sees a path of a volume; None for what it does not see."""
+    first, _, rest = path.partition("/")
+    if first == "upper":
+        return f"/{rest}"
+    if first == "shm":
+        return below("/dev/shm", rest) if rest else "/dev/shm"
+    if first == "mounts" and rest:
+        name, _, rest = rest.partition("/")
+        return below(unquote(name), rest) if rest else unquote(name)
+    return None
+
+
+def compare(old: PointView | None, new: PointView, deltas: Sequence[Delta] = ()) -> Changes:
+    """What changed from one point to another; `old` None is the base alone, which needs no deltas.
+
+    `deltas` are those of the two volumes (`kernel.deltas.differences(old, new, skip=is_noise)`), without a
+    gap. Both points have to have the same base.
+    """
+    if old is None:
+        old = PointView(None, new.base, hide=new.hidden)
+    elif old.base != new.base:
+        raise UsageError(
+            f"these points have different bases, {old.base} and {new.base}",
+            hint="only what has the same base can be compared",
+        )
+    return _Comparison(old, new, deltas).run()
+
+
+class _Event(NamedTuple):
+    """A change while it is being found."""
+
+    kind: ChangeKind
+    old: Place | None
+    new: Place | None
+    what: tuple[Facet, ...] = ()
+    files: int = 0
+    files_bytes: int = 0
+    at_least: bool = False
+
+
+class _Comparison:
+    """One comparison under way."""
+
+    def __init__(self, old: PointView, new: PointView, deltas: Sequence[Delta]) -> None:
+        self.old, self.new = old, new
+        self.deltas = [delta for delta in deltas if not is_noise(delta.path.partition("/")[0])]
+        self.by_path = {delta.path: delta for delta in self.deltas if delta.after}
+        self.old_names = _tree_of(delta.old_path for delta in self.deltas if delta.old_path is not None)
+        self.new_names = _tree_of(delta.path for delta in self.deltas if delta.after)
+        self.boundaries = old.boundaries | new.boundaries
+        self.left: set[str] = set()
+        """Folders of the old tree that are somewhere else now."""
+        self.arrived: dict[str, str] = {}
+        """Folders of the new tree that were somewhere else, and where."""
+        self.events: list[_Event] = []
+        self.waiting: list[tuple[Place | None, Place | None, bool]] = []
+        self.counted = 0
+        volume = files.look(str(new.volume))
+        self.keeps_inodes = volume is not None and volume.inode == BTRFS_FIRST_FREE_OBJECTID
+        self._origins: dict[str, str | None] = {}
+
+    def run(self) -> Changes:
+        self._find_moved_folders()
+        for path in sorted({*self.old.regions, *self.new.regions}):
+            self.waiting.append((self.old.place(path), self.new.place(path), False))
+            while self.waiting:
+                one, other, moved = self.waiting.pop()
+                self._visit(one, other, moved=moved)
+        self._find_moved_files()
+        found = [_change(event) for event in self.events]
+        return Changes(changes=tuple(sorted(found, key=_order)))
+
+    # ---- folders that have moved -------------------------------------------------------------
+
+    def _find_moved_folders(self) -> None:
+        for delta in self.deltas:
+            if delta.renamed and delta.before and delta.after and delta.after.is_folder:
+                source, target = box_path(delta.old_path or ""), box_path(delta.path)
+                if not source or not target or {source, target} & self.boundaries:
+                    continue
+                old, new = self.old.place(source), self.new.place(target)
+                if old and new and old.upper == delta.old_path and new.upper == delta.path:
+                    self._moves(source, target)
+        for path in sorted(self._new_folders()):
+            target = box_path(path)
+            new = self.new.place(target) if target else None
+            if (
+                not target
+                or not new
+                or new.lower is None
+                or target in self.arrived
+                or target in self.boundaries
+            ):
+                continue
+            old = self.old.place(self._was(target))
+            if old and old.lower == new.lower:
+                continue  # it is where it was, or has moved along with a folder above it
+            home = self._old_home(new)
+            if home and home not in self.left and not self._still_shows(home, new.lower):
+                self._moves(home, target)
+
+    def _was(self, path: str) -> str:
+        """Where a path of the new tree was in the old one, as far as moved folders tell."""
+        folder, rest = path, ""
+        while folder and folder not in self.arrived:
+            folder, _, name = folder.rpartition("/")
+            rest = f"/{name}{rest}"
+        return self.arrived[folder] + rest if folder else path
+
+    def _moves(self, source: str, target: str) -> None:
+        self.left.add(source)
+        self.arrived[target] = source
+
+    def _new_folders(self) -> Iterator[str]:
+        """Folders of the new layer that may be folders of the base under another name."""
+        if self.old.volume is not None:
+            yield from (path for path, delta in self.by_path.items() if delta.after and delta.after.is_folder)
+            return
+        waiting = [region.upper for region in self.new.regions.values() if region.upper]
+        while waiting:
+            folder = waiting.pop()
+            for name in self.new.upper_names(folder):
+                path = joined(folder, name)
+                there = files.look(self.new.upper_path(path))
+                if there and there.is_folder:
+                    yield path
+                    waiting.append(path)
+
+    def _old_home(self, place: Place) -> str | None:
+        """Where the old tree showed the folder of the base that is at a place now."""
+        wanted, root = place.lower or "", place.region.lower or ""
+        natural = wanted[len(root) :].strip("/")
+        for path, lower in ((below(place.region.path, natural), wanted), *self._shown_before()):
+            if wanted == lower or wanted.startswith(f"{lower}/"):
+                inside = wanted[len(lower) :].strip("/")
+                found = self.old.place(below(path, inside) if inside else path)
+                if found and found.lower == wanted and found.entry.is_folder:
+                    return found.path
+        return None
+
+    def _shown_before(self) -> Iterator[tuple[str, str]]:
+        """Folders of the base that the old tree showed at paths that a delta is about."""
+        for delta in self.deltas:
+            path = box_path(delta.path if delta.old_path is None else delta.old_path)
+            place = self.old.place(path) if path else None
+            if path and place and place.lower and place.entry.is_folder:
+                yield path, place.lower
+
+    def _still_shows(self, path: str, lower: str) -> bool:
+        place = self.new.place(path)
+        return place is not None and place.lower == lower
+
+    # ---- both trees together -----------------------------------------------------------------
+
+    def _visit(self, old: Place | None, new: Place | None, *, moved: bool) -> None:
+        """One path of the one tree and one of the other: its changes, and what is below it still to visit."""
+        if old is None or new is None:
+            if there := old or new:
+                self._one_sided(there, is_old=old is not None)
+            return
+        what = self._facets(old, new)
+        if moved:
+            self.events.append(_Event("renamed", old, new, what))
+        elif what and not (old.path in self.boundaries and (old.upper is None or new.upper is None)):
+            # The root of a layer looks like what it covers only from the first checkpoint on.
+            self.events.append(_Event("modified", old, new, what))
+        if old.entry.is_folder and new.entry.is_folder:
+            self._descend(old, new, self._names(old, new))
+        elif old.entry.is_folder:
+            self._descend(old, None, self.old.children(old))
+        elif new.entry.is_folder:
+            self._descend(None, new, self.new.children(new))
+
+    def _one_sided(self, there: Place, *, is_old: bool) -> None:
+        """Something that is only in one of the trees, with all that is below it."""
+        view = self.old if is_old else self.new
+        sums = (0, 0, False)
+        if there.entry.is_folder:
+            own = view.upper_names(there.upper) if there.upper is not None else []
+            if there.lower is not None:
+                sums = self._count(view, there, set(own))
+            self._descend(there if is_old else None, None if is_old else there, own)
+        if is_old:
+            self.events.append(_Event("deleted", there, None, (), *sums))
+        else:
+            self.events.append(_Event("created", None, there, (), *sums))
+
+    def _names(self, old: Place, new: Place) -> Iterable[str]:
+        """The names in two folders under which there may be a difference."""
+        if old.lower != new.lower:
+            return {*self.old.children(old), *self.new.children(new)}
+        if old.upper is None:
+            return () if new.upper is None else self.new.upper_names(new.upper)
+        if new.upper is None:
+            return self.old.upper_names(old.upper)
+        if self._origin(new.upper) == old.upper:
+            return self.old_names.get(old.upper, set()) | self.new_names.get(new.upper, set())
+        return {*self.old.upper_names(old.upper), *self.new.upper_names(new.upper)}
+
+    def _descend(self, old: Place | None, new: Place | None, names: Iterable[str]) -> None:
+        for name in names:
+            if (old and below(old.path, name) in self.boundaries) or (
+                new and below(new.path, name) in self.boundaries
+            ):
+                continue
+            one = self.old.child(old, name) if old else None
+            other = self.new.child(new, name) if new else None
+            if one and one.path in self.left:
+                one = None
+            if other and (source := self.arrived.get(other.path)):
+                self.waiting.append((self.old.place(source), other, True))
+                other = None
+            if one or other:
+                self.waiting.append((one, other, False))
+
+    def _origin(self, upper: str) -> str | None:
+        """What a path of the new volume was called in the old one; None for what is new."""
+        steps = []
+        path = upper
+        while path not in self._origins:
+            if delta := self.by_path.get(path):
+                self._origins[path] = delta.old_path
+            elif not path:
+                self._origins[path] = ""
+            else:
+                path, _, name = path.rpartition("/")
+                steps.append(name)
+        found = self._origins[path]
+        for name in reversed(steps):
+            path = joined(path, name)
+            found = self._origins[path] = None if found is None else joined(found, name)
+        return found
+
+    def _count(self, view: PointView, folder: Place, own: set[str]) -> tuple[int, int, bool]:
+        """The files of the base below a folder (how many, how large, whether there are more), those aside
+        whose names in it are the layer's own."""
+        count = size = 0
+        waiting = [(folder.path, folder.lower or "", own)]
+        while waiting:
+            path, lower, own = waiting.pop()
+            try:
+                entries = list(os.scandir(view.lower_path(lower)))
+            except OSError:
+                continue
+            for entry in entries:
+                where = below(path, entry.name)
+                if entry.name in own or where in self.boundaries:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    if not (view is self.old and where in self.left):
+                        waiting.append((where, joined(lower, entry.name), set()))
+                    continue
+                if self.counted >= COUNTED_AT_MOST:
+                    return count, size, True
+                self.counted += 1
+                count += 1
+                try:
+                    size += entry.stat(follow_symlinks=False).st_size
+                except OSError:
+                    continue
+        return count, size, False
+
+    # ---- in which ways two differ ------------------------------------------------------------
+
+    def _facets(self, old: Place, new: Place) -> tuple[Facet, ...]:
+        before, after = old.entry, new.entry
+        delta = None
+        if old.upper is not None and new.upper is not None:
+            if self._origin(new.upper) == old.upper:
+                delta = self.by_path.get(new.upper)
+                if delta is None or not delta.what:
+                    return ()
+        elif old.upper is None and new.upper is None and old.lower == new.lower:
+            return ()
+        what: list[Facet] = []
+        if stat.S_IFMT(before.mode) != stat.S_IFMT(after.mode):
+            what.append("type")
+        elif "content" in delta.what if delta else self._reads_differently(old, new):
+            what.append("content")
+        if stat.S_IMODE(before.mode) != stat.S_IMODE(after.mode):
+            what.append("mode")
+        if (before.uid, before.gid) != (after.uid, after.gid):
+            what.append("owner")
+        if (delta is None or "xattr" in delta.what) and self.old.attributes(old) != self.new.attributes(new):
+            what.append("xattr")
+        return tuple(what)
+
+    def _reads_differently(self, old: Place, new: Place) -> bool:
+        if new.entry.is_file:
+            if old.entry.size != new.entry.size:
+                return True
+            one, other = self.old.data_path(old), self.new.data_path(new)
+            return not (one and other and files.same_content(one, other))
+        if new.entry.is_link:
+            one, other = self.old.host_path(old), self.new.host_path(new)
+            return not (one and other) or files.target(one) != files.target(other)
+        return new.entry.kind == "device" and old.entry.rdev != new.entry.rdev
+
+    # ---- files that have moved ---------------------------------------------------------------
+
+    def _find_moved_files(self) -> None:
+        """Makes one of a file that vanished and the same file that appeared elsewhere."""
+        gone = [
+            event
+            for event in self.events
+            if event.kind == "deleted" and event.old and not event.old.entry.is_folder
+        ]
+        come = [
+            event
+            for event in self.events
+            if event.kind == "created" and event.new and not event.new.entry.is_folder
+        ]
+        if not gone or not come:
+            return
+        pairs = list(self._pairs(gone, come))
+        paired = {id(event) for pair in pairs for event in pair}
+        self.events = [event for event in self.events if id(event) not in paired]
+        for one, other in pairs:
+            if one.old and other.new:
+                self.events.append(_Event("renamed", one.old, other.new, self._facets(one.old, other.new)))
+
+    def _pairs(self, gone: list[_Event], come: list[_Event]) -> Iterator[tuple[_Event, _Event]]:
+        """By three signs, the surest first: the same inode of the layer; the file of the base that the
+        overlay says a copy was made of; the same content, size, time, mode and owner."""
+        left = {event.old.path: event for event in gone if event.old}
+        new = {event.new.path: event for event in come if event.new}
+        for path, event in list(new.items()):
+            delta = self.by_path.get((event.new and event.new.upper) or "")
+            source = box_path(delta.old_path or "") if delta and delta.renamed else None
+            if source and source in left:
+                yield left.pop(source), new.pop(path)
+        origins = {}
+        for path, event in new.items():
+            if event.new and (origin := _origin_of(self.new, event.new)):
+                origins[origin] = path
+        for path, event in list(left.items()) if origins else ():
+            if event.old and event.old.upper is None and event.old.lower is not None:
+                handle = files.handle(self.old.lower_path(event.old.lower))
+                if handle and (target := origins.pop(handle, None)):
+                    yield left.pop(path), new.pop(target)
+        alike: dict[tuple[int, ...], list[_Event]] = {}
+        for event in left.values():
+            if event.old:
+                alike.setdefault(_likeness(event.old), []).append(event)
+        for event in new.values():
+            candidates = alike.get(_likeness(event.new), []) if event.new else []
+            for match in candidates:
+                if event.new and match.old and self._looks_moved(match.old, event.new):
+                    candidates.remove(match)
+                    yield match, event
+                    break
+
+    def _looks_moved(self, old: Place, new: Place) -> bool:
+        # Where inodes are kept, two files of the layer that are not one inode are two files.
+        if old.upper is not None and new.upper is not None and self.keeps_inodes:
+            return False
+        return new.entry.size > 0 and not self._reads_differently(old, new)
+
+
+def _likeness(place: Place) -> tuple[int, ...]:
+    entry = place.entry
+    return entry.mode, entry.uid, entry.gid, entry.size, entry.mtime_ns
+
+
+def _origin_of(view: PointView, place: Place) -> tuple[int, bytes] | None:
+    """The handle of the base's file that a file of the layer is a copy of (struct ovl_fb)."""
+    if place.upper is None or place.region.lower is None:
+        return None
+    found = files.attribute(view.upper_path(place.upper), ORIGIN)
+    return (found[4], found[21:]) if found and len(found) > 21 and found[1] == 0xFB else None
+
+
+def _tree_of(paths: Iterable[str]) -> dict[str, set[str]]:
+    """For each folder on the way to one of the paths, the names in it that lead there."""
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        folder = path
+        while folder:
+            folder, _, name = folder.rpartition("/")
+            names = found.setdefault(folder, set())
+            if name in names:
+                break
+            names.add(name)
+    return found
+
+
+def _change(event: _Event) -> Change:
+    old, new = event.old, event.new
+    there = new or old
+    assert there is not None
+    before, after = old.entry if old else None, new.entry if new else None
+    path, path_base64 = _shown(there.path)
+    old_path, old_path_base64 = _shown(old.path) if old and new and old.path != new.path else (None, None)
+    changed_owner = before and after and "owner" in event.what
+    return Change(
+        path=path,
+        kind=event.kind,
+        entry=there.entry.kind,
+        old_path=old_path,
+        what=event.what,
+        entry_before=before.kind if before and "type" in event.what else None,
+        size_before=before.size if before and not before.is_folder else None,
+        size_after=after.size if after and not after.is_folder else None,
+        mode_before=stat.S_IMODE(before.mode) if before else None,
+        mode_after=stat.S_IMODE(after.mode) if after else None,
+        owner_before=f"{before.uid}:{before.gid}" if before and changed_owner else None,
+        owner_after=f"{after.uid}:{after.gid}" if after and changed_owner else None,
+        files=event.files,
+        files_bytes=event.files_bytes,
+        at_least=event.at_least,
+        path_base64=path_base64,
+        old_path_base64=old_path_base64,
+    )
+
+
+def _order(change: Change) -> tuple[list[str], bool]:
+    return change.path.split("/"), change.kind != "deleted"
+
+
+def _shown(path: str) -> tuple[str, str | None]:
+    """A path that can be printed and sent, and its bytes when that is not the same."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raw = os.fsencode(path)
+        return raw.decode(errors="backslashreplace"), base64.b64encode(raw).decode()
+    return path, None
+
+
+def _real(path: str, path_base64: str | None) -> str:
+    return path if path_base64 is None else os.fsdecode(base64.b64decode(path_base64))

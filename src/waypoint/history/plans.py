@@ -1,0 +1,49 @@
+"""Plans: what a restore would do, computed before anybody agrees to it.
+
+From the live state against the target. What is lost is in the safety checkpoint, and what no restore undoes
+is said. A plan has a number; a restore that names it is refused when the ground has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from waypoint.history.cards import Difference
+from waypoint.model import Checkpoint, Record
+
+
+class Plan(Record, frozen=True):
+    """What going from now to `target` means."""
+
+    id: str
+    session: str
+    target: Checkpoint
+    head: Checkpoint | None
+    lost: Difference
+    """From the target to now: what was created or changed will be gone, what was deleted comes back."""
+    uncheckpointed: Difference
+    """From the last checkpoint to now: what only the safety checkpoint will hold."""
+    not_undone: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+
+def write_plan(
+    plan_id: str,
+    *,
+    session: str,
+    target: Checkpoint,
+    head: Checkpoint | None,
+    lost: Difference,
+    uncheckpointed: Difference,
+    coverage: Sequence[str],
+) -> Plan:
+    """The plan from its parts."""
+    return Plan(
+        id=plan_id,
+        session=session,
+        target=target,
+        head=head,
+        lost=lost,
+        uncheckpointed=uncheckpointed,
+        not_covered=tuple(dict.fromkeys((*coverage, *target.coverage))),
+    )

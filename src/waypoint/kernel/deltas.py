@@ -1,0 +1,712 @@
+"""Which paths differ between two trees of the pool, as raw facts, at a cost that follows the change.
+
+On btrfs the kernel tells: it compares two read-only snapshots block by block, skips what they share, and
+writes what it found as a stream of commands that would turn one into the other (what `btrfs send` sends,
+here without file data). The stream is read as a list of suspects, not as the truth: it creates things
+under passing names, moves folders out of the way and back, and calls a file by any one of its names. It is
+played on a tree in memory to learn which paths are concerned, and then both snapshots are asked about
+those. Elsewhere, and wherever the kernel declines, both trees are walked. The two ways give the same answer
+(a test insists), and only what really differs is in it: a file that was rewritten with the same bytes is not.
+
+Paths are relative to the tree. What lies deeper than a path can name (LONGEST_PATH) is not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from waypoint.errors import NotFound
+from waypoint.kernel import files
+from waypoint.kernel.files import Entry
+from waypoint.kernel.syscalls import ioctl_number
+
+# <linux/btrfs.h>
+BTRFS_FIRST_FREE_OBJECTID = 256
+BTRFS_INODE_REF_KEY = 12
+BTRFS_INODE_EXTREF_KEY = 13
+BTRFS_IOC_TREE_SEARCH_V2 = ioctl_number(3, 0x94, 17, 112)
+BTRFS_IOC_INO_LOOKUP = ioctl_number(3, 0x94, 18, 4096)
+BTRFS_IOC_SUBVOL_GETFLAGS = ioctl_number(2, 0x94, 25, 8)
+BTRFS_IOC_FS_INFO = ioctl_number(2, 0x94, 31, 1024)
+BTRFS_IOC_GET_SUBVOL_INFO = ioctl_number(2, 0x94, 60, 504)
+BTRFS_IOC_SEND = ioctl_number(1, 0x94, 38, 72)
+BTRFS_SUBVOL_RDONLY = 1 << 1
+BTRFS_SEND_FLAG_NO_FILE_DATA = 1 << 0
+BTRFS_SEND_STREAM_MAGIC = b"btrfs-stream\0"
+
+# enum btrfs_send_cmd, version 1 of the stream
+C_SUBVOL, C_SNAPSHOT = 1, 2
+C_MKFILE, C_MKDIR, C_MKNOD, C_MKFIFO, C_MKSOCK, C_SYMLINK = 3, 4, 5, 6, 7, 8
+C_RENAME, C_LINK, C_UNLINK, C_RMDIR = 9, 10, 11, 12
+C_SET_XATTR, C_REMOVE_XATTR = 13, 14
+C_WRITE, C_CLONE, C_TRUNCATE = 15, 16, 17
+C_CHMOD, C_CHOWN, C_UTIMES = 18, 19, 20
+C_END, C_UPDATE_EXTENT = 21, 22
+
+# enum of its attributes
+A_SIZE, A_PATH, A_PATH_TO, A_PATH_LINK, A_FILE_OFFSET = 4, 15, 16, 17, 18
+
+LONGEST_PATH = 3800
+"""The kernel takes 4095 bytes in one call, and the tree's own path is before these."""
+
+_MAKING = frozenset({C_MKFILE, C_MKDIR, C_MKNOD, C_MKFIFO, C_MKSOCK, C_SYMLINK})
+_NAMING: Final = frozenset({C_RENAME, C_LINK})
+_HEADER = struct.Struct("<IHI")
+_ATTRIBUTE = struct.Struct("<HH")
+_PIPE_BYTES = 1 << 20
+_SEARCH_BYTES = 1 << 16
+_SUBVOL_OTIME_AT = 392
+_CLOCK_SLACK_NS = 1_000_000_000
+
+What = Literal["type", "content", "mode", "owner", "xattr", "times"]
+Skip = Callable[[str], bool]
+"""Asked about the first component of a path: true for what is of no interest."""
+
+
+class Delta(NamedTuple):
+    """One path that differs: something appeared, vanished, moved or is no longer what it was."""
+
+    path: str
+    """In the new tree; where it was, when it is gone."""
+    old_path: str | None
+    """Where the same thing was in the old tree, also when only a folder above it has moved."""
+    before: Entry | None
+    after: Entry | None
+    renamed: bool
+    """It has another name or another folder, and did not just move along with the folder it is in."""
+    what: frozenset[What]
+    """In which ways it differs from before; empty for what appeared, vanished or only moved."""
+
+    @property
+    def renamed_from(self) -> str | None:
+        return self.old_path if self.renamed else None
+
+
+class Declined(Exception):
+    """The kernel does not tell about these two trees."""
+
+
+def differences(old: Path | None, new: Path, *, skip: Skip | None = None) -> list[Delta]:
+    """What differs between two trees, ordered by path; `old` None stands for an empty tree.
+
+    Neither may change meanwhile; on btrfs, neither can be deleted meanwhile.
+    """
+    for tree in (old, new):
+        if tree is not None and not tree.is_dir():
+            raise NotFound(f"the tree {tree} does not exist", path=str(tree))
+    if old is not None:
+        with contextlib.suppress(Declined, OSError):
+            return by_send(old, new, skip=skip)
+    return by_walk(old, new, skip=skip)
+
+
+# ---- the kernel's stream ------------------------------------------------------------------------
+
+
+def _identity(fd: int) -> tuple[bytes, int]:
+    """Which file system a descriptor is on, and which of its subvolumes; declines all but read-only ones."""
+    try:
+        about = fcntl.ioctl(fd, BTRFS_IOC_FS_INFO, bytes(1024))
+        flags = struct.unpack("=Q", fcntl.ioctl(fd, BTRFS_IOC_SUBVOL_GETFLAGS, bytes(8)))[0]
+    except OSError as error:
+        raise Declined from error
+    if os.fstat(fd).st_ino != BTRFS_FIRST_FREE_OBJECTID or not flags & BTRFS_SUBVOL_RDONLY:
+        raise Declined
+    request = bytearray(struct.pack("=QQ4080x", 0, BTRFS_FIRST_FREE_OBJECTID))
+    fcntl.ioctl(fd, BTRFS_IOC_INO_LOOKUP, request)
+    return about[16:32], struct.unpack_from("=Q", request)[0]
+
+
+class _Sending:
+    """The stream of one comparison as a file to read. The kernel writes it in a thread of its own."""
+
+    def __init__(self, old: int, new: int) -> None:
+        old_system, parent = _identity(old)
+        new_system, _ = _identity(new)
+        if old_system != new_system:
+            raise Declined
+        self._tree = os.dup(new)
+        self._reader, self._writer = os.pipe()
+        with contextlib.suppress(OSError):  # many pipes are open: a small one does as well
+            fcntl.fcntl(self._writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._request = bytearray(
+            struct.pack("=qQQQQI28x", self._writer, 0, 0, parent, BTRFS_SEND_FLAG_NO_FILE_DATA, 0)
+        )
+        self._failure: OSError | None = None
+        self._thread = threading.Thread(target=self._send, name="send", daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        # A signal in the middle would end the stream, or begin it anew.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            fcntl.ioctl(self._tree, BTRFS_IOC_SEND, self._request)
+        except OSError as error:
+            self._failure = error
+        finally:
+            os.close(self._writer)
+
+    def read(self) -> bytes:
+        return os.read(self._reader, _PIPE_BYTES)
+
+    def close(self) -> None:
+        """Ends it, wherever it is; raises what the kernel complained of."""
+        os.close(self._reader)
+        self._thread.join()
+        os.close(self._tree)
+        if self._failure:
+            raise self._failure
+
+
+Command = tuple[int, str, str, int, int]
+"""A command, its path, its other path (rename, link), its offset and length (extents)."""
+
+
+def parse_stream(read: Callable[[], bytes]) -> Iterator[Command]:
+    """The commands of a send stream, version 1, that say something about a path."""
+    buffer = bytearray()
+
+    def need(count: int) -> None:
+        while len(buffer) < count:
+            more = read()
+            if not more:
+                raise Declined("the stream ends too early")
+            buffer.extend(more)
+
+    start = len(BTRFS_SEND_STREAM_MAGIC) + 4
+    need(start)
+    if not buffer.startswith(BTRFS_SEND_STREAM_MAGIC) or buffer[start - 4] != 1:
+        raise Declined("not a stream of version 1")
+    del buffer[:start]
+    at = 0
+    while True:
+        if len(buffer) < at + _HEADER.size:
+            del buffer[:at]
+            at = 0
+            need(_HEADER.size)
+        length, command, _ = _HEADER.unpack_from(buffer, at)
+        if len(buffer) < at + _HEADER.size + length:
+            del buffer[:at]
+            at = 0
+            need(_HEADER.size + length)
+        at += _HEADER.size
+        end = at + length
+        if command == C_END:
+            return
+        if command > C_UPDATE_EXTENT:
+            raise Declined(f"command {command} is none of version 1")
+        path, other, offset, size = bytearray(), bytearray(), 0, 0
+        while at < end:
+            kind, count = _ATTRIBUTE.unpack_from(buffer, at)
+            at += _ATTRIBUTE.size
+            if kind == A_PATH:
+                path = buffer[at : at + count]
+                if command not in _NAMING and command != C_UPDATE_EXTENT:
+                    break
+            elif kind in (A_PATH_TO, A_PATH_LINK):
+                other = buffer[at : at + count]
+            elif kind == A_FILE_OFFSET:
+                offset = int.from_bytes(buffer[at : at + count], "little")
+            elif kind == A_SIZE:
+                size = int.from_bytes(buffer[at : at + count], "little")
+            at += count
+        at = end
+        if command > C_SNAPSHOT:
+            yield command, os.fsdecode(bytes(path)), os.fsdecode(bytes(other)), offset, size
+
+
+class _Node:
+    """A file or folder while the stream is played. Its old path is known, unless it is new."""
+
+    __slots__ = ("attributed", "children", "names", "origin", "place", "ranges", "touched")
+
+    def __init__(self, origin: str | None, place: tuple[_Node, str] | None) -> None:
+        self.origin = origin
+        self.place = place
+        """The folder and name it had at the beginning."""
+        self.names: dict[tuple[_Node, str], None] = {place: None} if place else {}
+        self.children: dict[str, _Node | None] = {}
+        """As far as they are known; None for a name that is taken away."""
+        self.touched = False
+        self.attributed = False
+        self.ranges: list[tuple[int, int]] | None = []
+        """Where its bytes may differ; None for anywhere."""
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _split(path: str) -> tuple[str, str]:
+    folder, _, name = path.rpartition("/")
+    return folder, name
+
+
+class _Stage:
+    """The tree in memory on which a stream is played. It grows only where the stream steps on it."""
+
+    def __init__(self) -> None:
+        self.root = _Node("", None)
+        self.seen: list[_Node] = []
+        """Whatever a command was about."""
+        self._folders = {self.root: ""}
+
+    def find(self, path: str) -> _Node:
+        """What has this path now."""
+        node = self.root
+        if not path:
+            return node
+        for name in path.split("/"):
+            child = node.children.get(name)
+            if child is None:
+                if name in node.children or node.origin is None:
+                    raise Declined(f"the stream names {path!r}, which is not there")
+                child = _Node(_joined(node.origin, name), (node, name))
+                node.children[name] = child
+            node = child
+        return node
+
+    def folder_path(self, folder: _Node) -> str:
+        """What a folder is called now that the stream has ended."""
+        steps = []
+        while folder not in self._folders:
+            above, name = next(iter(folder.names))
+            steps.append((folder, name))
+            folder = above
+        path = self._folders[folder]
+        for step, name in reversed(steps):
+            path = self._folders[step] = _joined(path, name)
+        return path
+
+    def _bind(self, path: str, node: _Node) -> None:
+        parent, name = _split(path)
+        folder = self.find(parent)
+        if folder.children.get(name) is not None:
+            self._unbind(path)
+        folder.children[name] = node
+        node.names[folder, name] = None
+
+    def _unbind(self, path: str) -> _Node:
+        node = self.find(path)
+        parent, name = _split(path)
+        folder = self.find(parent)
+        folder.children[name] = None
+        del node.names[folder, name]
+        return node
+
+    def _see(self, node: _Node) -> _Node:
+        if not node.touched:
+            node.touched = True
+            self.seen.append(node)
+        return node
+
+    def play(self, commands: Iterable[Command]) -> None:
+        last_path, last = "", self.root
+        for command, path, other, offset, size in commands:
+            if command in _MAKING:
+                self._bind(path, self._see(_Node(None, None)))
+                last_path = ""
+            elif command == C_RENAME:
+                self._bind(other, self._see(self._unbind(path)))
+                last_path = ""
+            elif command == C_LINK:
+                self._bind(path, self._see(self.find(other)))
+                last_path = ""
+            elif command in (C_UNLINK, C_RMDIR):
+                self._see(self._unbind(path))
+                last_path = ""
+            else:
+                if not last_path or path != last_path:
+                    last_path, last = path, self._see(self.find(path))
+                if command in (C_SET_XATTR, C_REMOVE_XATTR):
+                    last.attributed = True
+                elif command == C_UPDATE_EXTENT and last.ranges is not None:
+                    last.ranges.append((offset, size))
+                elif command in (C_WRITE, C_CLONE):
+                    last.ranges = None
+
+
+def by_send(old: Path, new: Path, *, skip: Skip | None = None) -> list[Delta]:
+    """The differences of two read-only snapshots, from the kernel's own comparison."""
+    old_fd = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        new_fd = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            stage = _Stage()
+            sending = _Sending(old_fd, new_fd)
+            try:
+                stage.play(parse_stream(sending.read))
+            except BaseException:
+                try:
+                    sending.close()
+                except OSError as error:
+                    raise Declined(str(error)) from error
+                raise
+            sending.close()
+            return _judge_stage(stage, str(old), str(new), new_fd, skip or _nothing)
+        finally:
+            os.close(new_fd)
+    finally:
+        os.close(old_fd)
+
+
+def _nothing(_: str) -> bool:
+    return False
+
+
+def _judge_stage(stage: _Stage, old: str, new: str, new_fd: int, skip: Skip) -> list[Delta]:
+    """What the played stream comes to, looked up in both snapshots."""
+
+    def origin(folder: str) -> str | None:
+        return stage.find(folder).origin
+
+    judge = _Judge(old, new, origin, by_send=True)
+    nodes = {"": stage.root}
+    elsewhere: list[str] = []
+    if stage.root.touched:
+        judge.kept("", "")
+    for node in stage.seen:
+        if node.origin and node.place not in node.names and not skip(_first(node.origin)):
+            judge.gone(node.origin)
+        shown = hidden = ""
+        for folder, name in node.names:
+            path = _joined(stage.folder_path(folder), name)
+            nodes[path] = node
+            if skip(_first(path)):
+                hidden = path
+            elif node.origin and (folder, name) == node.place:
+                judge.kept(node.origin, shown := path)
+            else:
+                judge.come(shown := path)
+        if hidden and not shown:
+            elsewhere.append(hidden)
+
+    def hints(path: str) -> tuple[bool, list[tuple[int, int]] | None]:
+        node = nodes.get(path)
+        return (node.attributed, node.ranges) if node else (True, None)
+
+    judge.hints = hints
+    found = judge.deltas()
+    # A stream calls a file by one of its names: what has changed has changed under all of them.
+    linked = [(delta.after, delta.path) for delta in found if delta.after and delta.what]
+    linked += [(after, path) for path in elsewhere if (after := files.look(f"{new}/{path}"))]
+    done = set()
+    for after, known in linked:
+        if after.is_folder or after.links < 2 or after.inode in done:
+            continue
+        done.add(after.inode)
+        for path in _names_of(new_fd, after.inode):
+            if path not in judge.told and not skip(_first(path)):
+                nodes[path] = nodes[known]
+                before = stage.find(path).origin
+                if before is not None:
+                    found += judge.pair(before, path, renamed=False)
+    return sorted(found, key=_order)
+
+
+def _first(path: str) -> str:
+    return path.partition("/")[0]
+
+
+def _order(delta: Delta) -> tuple[str, bool]:
+    return delta.path, delta.after is not None
+
+
+def _names_of(fd: int, inode: int) -> list[str]:
+    """All paths of a file in a subvolume."""
+    found: list[str] = []
+    folders: dict[int, str] = {}
+    first_kind, first_offset = BTRFS_INODE_REF_KEY, 0
+    top = (1 << 64) - 1
+    while True:
+        request = bytearray(112 + _SEARCH_BYTES)
+        struct.pack_into(
+            "=7Q4I32xQ", request, 0,
+            *(0, inode, inode, first_offset, top, 0, top),
+            *(first_kind, BTRFS_INODE_EXTREF_KEY, top & 0xFFFFFFFF, 0),
+            _SEARCH_BYTES,
+        )  # fmt: skip
+        fcntl.ioctl(fd, BTRFS_IOC_TREE_SEARCH_V2, request)
+        count, at = struct.unpack_from("=I", request, 64)[0], 112
+        if not count:
+            return found
+        for _ in range(count):
+            _, _, offset, kind, length = struct.unpack_from("=QQQII", request, at)
+            item = bytes(request[at + 32 : at + 32 + length])
+            at += 32 + length
+            first_kind, first_offset = kind, offset + 1
+            for folder, name in _references(kind, offset, item):
+                if folder not in folders:
+                    folders[folder] = _folder_path(fd, folder)
+                found.append(_joined(folders[folder], name))
+
+
+def _references(kind: int, offset: int, item: bytes) -> Iterator[tuple[int, str]]:
+    """The names in an INODE_REF or INODE_EXTREF item, each with its folder's inode."""
+    at = 0
+    while kind in (BTRFS_INODE_REF_KEY, BTRFS_INODE_EXTREF_KEY) and at < len(item):
+        folder = offset
+        if kind == BTRFS_INODE_EXTREF_KEY:
+            folder = struct.unpack_from("<Q", item, at)[0]
+            at += 8
+        count = struct.unpack_from("<QH", item, at)[1]
+        yield folder, os.fsdecode(item[at + 10 : at + 10 + count])
+        at += 10 + count
+
+
+def _folder_path(fd: int, inode: int) -> str:
+    request = bytearray(struct.pack("=QQ4080x", 0, inode))
+    fcntl.ioctl(fd, BTRFS_IOC_INO_LOOKUP, request)
+    return os.fsdecode(bytes(request[16:]).split(b"\0")[0]).rstrip("/")
+
+
+# ---- the walk -----------------------------------------------------------------------------------
+
+
+def by_walk(old: Path | None, new: Path, *, skip: Skip | None = None) -> list[Delta]:
+    """The differences of any two trees, by looking at everything in both."""
+    skip = skip or _nothing
+    if old is None:
+        everything = _everything(str(new), "", skip)
+        found = [Delta(path, None, None, after, False, frozenset()) for path, after in everything]
+        return sorted(found, key=_order)
+    old_made_at, new_made_at = _made_at(old), _made_at(new)
+    same_inodes = old_made_at is not None and new_made_at is not None
+    pairs: dict[str, str] = {"": ""}
+    judge = _Judge(str(old), str(new), pairs.get, same_inodes=same_inodes)
+    judge.settled_ns = (old_made_at or 0) - _CLOCK_SLACK_NS
+    judge.kept("", "")
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        before, after = _folder(old, folder, skip), _folder(new, folder, skip)
+        for name in sorted({*before, *after}):
+            path = _joined(folder, name)
+            one, other = before.get(name), after.get(name)
+            if one and other and _same_thing(one, other, same_inodes=same_inodes):
+                judge.kept(path, path, one, other)
+                if one.is_folder:
+                    pairs[path] = path
+                    if len(os.fsencode(path)) < LONGEST_PATH:
+                        waiting.append(path)
+                continue
+            for there, tree, tell in ((one, old, judge.gone), (other, new, judge.come)):
+                if there:
+                    tell(path, there)
+                    if there.is_folder:
+                        for below, entry in _everything(str(tree), path, _nothing):
+                            tell(below, entry)
+    return sorted(judge.deltas(), key=_order)
+
+
+def _made_at(tree: Path) -> int | None:
+    """When a tree on btrfs was made, in nanoseconds; None for any other, whose inode numbers tell nothing."""
+    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        about = fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
+        if os.fstat(fd).st_ino != BTRFS_FIRST_FREE_OBJECTID:
+            return None
+        seconds, nanoseconds = struct.unpack_from("=QI", about, _SUBVOL_OTIME_AT)
+        return int(seconds * 1_000_000_000 + nanoseconds)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _same_thing(one: Entry, other: Entry, *, same_inodes: bool) -> bool:
+    if stat.S_IFMT(one.mode) != stat.S_IFMT(other.mode):
+        return False
+    return not same_inodes or one.inode == other.inode
+
+
+def _folder(tree: Path, folder: str, skip: Skip) -> dict[str, Entry]:
+    found = {}
+    for name in files.names(f"{tree}/{folder}"):
+        if (folder or not skip(name)) and (there := files.look(f"{tree}/{_joined(folder, name)}")):
+            found[name] = there
+    return found
+
+
+def _everything(tree: str, top: str, skip: Skip) -> Iterator[tuple[str, Entry]]:
+    """All that is below a folder, parents first, the folder itself aside."""
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        below = _folder(Path(tree), folder, skip)
+        for name, there in below.items():
+            path = _joined(folder, name)
+            yield path, there
+            if there.is_folder and len(os.fsencode(path)) < LONGEST_PATH:
+                waiting.append(path)
+
+
+# ---- what it comes to ---------------------------------------------------------------------------
+
+
+class _Judge:
+    """Decides what is the same thing at another place, what has replaced what, and in which ways two differ.
+
+    It is told which old paths no longer hold what they held (`gone`), which new paths hold something that
+    was not there (`come`), and which hold what they held but may have changed (`kept`).
+    """
+
+    def __init__(
+        self,
+        old: str,
+        new: str,
+        origin: Callable[[str], str | None],
+        *,
+        same_inodes: bool = True,
+        by_send: bool = False,
+    ) -> None:
+        self.old, self.new, self.same_inodes, self.by_send = old, new, same_inodes, by_send
+        self.settled_ns = 0
+        """Times of change before this one tell what has not changed. A clock that ticks every few
+        milliseconds cannot tell a change just before a snapshot from one just after it."""
+        self.told: set[str] = set()
+        """New paths that have been judged."""
+        self.hints: Callable[[str], tuple[bool, list[tuple[int, int]] | None]] = lambda _: (True, None)
+        """For a new path: whether attributes may differ, and where its bytes may (None: anywhere)."""
+        self._origin = origin
+        self._gone: dict[str, Entry] = {}
+        self._come: dict[str, Entry] = {}
+        self._kept: list[tuple[str, str, Entry | None, Entry | None]] = []
+        self._moved: dict[str, str] = {}
+        """Folders that came, and the old ones they are or replace."""
+
+    def gone(self, path: str, before: Entry | None = None) -> None:
+        if before := before or files.look(f"{self.old}/{path}"):
+            self._gone[path] = before
+
+    def come(self, path: str, after: Entry | None = None) -> None:
+        if after := after or files.look(f"{self.new}/{path}"):
+            self._come[path] = after
+
+    def kept(self, old: str, new: str, before: Entry | None = None, after: Entry | None = None) -> None:
+        self._kept.append((old, new, before, after))
+
+    def deltas(self) -> list[Delta]:
+        matches = self._match()
+        found = []
+        for old, new, before, after in self._kept:
+            found += self.pair(old, new, before, after, renamed=False)
+        left = dict(self._gone)
+        for new, after in self._come.items():
+            if new in matches:
+                old = matches[new]
+                renamed = self._place(new) != old
+                found += self.pair(old, new, left.pop(old), after, renamed=renamed)
+            else:
+                self.told.add(new)
+                found.append(Delta(new, None, None, after, False, frozenset()))
+        found += [Delta(path, path, before, None, False, frozenset()) for path, before in left.items()]
+        return found
+
+    def _place(self, path: str) -> str | None:
+        """Where something with this new path would have been, had it only moved along with its folder."""
+        folder, name = _split(path)
+        above = self._moved[folder] if folder in self._moved else self._origin(folder)
+        if folder in self._come and folder not in self._moved:
+            return None
+        return None if above is None else _joined(above, name)
+
+    def _match(self) -> dict[str, str]:
+        """For new paths, the old ones of the same things, or of what they have replaced."""
+        matches: dict[str, str] = {}
+        free = set(self._gone)
+
+        def settle(new: str, old: str) -> None:
+            matches[new] = old
+            free.discard(old)
+            if self._come[new].is_folder:
+                self._moved[new] = old
+
+        came = sorted(self._come)
+        by_inode: dict[int, list[str]] = {}
+        if self.same_inodes:
+            for path in sorted(self._gone):
+                by_inode.setdefault(self._gone[path].inode, []).append(path)
+        candidates = [path for path in came if self._come[path].inode in by_inode]
+        candidates.sort(key=lambda path: not self._come[path].is_folder)
+        # First what has its old name in its old folder, wherever that is now; then the other names.
+        for along in (True, False):
+            for new in candidates:
+                if new in matches:
+                    continue
+                olds = [old for old in by_inode[self._come[new].inode] if old in free]
+                olds = [old for old in olds if self._same_object(old, new)]
+                if along and not self._come[new].is_folder:
+                    place = self._place(new)
+                    olds = [old for old in olds if old == place]
+                if olds:
+                    settle(new, olds[0])
+        for new in came:
+            if new not in matches and (place := self._place(new)) in free and place is not None:
+                settle(new, place)
+        return matches
+
+    def _same_object(self, old: str, new: str) -> bool:
+        """Inode numbers are given again in trees that went separate ways; the hour of birth is not."""
+        before, after = self._gone[old], self._come[new]
+        if stat.S_IFMT(before.mode) == stat.S_IFMT(after.mode):
+            if files.born(f"{self.old}/{old}") == files.born(f"{self.new}/{new}"):
+                return True
+            if self.by_send and after.is_folder:
+                # The stream takes the one for the other, and is silent about what both have in them.
+                raise Declined(f"{old} and {new} have one inode and are not the same")
+        return False
+
+    def pair(
+        self, old: str, new: str, before: Entry | None = None, after: Entry | None = None, *, renamed: bool
+    ) -> list[Delta]:
+        """The delta of a path and what it was, if it is one."""
+        self.told.add(new)
+        before = before or files.look(f"{self.old}/{old}")
+        after = after or files.look(f"{self.new}/{new}")
+        if before is None and after is None:
+            return []
+        if before is None or after is None:
+            lost = Delta(new if after else old, old if before else None, before, after, False, frozenset())
+            return [lost]
+        what = self._what(old, new, before, after)
+        return [Delta(new, old, before, after, renamed, what)] if what or renamed else []
+
+    def _what(self, old: str, new: str, before: Entry, after: Entry) -> frozenset[What]:
+        if self.same_inodes and before == after and after.ctime_ns < self.settled_ns:
+            return frozenset()
+        one, other = f"{self.old}/{old}", f"{self.new}/{new}"
+        attributed, ranges = self.hints(new)
+        what: set[What] = set()
+        if stat.S_IFMT(before.mode) != stat.S_IFMT(after.mode):
+            if self.by_send and before.inode == after.inode:
+                raise Declined(f"{old} and {new} have one inode and are not the same")
+            what.add("type")
+        elif after.is_file:
+            if before.inode != after.inode or not self.same_inodes:
+                attributed, ranges = True, None
+            if before.size != after.size or (ranges != [] and not files.same_content(one, other, ranges)):
+                what.add("content")
+        elif after.is_link:
+            if files.target(one) != files.target(other):
+                what.add("content")
+        elif after.kind == "device" and before.rdev != after.rdev:
+            what.add("content")
+        if stat.S_IMODE(before.mode) != stat.S_IMODE(after.mode):
+            what.add("mode")
+        if (before.uid, before.gid) != (after.uid, after.gid):
+            what.add("owner")
+        if (attributed or before.inode != after.inode) and files.attributes(one) != files.attributes(other):
+            what.add("xattr")
+        if before.mtime_ns != after.mtime_ns:
+            what.add("times")
+        return frozenset(what)

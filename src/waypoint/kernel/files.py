@@ -1,0 +1,228 @@
+"""What can be learnt of a file without following a link, waiting for a writer or leaving a trace.
+
+The trees that Waypoint reads were written by whoever lived in them: names lead to pipes that nobody
+writes to, to devices, to links out of the tree. Here a path is only ever looked at as what it is. Absence is
+an answer (None), not an error: a base is the host's own and may change while it is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from waypoint.kernel.syscalls import libc
+
+EntryKind = Literal["file", "folder", "link", "fifo", "socket", "device"]
+
+COMPARED_AT_MOST = 256 << 20
+"""Files of the same size beyond this are not read: their times have to tell whether they differ."""
+
+_CHUNK = 1 << 18
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS: dict[int, EntryKind] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+# statx(2), name_to_handle_at(2)
+AT_FDCWD = -100
+AT_SYMLINK_NOFOLLOW = 0x100
+STATX_BTIME = 0x800
+_STATX_BYTES = 256
+_STATX_BTIME_AT = 80
+MAX_HANDLE_SZ = 128
+
+
+class Entry(NamedTuple):
+    """What lstat(2) says of a file, as far as it matters here."""
+
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    links: int
+    rdev: int
+
+    @property
+    def kind(self) -> EntryKind:
+        return _KINDS.get(stat.S_IFMT(self.mode), "device")
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+
+def entry(status: os.stat_result) -> Entry:
+    """The same from what Python's calls return."""
+    return Entry(
+        status.st_mode,
+        status.st_uid,
+        status.st_gid,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+        status.st_nlink,
+        status.st_rdev,
+    )
+
+
+def look(path: str) -> Entry | None:
+    """What is there; None when there is nothing, or nothing that can be reached."""
+    try:
+        return entry(os.lstat(path))
+    except (OSError, ValueError):
+        return None
+
+
+def names(path: str) -> list[str]:
+    """What is in a folder, sorted; nothing when it is none."""
+    try:
+        return sorted(os.listdir(path))
+    except (OSError, ValueError):
+        return []
+
+
+def target(path: str) -> str | None:
+    """Where a symbolic link points."""
+    try:
+        return os.readlink(path)
+    except (OSError, ValueError):
+        return None
+
+
+def attributes(path: str) -> dict[str, bytes]:
+    """The extended attributes of a path itself; empty where there are none to be had."""
+    found = {}
+    try:
+        for name in os.listxattr(path, follow_symlinks=False):
+            found[name] = os.getxattr(path, name, follow_symlinks=False)
+    except (OSError, ValueError):
+        return found
+    return found
+
+
+def attribute(path: str, name: str) -> bytes | None:
+    """One extended attribute of a path itself."""
+    try:
+        return os.getxattr(path, name, follow_symlinks=False)
+    except (OSError, ValueError):
+        return None
+
+
+def open_file(path: str) -> int:
+    """A descriptor of a regular file. An OSError when it is anything else, a link to one included."""
+    fd = os.open(path, _READ)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is no regular file")
+    return fd
+
+
+def read(path: str, limit: int, offset: int = 0) -> bytes | None:
+    """At most `limit` bytes of a regular file; None when it is none."""
+    try:
+        fd = open_file(path)
+    except (OSError, ValueError):
+        return None
+    try:
+        parts, left = [], limit
+        while left > 0 and (part := os.pread(fd, min(left, 1 << 20), offset)):
+            parts.append(part)
+            left -= len(part)
+            offset += len(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def same_content(one: str, other: str, ranges: Iterable[tuple[int, int]] | None = None) -> bool:
+    """Whether two regular files hold the same bytes: all of them, or those in `ranges` (offset, length).
+
+    What cannot be read is not the same. Files beyond COMPARED_AT_MOST are told apart by their times.
+    """
+    try:
+        first = open_file(one)
+    except (OSError, ValueError):
+        return False
+    try:
+        second = open_file(other)
+        try:
+            return _same_bytes(first, second, ranges)
+        finally:
+            os.close(second)
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(first)
+
+
+def _same_bytes(first: int, second: int, ranges: Iterable[tuple[int, int]] | None) -> bool:
+    one, other = os.fstat(first), os.fstat(second)
+    if one.st_size != other.st_size:
+        return False
+    parts = [(0, one.st_size)] if ranges is None else list(ranges)
+    if sum(length for _, length in parts) > COMPARED_AT_MOST:
+        return one.st_mtime_ns == other.st_mtime_ns
+    for offset, length in parts:
+        at, end = offset, min(offset + length, one.st_size)
+        while at < end:
+            part = os.pread(first, min(_CHUNK, end - at), at)
+            if part != os.pread(second, min(_CHUNK, end - at), at):
+                return False
+            if not part:
+                break
+            at += len(part)
+    return True
+
+
+def born(path: str) -> tuple[int, int] | None:
+    """When a file came into being (seconds, nanoseconds), where the file system keeps that."""
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if libc.statx(AT_FDCWD, os.fsencode(path), AT_SYMLINK_NOFOLLOW, STATX_BTIME, answer) < 0:
+        return None
+    if not int.from_bytes(answer.raw[:4], sys.byteorder) & STATX_BTIME:
+        return None
+    at = _STATX_BTIME_AT
+    return (
+        int.from_bytes(answer.raw[at : at + 8], sys.byteorder, signed=True),
+        int.from_bytes(answer.raw[at + 8 : at + 12], sys.byteorder),
+    )
+
+
+class _FileHandle(ctypes.Structure):
+    _fields_ = (
+        ("handle_bytes", ctypes.c_uint),
+        ("handle_type", ctypes.c_int),
+        ("f_handle", ctypes.c_ubyte * MAX_HANDLE_SZ),
+    )
+
+
+def handle(path: str) -> tuple[int, bytes] | None:
+    """The file system's own lasting name of a file: what an overlay notes as the origin of a copy."""
+    found, mount = _FileHandle(handle_bytes=MAX_HANDLE_SZ), ctypes.c_int()
+    if libc.name_to_handle_at(AT_FDCWD, os.fsencode(path), ctypes.byref(found), ctypes.byref(mount), 0) < 0:
+        return None
+    return found.handle_type, bytes(found.f_handle[: found.handle_bytes])

@@ -1,0 +1,45 @@
+"""What a verb of the daemon is: a function of its arguments that answers to its name on the socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from waypoint import wire
+
+Verb = Callable[..., Any]
+"""Given the daemon, the connection and the arguments; returns the result."""
+
+VERBS: dict[str, Verb] = {}
+
+
+def verb(function: Verb) -> Verb:
+    """Makes a function answer to its name (a trailing underscore aside)."""
+    VERBS[function.__name__.rstrip("_")] = function
+    return function
+
+
+class Connection:
+    """One client."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.lock = threading.Lock()
+
+    def event(self, what: Any) -> None:
+        with self.lock:
+            wire.send(self.socket, {"event": what})
+
+    def result(self, what: Any) -> None:
+        with self.lock:
+            wire.send(self.socket, {"result": what})
+
+    def data(self, data: bytes) -> None:
+        with self.lock:
+            wire.send_data(self.socket, data)
+
+
+class Answered:
+    """Returned by a verb that has answered by itself and needs its connection no more."""

@@ -1,0 +1,272 @@
+"""What can be told about points: cards, differences, plans.
+
+The snapshot is sacred, the story is best effort: nothing here may fail, delay or damage a checkpoint. A card
+is computed in the background after its checkpoint exists; what could not be found out is in its gaps, and it
+can be computed again at any time, because everything it is derived from is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import secrets as randomness
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from waypoint.box import coverage, hidden_paths
+from waypoint.errors import NotFound, UsageError, WaypointError
+from waypoint.history import facts as live_facts
+from waypoint.history.analyzers import Analysis, RepositoryChange, analyze
+from waypoint.history.cards import Card, Difference, write_card
+from waypoint.history.changes import Changes, compare, is_noise
+from waypoint.history.facts import Facts
+from waypoint.history.plans import Plan, write_plan
+from waypoint.history.secrets import Redactor
+from waypoint.history.store import SessionRow
+from waypoint.history.view import PointView
+from waypoint.kernel import processes
+from waypoint.kernel.deltas import differences
+from waypoint.model import Checkpoint
+from waypoint.observe import observe
+from waypoint.sessions import Sessions, new_id
+
+log = logging.getLogger("waypoint")
+
+BASE = "base"
+NOW = "now"
+
+
+class Moment:
+    """A point as it can be compared: a checkpoint, the present, or the base."""
+
+    def __init__(self, view: PointView, facts: Facts, label: str, point: Checkpoint | None) -> None:
+        self.view, self.facts, self.label, self.point = view, facts, label, point
+
+
+class Story:
+    """The stories of one home."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._card_written = threading.Condition()
+        for checkpoint_id in sessions.store.without_card():
+            self.write_later(checkpoint_id)
+
+    # ---- moments -----------------------------------------------------------------------------
+
+    def _hidden(self, row: SessionRow) -> list[str]:
+        return hidden_paths(row.options, self._sessions.base_of(row.options), self._sessions.home)
+
+    @contextlib.contextmanager
+    def moment(self, row: SessionRow, ref: str | None) -> Iterator[Moment]:
+        """A ref, `now` (or None) or `base`, seen from a session."""
+        base = self._sessions.base_of(row.options)
+        if ref == BASE:
+            # What every session starts with is nothing that happened in it.
+            start = live_facts.ShellFact(cwd="/root", exported=self._sessions.environment())
+            yield Moment(PointView(None, base, hide=self._hidden(row)), Facts(shell=start), "the base", None)
+        elif ref in (None, NOW):
+            with self._present(row) as present:
+                yield present
+        else:
+            yield self._past(self._sessions.point(row, ref))
+
+    def _past(self, point: Checkpoint) -> Moment:
+        row = self._sessions.find(point.session)
+        volume = self._sessions.home.checkpoints / point.id / "files"
+        view = PointView(volume, self._sessions.base_of(row.options), hide=self._hidden(row))
+        return Moment(view, self._sessions.facts(point), point.name or point.label, point)
+
+    @contextlib.contextmanager
+    def _present(self, row: SessionRow) -> Iterator[Moment]:
+        """A throwaway read-only snapshot of the live volume, and a look at what runs."""
+        live = self._sessions.live(row)
+        volume = self._sessions.home.staging / new_id()
+        with live.state:
+            self._sessions.pool.snapshot(live.box.volume, volume, readonly=True)
+            members = [one for one in processes.below(live.box.pid) if one.comm != "waypoint-anchor"]
+            seen = observe(live.box, live.terminal, members, own_network=row.options.net != "host")
+        try:
+            base = self._sessions.base_of(row.options)
+            yield Moment(PointView(volume, base, hide=self._hidden(row)), seen, "now", None)
+        finally:
+            self._sessions.pool.delete(volume)
+
+    # ---- differences -------------------------------------------------------------------------
+
+    def _files(self, old: Moment, new: Moment) -> Changes:
+        if new.view.volume is None:
+            raise UsageError("the base is where everything starts", hint="give it as the first of the two")
+        if old.view.volume is None:
+            return compare(None, new.view)
+        return compare(old.view, new.view, differences(old.view.volume, new.view.volume, skip=is_noise))
+
+    def difference(self, old: Moment, new: Moment) -> Difference:
+        """Everything that changed, redacted. A part that fails is a gap, not a failure."""
+        gaps: list[str] = []
+        redactor = Redactor.knowing({**old.facts.shell.exported, **new.facts.shell.exported})
+        files, analysis = Changes(), Analysis()
+        try:
+            files = self._files(old, new)
+        except UsageError:
+            raise
+        except (OSError, WaypointError, ValueError) as error:
+            gaps.append(f"files: {error}")
+        else:
+            touched = [path for change in files for path in (change.path, change.old_path) if path]
+            analysis = analyze(old.view, new.view, touched)
+            gaps += [f"{gap.analyzer}: {gap.reason}" for gap in analysis.gaps]
+        live = live_facts.compare(old.facts, new.facts)
+        plain, hidden_live = redactor.redact_json(msgspec.to_builtins(live))
+        plain_analysis, hidden_analysis = redactor.redact_json(msgspec.to_builtins(analysis))
+        return Difference(
+            files=files,
+            analysis=msgspec.convert(plain_analysis, Analysis),
+            live=msgspec.convert(plain, live_facts.LiveDifference),
+            gaps=tuple(gaps),
+            redacted=hidden_live + hidden_analysis,
+        )
+
+    def diff(self, row: SessionRow, old: str | None, new: str | None) -> tuple[Moment, Moment, Difference]:
+        """Between two refs; the second is the present when not given."""
+        with self.moment(row, old or "@") as before, self.moment(row, new) as after:
+            return before, after, self.difference(before, after)
+
+    # ---- cards -------------------------------------------------------------------------------
+
+    def write_later(self, checkpoint_id: str) -> None:
+        self._sessions.later(lambda: self._write(checkpoint_id))
+
+    def _write(self, checkpoint_id: str) -> None:
+        point = self._sessions.store.checkpoint(checkpoint_id)
+        if point is None:
+            return
+        card = self.compute(point)
+        self._sessions.store.set_card(point.id, msgspec.json.encode(card))
+        if (card.intent, card.intent_from) != (point.intent, point.intent_from):
+            self._sessions.store.set_intent(point.id, card.intent, card.intent_from)
+        with self._card_written:
+            self._card_written.notify_all()
+
+    def compute(self, point: Checkpoint) -> Card:
+        """The card of a checkpoint, from the checkpoint itself and its parent (or the base)."""
+        row = self._sessions.find(point.session)
+        covered = coverage(row.options, self._sessions.base_of(row.options), self._sessions.home)
+        try:
+            parent = self._sessions.store.checkpoint(point.parent) if point.parent else None
+            with self.moment(row, BASE) as base:
+                found = self.difference(self._past(parent) if parent else base, self._past(point))
+        except Exception as error:
+            log.exception("the card of %s", point.id)
+            found = Difference(
+                files=Changes(),
+                analysis=Analysis(),
+                live=live_facts.LiveDifference(),
+                gaps=(f"all of it: {error}",),
+            )
+        intent, source = point.intent, point.intent_from
+        if not intent:
+            commits = [
+                one for one in found.analysis.findings if isinstance(one, RepositoryChange) and one.commits
+            ]
+            intent, source = (commits[0].commits[0].subject, "git") if commits else ("", "none")
+        return write_card(intent, source, found, tuple(dict.fromkeys((*covered, *point.coverage))))
+
+    def card(self, point: Checkpoint, *, wait: float = 10.0) -> Card | None:
+        """The card of a point, if it is there or comes within `wait` seconds."""
+        with self._card_written:
+            self._card_written.wait_for(lambda: self._sessions.store.card(point.id) is not None, wait)
+        text = self._sessions.store.card(point.id)
+        return msgspec.json.decode(text, type=Card) if text else None
+
+    # ---- automatic points --------------------------------------------------------------------
+
+    def auto_point(self, row: SessionRow, command: str | None) -> Checkpoint | None:
+        """A point after a command, if the session wants that and anything changed since the last one."""
+        row = self._sessions.find(row.id)
+        if not row.auto:
+            return None
+        try:
+            with self.moment(row, row.head or BASE) as before, self.moment(row, None) as now:
+                if self._same(before, now):
+                    return None
+            return self._sessions.checkpoint(row, command or "", kind="auto", actor="automatic")
+        except WaypointError as error:
+            log.warning("no automatic point of %s: %s", row.name, error)
+            return None
+
+    def _same(self, before: Moment, now: Moment) -> bool:
+        return live_facts.compare(before.facts, now.facts).empty and not self._files(before, now)
+
+    # ---- plans -------------------------------------------------------------------------------
+
+    def plan(self, row: SessionRow, ref: str) -> Plan:
+        """What a restore would do, computed from the live state against the target."""
+        target = self._sessions.point(row, ref)
+        with self.moment(row, None) as now:
+            lost = self.difference(self._past(target), now)
+            head = self._sessions.store.checkpoint(row.head) if row.head else None
+            since = self.difference(self._past(head), now) if head and head.id != target.id else lost
+        covered = coverage(row.options, self._sessions.base_of(row.options), self._sessions.home)
+        plan = write_plan(
+            randomness.token_hex(4),
+            session=row.name,
+            target=target,
+            head=head,
+            lost=lost,
+            uncheckpointed=since,
+            coverage=covered,
+        )
+        self._sessions.store.add_plan(plan.id, row.id, target.id, ground(row, plan))
+        return plan
+
+    def check_plan(self, row: SessionRow, plan_id: str) -> str:
+        """The target of a plan whose ground has not moved."""
+        kept = self._sessions.store.plan(plan_id)
+        if kept is None or kept[0] != row.id:
+            raise NotFound(
+                f"session {row.name!r} has no plan {plan_id!r}", hint="`waypoint preview REF` makes one"
+            )
+        _, target, promised = kept
+        if ground(row, self.plan(row, target)) != promised:
+            raise UsageError(
+                "the ground has moved since that plan was made",
+                hint="look again: `waypoint preview` makes a new plan",
+            )
+        return target
+
+
+def ground(row: SessionRow, plan: Plan) -> str:
+    """What a plan was made on, in short: where the session stands, and what would go."""
+    lost = plan.lost
+    words = [
+        row.head or "",
+        row.box or "",
+        *(f"{change.kind} {change.path}" for change in lost.files),
+        *(f"{p.pid} {p.command}" for p in (*lost.live.started, *lost.live.ended)),
+        *(f"{v.name}" for v in lost.live.variables),
+        str(lost.live.cwd),
+    ]
+    return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
+
+
+Progress = Callable[[str], None]
+
+
+def line_between(points: Sequence[Checkpoint], good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
+    """The points after `good` up to and including `bad`, oldest first, along the parents of `bad`."""
+    by_id = {point.id: point for point in points}
+    line: list[Checkpoint] = []
+    point: Checkpoint | None = bad
+    while point and point.id != good.id:
+        line.append(point)
+        point = by_id.get(point.parent or "")
+    if point is None:
+        raise UsageError(
+            f"{good.name or good.label} is not in the history of {bad.name or bad.label}",
+            hint="bisect walks from BAD back along its parents to GOOD",
+        )
+    return line[::-1]
