@@ -267,6 +267,9 @@ class Terminal:
             self._set_shell(ready=True, came_up=True, prompting=False, running=None)
             if shell.stashed and self._run is None:
                 self._unstash()
+            if self._was_typed and self.when_typed:
+                self.when_typed()
+            self._was_typed = False
         elif kind == "J":
             if run and not run.began.is_set():
                 run.jobs = bytearray()
@@ -281,6 +284,7 @@ class Terminal:
                     self._show((b"\r\n" if stashed else b"") + shown + b"\r\n" + (run.jobs or b""))
                 run.began.set()
             elif run is None:
+                self._was_typed = True
                 self._set_shell(ready=False, prompting=False, running=run_id)
         elif kind == "D":
             where = rest.decode(errors="replace").partition(";p=")[2]
