@@ -42,6 +42,10 @@ class _Connection(socket.socket):
         self.close()
 
 
+class _AskAgain(Exception):
+    """Raised when a daemon that is about to end has not begun what it was asked for."""
+
+
 class Client:
     """Connections to the daemon of one home."""
 
@@ -121,6 +125,9 @@ class Client:
         connection = self._send(request)
         try:
             return self._answer(connection, on_event)
+        except _AskAgain:
+            self.close()
+            return self.call(verb, args, on_event=on_event)
         except wire.Closed as error:
             self.close()
             raise errors.DaemonUnreachable(
@@ -160,6 +167,8 @@ class Client:
                     on_event(message["event"])
             elif "error" in message:
                 raise errors.from_dict(message["error"])
+            elif "again" in message:
+                raise _AskAgain
             else:
                 return message["result"]
 
@@ -169,6 +178,9 @@ class Client:
         try:
             wire.send(connection, wire.Request(verb, dict(args)))
             return connection, self._answer(connection, None)
+        except _AskAgain:
+            connection.close()
+            return self.open(verb, args)
         except wire.Closed as error:
             connection.close()
             raise errors.DaemonUnreachable(f"the daemon ended during {verb!r}") from error

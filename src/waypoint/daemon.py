@@ -62,6 +62,9 @@ class Daemon:
         sessions.after_typing.append(self._after_typing)
         self.started_at = time.time()
         self.stopping = threading.Event()
+        self._closing = False
+        self._connections: set[Connection] = set()
+        self._connections_lock = threading.Lock()
 
     def _after_typing(self, session_id: str) -> None:
         row = self.sessions.store.session(session_id)
@@ -84,12 +87,43 @@ class Daemon:
     def _serve_client(self, sock: socket.socket) -> None:
         with contextlib.closing(sock):
             connection = Connection(sock)
-            with contextlib.suppress(wire.Closed):
-                wire.send(sock, {"api": wire.API, "version": __version__})
-                while True:
-                    _, body = wire.receive(sock)
-                    if self._answer(connection, body):
-                        return
+            with self._connections_lock:
+                self._connections.add(connection)
+            try:
+                with contextlib.suppress(wire.Closed):
+                    wire.send(sock, {"api": wire.API, "version": __version__})
+                    self._serve_requests(connection)
+            finally:
+                connection.idle.set()
+                with self._connections_lock:
+                    self._connections.discard(connection)
+
+    def _serve_requests(self, connection: Connection) -> None:
+        while True:
+            _, body = wire.receive(connection.socket)
+            if self._closing:
+                # Not begun, so whoever asked may safely ask the next daemon.
+                wire.send(connection.socket, {"again": True})
+                return
+            connection.idle.clear()
+            if self._answer(connection, body):
+                return
+            connection.idle.set()
+
+    def close(self, asking: Connection | None = None) -> None:
+        """Takes no more requests. Who is being served now is not waited for; who has just asked is told to
+        ask again; who asks from now on is refused by the kernel, and knows that nothing was begun."""
+        self.home.socket.unlink(
+            missing_ok=True
+        )  # whoever comes now starts another daemon, which waits for us
+        self._closing = True
+        with self._connections_lock:
+            others = [one for one in self._connections if one is not asking]
+        for one in others:
+            with contextlib.suppress(OSError):
+                one.socket.shutdown(socket.SHUT_RD)
+        for one in others:
+            one.idle.wait(0.2)
 
     def _answer(self, connection: Connection, body: bytes) -> bool:
         """One request. True when the connection has served its purpose."""
@@ -498,9 +532,7 @@ def daemon_status(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
 
 @verb
 def daemon_stop(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
-    daemon.home.socket.unlink(
-        missing_ok=True
-    )  # who comes from here on starts another, which waits for us to end
+    daemon.close(connection)
     closed = False
     if args.get("sessions"):
         daemon.sessions.stop_all()
@@ -596,7 +628,7 @@ def main() -> int:
 
 
 def _stop(daemon: Daemon) -> None:
-    daemon.home.socket.unlink(missing_ok=True)
+    daemon.close()
     daemon.sessions.close()
     daemon.stopping.set()
 

@@ -27,6 +27,9 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.lock = threading.Lock()
+        self.idle = threading.Event()
+        """Set while no request of its is being served, and when it is gone."""
+        self.idle.set()
 
     def event(self, what: Any) -> None:
         with self.lock:

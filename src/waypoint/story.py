@@ -85,6 +85,7 @@ class Story:
         """A throwaway read-only snapshot of the live volume, and a look at what runs."""
         live = self._sessions.live(row)
         volume = self._sessions.home.staging / new_id()
+        live.terminal.wait_prompt()
         with live.state:
             self._sessions.pool.snapshot(live.box.volume, volume, readonly=True)
             members = [one for one in processes.below(live.box.pid) if one.comm != "waypoint-anchor"]

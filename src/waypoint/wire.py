@@ -6,7 +6,8 @@ plain data: the terminal of an attached client, the streams of a spawned program
     daemon  J {"api": 1, "version": "…"}          once, as a greeting
     client  J {"api": 1, "verb": "exec", "args": {"session": "work", "command": "ls"}}
     daemon  J {"event": {"output": "…"}}          as many as there are, on verbs that stream
-    daemon  J {"result": {…}}                     or {"error": {"code", "message", "hint"}}
+    daemon  J {"result": {…}}                     or {"error": {"code", "message", "hint"}}, or
+              {"again": true}                     from a daemon that is about to end and has not begun it
 
 One request is under way on a connection at a time; whoever wants more opens more. A connection that
 attached to a terminal or a program stays that program's until it closes.
