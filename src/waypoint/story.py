@@ -117,8 +117,11 @@ class Story:
         except (OSError, WaypointError, ValueError) as error:
             gaps.append(f"files: {error}")
         else:
-            touched = [path for change in files for path in (change.path, change.old_path) if path]
-            analysis = analyze(old.view, new.view, touched)
+            touched = [path for change in files for path in {change.real_path, change.real_old_path}]
+            # Folders that went or came as a whole: what was in them is not listed file by file.
+            moved = [change for change in files if change.entry == "folder" and (change.files or change.old_path)]
+            folders = [path for change in moved for path in {change.real_path, change.real_old_path}]
+            analysis = analyze(old.view, new.view, touched, folders=folders)
             gaps += [f"{gap.analyzer}: {gap.reason}" for gap in analysis.gaps]
         live = live_facts.compare(old.facts, new.facts)
         plain, hidden_live = redactor.redact_json(msgspec.to_builtins(live))

@@ -46,7 +46,7 @@ def diff(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
             redactor = Redactor.knowing({**old.facts.shell.exported, **new.facts.shell.exported})
             pieces = patch(old.view, new.view, found.files, args.get("paths") or ())
-            result["patch"] = redactor.redact("".join(pieces)).text
+            result["patch"] = redactor.redact_patch("".join(pieces)).text
         return result
 
 

@@ -28,7 +28,6 @@ class Trials:
         self._sessions = sessions
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="trial")
         self._done = threading.Condition()
-        self._redactor = Redactor()
         sessions.store.drop_running_verdicts()
 
     @contextlib.contextmanager
@@ -58,7 +57,7 @@ class Trials:
             raise UsageError("a verification needs a command")
         if point.files_only:
             raise UsageError(f"{point.label} holds files only; there is nothing to run in")
-        verdict_id = self._sessions.store.add_verdict(point.id, self._redactor.redact(command).text)
+        verdict_id = self._sessions.store.add_verdict(point.id, Redactor().redact(command).text)
         self._pool.submit(self._judge, verdict_id, point, command, timeout)
         return verdict_id
 
@@ -66,7 +65,8 @@ class Trials:
         try:
             result = self.run(point, command, timeout=timeout)
             passed = result.exit_code == 0 and not result.timed_out
-            said = self._redactor.redact(result.output[-OUTPUT_TAIL_BYTES:]).text
+            knowing = Redactor.knowing(self._sessions.facts(point).shell.exported)
+            said = knowing.redact(result.output[-OUTPUT_TAIL_BYTES:]).text
             if result.timed_out:
                 said += f"\n[waypoint: it took longer than {timeout:g} s]"
             state, code, duration = "passed" if passed else "failed", result.exit_code, result.duration_ms

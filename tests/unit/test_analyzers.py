@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -34,6 +35,7 @@ from waypoint.history.analyzers import (
 )
 from waypoint.history.analyzers.packages import move
 from waypoint.history.analyzers.reading import Outcome
+from waypoint.history.secrets import Redactor
 
 
 class Folder:
@@ -80,7 +82,7 @@ class Box:
 
     def touched(self) -> list[str]:
         def listed(root: Path) -> dict[str, tuple[int, ...]]:
-            found = {}
+            found: dict[str, tuple[int, ...]] = {}
             for here, folders, names in os.walk(root):
                 for name in (*folders, *names):
                     path = os.path.join(here, name)
@@ -117,8 +119,777 @@ def packages(found: Analysis) -> list[tuple[str, str, str | None, str | None]]:
     return [(change.change, change.name, change.before, change.after) for change in changes]
 
 
-def only[Kind: Finding](found: Analysis, kind: type[Kind]) -> Kind:
+Kind = TypeVar("Kind", bound=Finding)
+
+
+def only(found: Analysis, kind: type[Kind]) -> Kind:
     assert found.gaps == ()
     [finding] = found.findings
     assert isinstance(finding, kind)
     return finding
+
+
+# The frame
+
+
+def boom(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
+    yield AccountChange(name="ann", change="created")
+    raise ValueError("odd\nbytes")
+
+
+def slow(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
+    yield AccountChange(name="bob", change="created")
+    while True:
+        new.exists("/")
+        time.sleep(0.005)
+
+
+def test_an_analyzer_that_fails_leaves_a_gap_and_what_it_had_found(box: Box) -> None:
+    found = analyze(None, Folder(box.root), [], analyzers={"one": boom, "two": slow}, budget_s=0.05)
+    assert [finding.name for finding in found.findings if isinstance(finding, AccountChange)] == [
+        "ann",
+        "bob",
+    ]
+    assert found.gaps == (
+        Gap(analyzer="one", reason="ValueError: odd bytes"),
+        Gap(analyzer="two", reason="not done after 0.05 s"),
+    )
+
+
+def test_nothing_is_read_when_nothing_of_interest_was_touched(box: Box) -> None:
+    old, new = Folder(box.root), Folder(box.root)
+    touched = [f"/srv/site/page{number}.html" for number in range(50_000)]
+    start = time.process_time()
+    assert analyze(old, new, touched) == Analysis()
+    assert time.process_time() - start < 1.5
+    assert old.calls + new.calls < 20
+
+
+def test_names_that_are_no_text_can_still_be_shown(box: Box) -> None:
+    repository(box, "/app")
+    box.checkpoint()
+    (box.root / os.fsdecode(b"app/odd\xff.txt")).write_text("x")
+    assert only(box.look(), RepositoryChange).untracked_paths == ("odd\\xff.txt",)
+
+
+def test_what_is_in_a_folder_that_went_as_a_whole_is_found(box: Box) -> None:
+    repository(box, "/srv/app")
+    with closing(sqlite3.connect(box.root / "srv/data.bin")) as database:
+        database.executescript("CREATE TABLE t(x)")
+    box.checkpoint()
+    shutil.rmtree(box.root / "srv")
+    old, new = box.views()
+    assert analyze(old, new, ["/srv"]) == Analysis()
+    found = analyze(old, new, ["/srv"], folders=["/srv"])
+    assert sorted(headline(found)) == ["git -app", "sqlite -data.bin"]
+
+
+# Packages: Debian
+
+NGINX = """Package: nginx
+Status: install ok installed
+Priority: optional
+Maintainer: Debian Nginx Maintainers <pkg-nginx-maintainers@alioth-lists.debian.net>
+Architecture: amd64
+Version: 1.22.1-9+deb12u3
+Depends: libc6 (>= 2.28), nginx-common (<< 1.22.1-9+deb12u3.1~)
+Description: small, powerful, scalable web/proxy server
+ Nginx ("engine X") is a high-performance web and reverse proxy server
+ created by Igor Sysoev.
+ Version: not a field
+Homepage: https://nginx.org
+"""
+DPKG = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1.21.22\n"
+COMMON = NGINX.replace("Package: nginx", "Package: nginx-common").replace("amd64", "all")
+REMOVED = NGINX.replace("install ok installed", "deinstall ok config-files")
+STATUS = "/var/lib/dpkg/status"
+
+
+def test_apt_install_and_purge(box: Box) -> None:
+    box.write(STATUS, DPKG)
+    box.checkpoint()
+    box.write(STATUS, f"{DPKG}\n{NGINX}\n{COMMON}")
+    box.write(
+        "/var/lib/apt/extended_states", "Package: nginx-common\nArchitecture: amd64\nAuto-Installed: 1\n"
+    )
+    found = box.look()
+    version = "1.22.1-9+deb12u3"
+    assert packages(found) == [("added", "nginx", None, version), ("added", "nginx-common", None, version)]
+    assert headline(found) == [f"apt +nginx {version} (and 1 with it)"]
+    box.checkpoint()
+    box.write(STATUS, f"{DPKG}\n{REMOVED}")
+    assert packages(box.look()) == [
+        ("removed", "nginx", version, None),
+        ("removed", "nginx-common", version, None),
+    ]
+
+
+def test_apt_upgrade_and_a_foreign_architecture(box: Box) -> None:
+    box.write(STATUS, f"{DPKG}\n{NGINX}")
+    box.checkpoint()
+    newer = NGINX.replace("1.22.1-9+deb12u3", "1:1.18.0-6", 1)
+    foreign = NGINX.replace("amd64", "i386")
+    box.write(STATUS, f"{DPKG}\n{newer}\n{foreign}")
+    assert packages(box.look()) == [
+        ("upgraded", "nginx", "1.22.1-9+deb12u3", "1:1.18.0-6"),
+        ("added", "nginx:i386", None, "1.22.1-9+deb12u3"),
+    ]
+
+
+def test_packages_of_images_without_dpkg_and_of_roots_in_the_root(box: Box) -> None:
+    box.write("/var/lib/dpkg/status.d/nginx", NGINX)
+    box.write("/srv/jail/var/lib/dpkg/status", NGINX)
+    found = box.look()
+    assert {change.environment for change in found.findings if isinstance(change, PackageChange)} == {
+        "/",
+        "/srv/jail",
+    }
+
+
+def test_apk_add(box: Box) -> None:
+    box.write("/lib/apk/db/installed", "C:Q1x=\nP:musl\nV:1.2.4-r2\nA:x86_64\n\n")
+    box.checkpoint()
+    box.write("/lib/apk/db/installed", "C:Q1x=\nP:musl\nV:1.2.4-r2\nA:x86_64\n\nC:Q1y=\nP:jq\nV:1.6-r4\n\n")
+    box.write("/etc/apk/world", "jq\n")
+    assert headline(box.look()) == ["apk +jq 1.6-r4"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (None, "1.0", "added"),
+        ("1.0", None, "removed"),
+        ("1.9", "1.10", "upgraded"),
+        ("2.0", "1.10", "downgraded"),
+        ("1.0rc1", "1.0", "upgraded"),
+        ("1.0", "1.0.post1", "upgraded"),
+        ("2.0.0-beta.2", "2.0.0", "upgraded"),
+        ("2.0.0", "2.0.0-next.1", "downgraded"),
+        ("1!1.0", "2.0", "downgraded"),
+        ("junk", "", "downgraded"),
+    ],
+)
+def test_which_way_a_version_went(before: str | None, after: str | None, expected: str) -> None:
+    assert move(before, after) == expected
+
+
+# Packages: Python
+
+
+def wheel(folder: Path, name: str, version: str, *, requires: str = "") -> Path:
+    """A wheel, made by hand."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    if requires:
+        metadata += f"Requires-Dist: {requires}\n"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{info}/METADATA", f"{metadata}\nName: not this\nVersion: 9\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def pip(environment: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), *arguments]
+    options = ["--quiet", "--disable-pip-version-check", "--no-input"]
+    subprocess.run([*command, *options], check=True, env={**os.environ, "PIP_NO_INDEX": "1"}, timeout=100)
+
+
+@pytest.mark.slow
+def test_pip_in_a_virtual_environment(box: Box, tmp_path: Path) -> None:
+    environment = box.root / "app/venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=100)
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel(wheels, "Small_Web", "1.0", requires="tiny-dep")
+    wheel(wheels, "tiny_dep", "0.3")
+    box.checkpoint()
+    pip(environment, "install", f"--find-links={wheels}", "small-web")
+    found = box.look()
+    assert packages(found) == [("added", "Small_Web", None, "1.0"), ("added", "tiny_dep", None, "0.3")]
+    assert [
+        (change.direct, change.environment) for change in found.findings if isinstance(change, PackageChange)
+    ] == [
+        (True, "/app/venv"),
+        (False, "/app/venv"),
+    ]
+    assert headline(found) == ["pip +Small_Web 1.0 (and 1 with it)"]
+
+    box.checkpoint()
+    pip(environment, "install", str(wheel(wheels, "Small_Web", "2.0")))
+    found = box.look()
+    assert packages(found) == [("upgraded", "Small_Web", "1.0", "2.0")]
+    assert headline(found) == ["pip ~Small_Web 1.0 → 2.0"]
+
+    box.checkpoint()
+    pip(
+        environment,
+        "install",
+        "--force-reinstall",
+        "--no-deps",
+        str(wheels / "Small_Web-2.0-py3-none-any.whl"),
+    )
+    assert packages(box.look()) == []
+
+    box.checkpoint()
+    pip(environment, "uninstall", "--yes", "small-web", "tiny-dep")
+    assert headline(box.look()) == ["pip -Small_Web (and 1 with it)"]
+
+
+def distribution(box: Box, site: str, name: str, version: str) -> None:
+    box.write(f"{site}/{name}-{version}.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n")
+
+
+def test_distributions_are_found_in_every_kind_of_place_and_only_there(box: Box) -> None:
+    for number, site in enumerate([
+        "/usr/local/lib/python3.11/dist-packages",
+        "/root/.local/lib/python3.11/site-packages",
+        "/root/.pyenv/versions/3.12.1/lib/python3.12/site-packages",
+        "/app/vendor",
+        "/usr/lib/python3/dist-packages",
+        "/root/.cache/uv/archive-v0/abc",
+        "/app/venv/lib/python3.11/site-packages/setuptools/_vendor",
+        "/tmp/pip-install-abc/thing",
+    ]):  # fmt: skip
+        distribution(box, site, f"p{number}", "1")
+    box.write("/usr/local/lib/python3.11/dist-packages/old.egg-info/PKG-INFO", "Name: old\nVersion: 2\n")
+    box.write("/usr/local/lib/python3.11/dist-packages/older-3.egg-info", "Name: older\nVersion: 3\n")
+    box.write("/app/src/mine.egg-info/PKG-INFO", "Name: mine\nVersion: 0\n")
+    places = {c.name: c.environment for c in box.look().findings if isinstance(c, PackageChange)}
+    assert places == {
+        "p0": "/usr/local",
+        "p1": "/root/.local",
+        "p2": "/root/.pyenv/versions/3.12.1",
+        "p3": "/app/vendor",
+        "old": "/usr/local",
+        "older": "/usr/local",
+    }
+
+
+def test_the_headline_counts_what_it_cannot_name(box: Box) -> None:
+    site = "/app/venv/lib/python3.11/site-packages"
+    for name in "abcd":
+        distribution(box, site, name, "1")
+    distribution(box, "/usr/local/lib/python3.11/dist-packages", "stripe", "12.1.0")
+    assert sorted(headline(box.look())) == ["pip +4 in /app/venv", "pip +stripe 12.1.0 in /usr/local"]
+
+
+# Packages: Node, Rust
+
+
+def lock(packages: dict[str, str]) -> str:
+    entries = {
+        place: {"version": version, "resolved": "x", "license": "MIT"} for place, version in packages.items()
+    }
+    return json.dumps({"name": "app", "lockfileVersion": 3, "packages": {"": {"name": "app"}, **entries}})
+
+
+def test_npm_install_upgrade_and_removal_of_everything(box: Box) -> None:
+    box.write("/app/package.json", json.dumps({"dependencies": {"express": "^4"}, "devDependencies": None}))
+    box.checkpoint()
+    first = {
+        "node_modules/express": "4.18.2",
+        "node_modules/@types/node": "20.1.0",
+        "node_modules/ms": "2.1.3",
+        "node_modules/debug/node_modules/ms": "2.0.0",
+    }
+    box.write("/app/node_modules/.package-lock.json", lock(first))
+    box.write("/app/package-lock.json", lock(first))
+    found = box.look()
+    assert packages(found) == [
+        ("added", "@types/node", None, "20.1.0"),
+        ("added", "express", None, "4.18.2"),
+        ("added", "ms", None, "2.0.0"),
+        ("added", "ms", None, "2.1.3"),
+    ]
+    assert headline(found) == ["npm +express 4.18.2 (and 3 with it)"]
+
+    box.checkpoint()
+    second = {**first, "node_modules/express": "4.19.0"}
+    del second["node_modules/ms"]
+    second["node_modules/serve/node_modules/ms"] = "2.1.3"  # moved, the same version
+    box.write("/app/node_modules/.package-lock.json", lock(second))
+    assert packages(box.look()) == [("upgraded", "express", "4.18.2", "4.19.0")]
+
+    box.checkpoint()
+    shutil.rmtree(box.root / "app/node_modules")
+    assert {change for change, *_ in packages(box.look())} == {"removed"}
+
+
+def test_packages_that_yarn_or_pnpm_installed_are_read_one_by_one(box: Box) -> None:
+    for place in (
+        "left-pad",
+        "@scope/tool",
+        ".pnpm/deep@3.0.0/node_modules/deep",
+        "left-pad/node_modules/ms",
+    ):
+        name = place.rpartition("node_modules/")[2]
+        box.write(f"/app/node_modules/{place}/package.json", json.dumps({"name": name, "version": "3.0.0"}))
+    box.write("/app/node_modules/left-pad/esm/package.json", '{"type": "module"}')
+    box.write("/app/node_modules/left-pad/test/broken/package.json", "{")
+    found = box.look()
+    assert [name for _, name, _, _ in packages(found)] == ["@scope/tool", "deep", "left-pad", "ms"]
+    assert headline(found) == ["npm +4"]
+
+
+def test_a_global_package_counts_once(box: Box) -> None:
+    box.write("/usr/lib/node_modules/pnpm/package.json", '{"name": "pnpm", "version": "9.1.0"}')
+    box.write("/usr/lib/node_modules/pnpm/node_modules/ms/package.json", '{"name": "ms", "version": "2.1.3"}')
+    assert headline(box.look()) == ["npm +pnpm 9.1.0"]
+
+
+def test_a_lock_file_alone_says_that_nothing_is_installed(box: Box) -> None:
+    nested = {"version": "1.0.0", "dependencies": {"b": {"version": "2.0.0"}}}
+    box.write("/app/package-lock.json", json.dumps({"lockfileVersion": 1, "dependencies": {"a": nested}}))
+    found = box.look()
+    assert packages(found) == [("added", "a", None, "1.0.0"), ("added", "b", None, "2.0.0")]
+    assert headline(found) == ["npm locked +a, +b"]
+
+
+def test_a_broken_lock_file_is_a_gap_and_hides_no_other_project(box: Box) -> None:
+    box.write("/a/package-lock.json", "{")
+    box.write("/b/package-lock.json", lock({"node_modules/ms": "2.1.3"}))
+    found = box.look()
+    assert [(gap.analyzer, gap.path) for gap in found.gaps] == [("npm", "/a")]
+    assert headline(found) == ["npm locked +ms 2.1.3"]
+
+
+def test_cargo_install(box: Box) -> None:
+    def crates(*names: str) -> str:
+        return json.dumps(
+            {"installs": {f"{name} (registry+https://example.org/index)": {"bins": []} for name in names}}
+        )
+
+    box.write("/root/.cargo/.crates2.json", crates("ripgrep 13.0.0"))
+    box.checkpoint()
+    box.write("/root/.cargo/.crates2.json", crates("ripgrep 14.1.0", "fd-find 9.0.0"))
+    assert headline(box.look()) == ["cargo +fd-find, ~ripgrep"]
+
+
+# Git
+
+
+def git(where: Path, *arguments: str) -> str:
+    identity = {f"GIT_{role}_{key}": "ann" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+    environment = {
+        **os.environ,
+        **identity,
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_SYSTEM": "/dev/null",
+    }
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=where,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout.strip()
+
+
+def repository(box: Box, path: str) -> Path:
+    """One commit with two files."""
+    box.write(f"{path}/README", "hello\n")
+    box.write(f"{path}/api/pay.py", "pay = 1\n")
+    where = box.root / path.lstrip("/")
+    git(where, "init", "--quiet", "--initial-branch=main")
+    git(where, "add", ".")
+    git(where, "commit", "--quiet", "--message=first")
+    return where
+
+
+@pytest.fixture
+def clone(box: Box) -> Path:
+    where = repository(box, "/app")
+    box.checkpoint()
+    return where
+
+
+def test_commits_branch_and_both_lies_of_git(box: Box, clone: Path) -> None:
+    git(clone, "checkout", "--quiet", "-b", "fix-auth")
+    box.write("/app/api/auth.py", "auth = 1\n")
+    git(clone, "add", ".")
+    git(clone, "commit", "--quiet", "--message=add auth")
+    box.write("/app/api/auth.py", "auth = 2\n")
+    git(clone, "commit", "--quiet", "--all", "--message=repair it")
+    box.write("/app/.env.local", "x=1\n")
+    box.write("/app/node_modules/ms/index.js", "")
+    found = box.look()
+    change = only(found, RepositoryChange)
+    assert change.path == "/app"
+    assert change.change == "changed"
+    assert (change.branch_before, change.branch_after) == ("main", "fix-auth")
+    assert change.head_after == git(clone, "rev-parse", "HEAD") == change.commits[0].id
+    assert [commit.subject for commit in change.commits] == ["repair it", "add auth"]
+    assert change.commit_count == 2
+    assert change.moves == ("checkout: moving from main to fix-auth",)
+    assert [(moved.branch, moved.before) for moved in change.branches] == [("fix-auth", None)]
+    assert (change.committed, change.staged, change.modified) == (1, 0, 0)
+    assert (change.untracked, change.untracked_paths) == (1, (".env.local",))
+    assert change.untracked_folded == 1
+    assert headline(found) == ['git 2 commits on fix-auth "repair it", 1 untracked']
+
+
+def test_what_is_staged_modified_deleted_and_only_rewritten(box: Box, clone: Path) -> None:
+    box.write("/app/README", "changed\n")
+    box.write("/app/api/new.py", "new = 1\n")
+    git(clone, "add", "api/new.py")
+    (clone / "api/pay.py").write_text("pay = 1\n")  # the same bytes at another time
+    change = only(box.look(), RepositoryChange)
+    assert (change.committed, change.staged, change.modified, change.untracked) == (1, 1, 1, 0)
+    assert change.modified_paths == ("README",)
+    assert headline(box.look()) == []
+
+    (clone / "README").unlink()
+    git(clone, "rm", "--quiet", "api/pay.py")
+    change = only(box.look(), RepositoryChange)
+    assert (change.committed, change.staged, change.modified) == (0, 2, 1)
+    git(clone, "commit", "--quiet", "--all", "--message=away with it")
+    change = only(box.look(), RepositoryChange)
+    assert (change.committed, change.staged, change.modified) == (3, 0, 0)
+
+
+def test_a_change_in_the_moment_of_the_add_is_seen(box: Box, clone: Path) -> None:
+    path = box.write("/app/README", "hullo\n")
+    git(clone, "add", "README")
+    about = path.stat()
+    path.write_text("hallo\n")
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    os.utime(clone / ".git/index", ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert only(box.look(), RepositoryChange).modified_paths == ("README",)
+
+
+@pytest.mark.parametrize("version", ["2", "3", "4"])
+@pytest.mark.parametrize("kind", ["sha1", "sha256"])
+def test_every_index_that_git_writes(box: Box, version: str, kind: str) -> None:
+    where = box.root / "app"
+    where.mkdir()
+    git(where, "init", "--quiet", "--initial-branch=main", f"--object-format={kind}")
+    git(where, "config", "index.version", version)
+    for number in range(40):
+        box.write(f"/app/deep/{number % 7}/file with spaces {number}", str(number))
+    git(where, "add", ".")
+    if version == "3":
+        box.write("/app/intended", "x")
+        git(where, "add", "--intent-to-add", "intended")
+        box.write("/app/intended", "xy")
+    git(where, "update-index", "--index-version", version)
+    git(where, "commit", "--quiet", "--message=all")
+    box.checkpoint()
+    box.write("/app/deep/3/file with spaces 3", "other")
+    box.write("/app/deep/4/new", "new")
+    (where / "deep/5/file with spaces 5").unlink()
+    change = only(box.look(), RepositoryChange)
+    assert change.modified_paths == ("deep/3/file with spaces 3", "deep/5/file with spaces 5")
+    assert change.untracked_paths == ("deep/4/new",)
+
+
+def test_amending_resetting_merging_and_picking(box: Box, clone: Path) -> None:
+    box.write("/app/a", "1")
+    git(clone, "add", "a")
+    git(clone, "commit", "--quiet", "--message=wrong words")
+    git(clone, "commit", "--quiet", "--amend", "--message=right words")
+    git(clone, "checkout", "--quiet", "-b", "side", "HEAD~1")
+    box.write("/app/b", "1")
+    git(clone, "add", "b")
+    git(clone, "commit", "--quiet", "--message=on the side")
+    git(clone, "checkout", "--quiet", "main")
+    git(clone, "merge", "--quiet", "--no-edit", "side")
+    git(clone, "revert", "--no-edit", "HEAD~1")
+    git(clone, "reset", "--quiet", "--hard", "HEAD~1")
+    change = only(box.look(), RepositoryChange)
+    subjects = [commit.subject for commit in change.commits]
+    assert subjects == ['Revert "right words"', "merge side", "on the side", "right words"]
+    assert change.moves[-1] == "reset: moving to HEAD~1"
+
+
+def test_a_merge_that_waits_to_be_finished(box: Box, clone: Path) -> None:
+    git(clone, "checkout", "--quiet", "-b", "side")
+    box.write("/app/README", "side\n")
+    git(clone, "commit", "--quiet", "--all", "--message=side")
+    git(clone, "checkout", "--quiet", "main")
+    box.write("/app/README", "main\n")
+    git(clone, "commit", "--quiet", "--all", "--message=main")
+    box.checkpoint()
+    with pytest.raises(subprocess.CalledProcessError):
+        git(clone, "merge", "side")
+    found = box.look()
+    change = only(found, RepositoryChange)
+    assert change.in_progress == "merge"
+    assert change.modified_paths == ("README",)
+    assert headline(found) == ["git merge unfinished"]
+
+
+def test_clones_come_and_go_and_move(box: Box, clone: Path, tmp_path: Path) -> None:
+    git(clone, "pack-refs", "--all")
+    git(clone, "gc", "--quiet")
+    box.checkpoint()
+    git(clone, "clone", "--quiet", str(clone), str(box.root / "copy"))
+    found = box.look()
+    change = only(found, RepositoryChange)
+    assert (change.path, change.change, change.branch_after, change.commit_count) == (
+        "/copy",
+        "created",
+        "main",
+        0,
+    )
+    assert change.committed == 2
+    assert headline(found) == ["git +copy on main"]
+    box.checkpoint()
+    (box.root / "copy").rename(box.root / "moved")
+    box.write("/moved/late", "x")
+    found = box.look()
+    change = only(found, RepositoryChange)
+    assert (change.path, change.moved_from, change.change, change.commit_count) == (
+        "/moved",
+        "/copy",
+        "changed",
+        0,
+    )
+    assert headline(found) == ["git /copy → /moved"]
+    box.checkpoint()
+    shutil.rmtree(box.root / "moved")
+    assert headline(box.look()) == ["git -moved"]
+
+
+def test_a_linked_worktree_and_a_submodule_are_repositories_of_their_own(box: Box, clone: Path) -> None:
+    git(clone, "worktree", "add", "--quiet", "-b", "wt", str(box.root / "linked"))
+    # What the box sees is not what the host sees: the paths in it are the box's.
+    box.write("/linked/.git", "gitdir: /app/.git/worktrees/linked\n")
+    box.write("/app/.git/worktrees/linked/gitdir", "/linked/.git\n")
+    box.checkpoint()
+    own = clone / ".git/worktrees/linked"
+    box.write("/linked/extra", "x")
+    box.write("/linked/api/pay.py", "pay = 2\n")
+    environment = [f"--git-dir={own}", f"--work-tree={box.root / 'linked'}"]
+    git(clone, *environment, "add", "api/pay.py")
+    git(clone, *environment, "commit", "--quiet", "--message=linked work")
+    found = box.look()
+    assert found.gaps == ()
+    changes = {change.path: change for change in found.findings if isinstance(change, RepositoryChange)}
+    linked = changes["/linked"]
+    assert linked.worktree_of == "/app"
+    assert linked.branch_after == "wt"
+    assert [commit.subject for commit in linked.commits] == ["linked work"]
+    assert (linked.committed, linked.untracked_paths) == (1, ("extra",))
+    assert [moved.branch for moved in changes["/app"].branches] == ["wt"]
+    assert changes["/app"].commit_count == 0
+
+    box.checkpoint()
+    git(clone, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(clone), "sub")
+    changes = {change.path: change for change in box.look().findings if isinstance(change, RepositoryChange)}
+    assert changes["/app/sub"].change == "created"
+    assert changes["/app/sub"].committed == 2
+
+
+def test_commits_are_found_without_a_reflog_and_in_bare_repositories(box: Box, clone: Path) -> None:
+    git(clone, "config", "core.logAllRefUpdates", "false")
+    shutil.rmtree(clone / ".git/logs")
+    git(clone, "clone", "--quiet", "--bare", str(clone), str(box.root / "bare.git"))
+    box.checkpoint()
+    box.write("/app/README", "two\n")
+    git(clone, "commit", "--quiet", "--all", "--message=unlogged")
+    git(clone, "push", "--quiet", str(box.root / "bare.git"), "main")
+    found = box.look()
+    assert found.gaps == ()
+    changes = {change.path: change for change in found.findings if isinstance(change, RepositoryChange)}
+    assert [commit.subject for commit in changes["/app"].commits] == ["unlogged"]
+    assert [commit.subject for commit in changes["/bare.git"].commits] == ["unlogged"]
+    assert changes["/bare.git"].bare
+    assert [moved.branch for moved in changes["/bare.git"].branches] == ["main"]
+
+
+def test_nothing_is_said_of_a_repository_in_which_nothing_happened(box: Box, clone: Path) -> None:
+    os.utime(clone / "README")
+    git(clone, "status")
+    git(clone, "config", "color.ui", "never")
+    os.utime(clone / "README")
+    (box.root / "elsewhere").write_text("x")
+    found = box.look()
+    change = only(found, RepositoryChange)
+    assert (change.committed, change.modified, change.untracked) == (1, 0, 0)
+    box.checkpoint()
+    git(clone, "config", "color.ui", "always")
+    assert box.look() == Analysis()
+
+
+def test_hostile_repositories_are_gaps_at_worst(box: Box, clone: Path) -> None:
+    (clone / ".git/index").write_bytes(b"DIRC" + bytes(7) + b"\2\xff\xff\xff\xff")
+    box.write("/app/README", "x")
+    assert [gap.analyzer for gap in box.look().gaps] == ["git"]
+    shutil.rmtree(clone)
+    box.write("/app/.git", "gitdir: ../../../../../../etc\n")
+    box.write("/app/x", "x")
+    assert box.look().gaps == ()
+
+
+# SQLite
+
+
+def test_rows_tables_and_schema_with_a_writer_at_work(box: Box) -> None:
+    (box.root / "app").mkdir()
+    with closing(sqlite3.connect(box.root / "app/store.data")) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("PRAGMA wal_autocheckpoint=0")
+        writer.executescript("CREATE TABLE orders(id, item); CREATE TABLE users(name); CREATE TABLE old(x);")
+        writer.executemany("INSERT INTO orders VALUES (?, ?)", [(n, "pen") for n in range(10)])
+        writer.execute("INSERT INTO users VALUES ('ann')")
+        writer.commit()
+        box.checkpoint()
+        writer.executemany("INSERT INTO orders VALUES (?, ?)", [(n, "ink") for n in range(12)])
+        writer.execute("UPDATE users SET name = 'bob'")
+        writer.executescript("DROP TABLE old; CREATE TABLE carts(id); CREATE INDEX by_item ON orders(item);")
+        writer.commit()
+        writer.execute("INSERT INTO orders VALUES (99, 'not committed')")
+        hashes = digest(box.root)
+        found = box.look()
+        assert digest(box.root) == hashes
+        change = only(found, DatabaseChange)
+        writer.rollback()
+    assert change.path == "/app/store.data"
+    assert change.tables == (
+        TableChange(name="carts", change="created", rows_after=0),
+        TableChange(name="old", change="removed", rows_before=0),
+        TableChange(name="orders", change="changed", rows_before=10, rows_after=22),
+        TableChange(name="users", change="changed", rows_before=1, rows_after=1, rewritten=True),
+    )
+    assert change.schema == ("+index by_item", "+table carts", "-table old")
+    assert headline(found) == ["sqlite store.data: +carts, -old, 2 more"]
+
+
+def digest(root: Path) -> dict[str, str]:
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def test_the_log_alone_may_have_changed(box: Box) -> None:
+    with closing(sqlite3.connect(box.root / "app.db")) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.executescript("CREATE TABLE orders(id); INSERT INTO orders VALUES (1);")
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        box.checkpoint()
+        writer.executemany("INSERT INTO orders VALUES (?)", [(n,) for n in range(12)])
+        writer.commit()
+        old, new = box.views()
+        found = analyze(old, new, ["/app.db-wal"])
+    assert headline(found) == ["sqlite app.db: orders +12 rows"]
+
+
+def test_a_transaction_that_was_cut_is_rolled_back_in_the_copy(box: Box) -> None:
+    path = box.root / "app.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.executescript("CREATE TABLE t(x); INSERT INTO t VALUES (1);")
+        box.checkpoint()
+        writer.execute("PRAGMA cache_size=1")
+        writer.execute("BEGIN")
+        writer.executemany("INSERT INTO t VALUES (?)", [("x" * 2000,) for _ in range(50)])
+        assert (box.root / "app.db-journal").stat().st_size > 0
+        kept = digest(box.root)
+        assert box.look() == Analysis()
+        assert digest(box.root) == kept
+        writer.execute("ROLLBACK")
+
+
+def test_a_journal_that_names_another_file_is_refused(box: Box, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path = box.root / "app.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.executescript("CREATE TABLE t(x); INSERT INTO t VALUES (1);")
+        box.checkpoint()
+        writer.execute("PRAGMA cache_size=1")
+        writer.execute("BEGIN")
+        writer.executemany("INSERT INTO t VALUES (?)", [("x" * 2000,) for _ in range(50)])
+        name = os.fsencode(victim)
+        tail = (
+            name
+            + len(name).to_bytes(4, "big")
+            + sum(name).to_bytes(4, "big")
+            + bytes.fromhex("d9d505f920a163d7")
+        )
+        with open(box.root / "app.db-journal", "ab") as journal:
+            journal.write(b"\0\0\0\0" + tail)
+        found = box.look()
+        assert victim.read_text() == "precious"
+        writer.execute("ROLLBACK")  # this does remove it
+    assert [gap.path for gap in found.gaps] == ["/app.db"]
+
+
+def test_databases_come_and_go_and_what_only_looks_like_one_is_none(box: Box) -> None:
+    with closing(sqlite3.connect(box.root / "a.db")) as writer:
+        writer.executescript(
+            "CREATE TABLE t(x); CREATE VIRTUAL TABLE words USING fts5(body); CREATE VIEW v AS SELECT 1;"
+        )
+    box.write("/fake.db", "SQLite format 3\0" + "x" * 1008)
+    box.write("/text.db", "just text")
+    os.mkfifo(box.root / "pipe.db")
+    os.symlink("/etc/passwd", box.root / "link.db")
+    found = box.look()
+    assert headline(found) == ["sqlite +a.db (2 tables)"]
+    assert [gap.path for gap in found.gaps] == ["/fake.db"]
+    (box.root / "fake.db").unlink()
+    (box.root / "pipe.db").unlink()
+    box.checkpoint()
+    (box.root / "a.db").unlink()
+    assert headline(box.look()) == ["sqlite -a.db"]
+
+
+def test_an_endless_database_costs_no_more_than_its_time(box: Box) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with closing(sqlite3.connect(box.root / "a.db")) as writer:
+        writer.executescript(
+            "CREATE TABLE t(x); CREATE TABLE u(x); INSERT INTO t VALUES (1); INSERT INTO u VALUES (1);"
+        )
+        writer.execute("PRAGMA writable_schema=ON")
+        # A schema that lies: a table that is a view of something without end.
+        writer.execute(
+            "UPDATE sqlite_master SET type='view', rootpage=0, sql=? WHERE name='u'",
+            (f"CREATE VIEW u AS {endless}",),
+        )
+        writer.commit()
+    start = time.monotonic()
+    found = box.look(budget_s=0.5)
+    assert time.monotonic() - start < 5
+    assert headline(found) == ["sqlite +a.db (1 table)"]
+
+
+# The system
+
+
+def test_users_and_cron(box: Box) -> None:
+    box.write("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nold:x:5:5::/:/bin/sh\n")
+    box.checkpoint()
+    box.write("/etc/passwd", "root:x:0:0:root:/root:/bin/zsh\ndeploy:x:1001:1001::/home/deploy:/bin/sh\n")
+    box.write("/etc/cron.d/backup", "# nightly\n0 3 * * * root /usr/bin/backup\n")
+    found = box.look()
+    assert found.gaps == ()
+    assert found.findings == (
+        AccountChange(name="deploy", change="created", uid=1001),
+        AccountChange(name="old", change="removed", uid=5),
+        AccountChange(name="root", change="changed", uid=0),
+        CronChange(path="/etc/cron.d/backup", change="created", added=("0 3 * * * root /usr/bin/backup",)),
+    )
+    assert headline(found) == ["user +deploy, -old, ~root", "cron +backup"]
+
+
+def test_redaction_leaves_findings_what_they_are(box: Box, clone: Path) -> None:
+    git(clone, "checkout", "--quiet", "-b", "fix-auth")
+    git(clone, "commit", "--quiet", "--allow-empty", "--message=use password=hunter2 for now")
+    box.write(STATUS, DPKG.replace("Package: dpkg", "Package: passwd"))
+    found = box.look()
+    plain, count = Redactor().redact_json(msgspec.to_builtins(found))
+    said = msgspec.json.encode(found).replace(b"password=hunter2", b"password=[redacted]")
+    assert msgspec.convert(plain, Analysis) == msgspec.json.decode(said, type=Analysis)
+    assert count == 1
+
+
+def test_headlines_are_one_line_whatever_the_session_wrote(box: Box, clone: Path) -> None:
+    git(clone, "commit", "--quiet", "--allow-empty", f"--message=\x1b[31mred\x07 {'long ' * 60}")
+    [line] = headline(box.look())
+    assert line.isprintable()
+    assert len(line) <= 120

@@ -228,7 +228,7 @@ def test_json_keeps_its_keys_its_types_and_its_order() -> None:
     given_json = {
         "env": {"API_KEY": "hunter2", "HOME": "/root"},
         "variables": [{"name": "DB_PASSWORD", "before": None, "after": "hunter2"}],
-        "packages": [{"kind": "package", "name": "cookie", "before": "0.5.0", "after": "0.6.0"}],
+        "packages": [{"ecosystem": "apt", "name": "passwd", "before": "1:4.13", "after": "20260301"}],
         "tables": ({"name": "tokens", "rows_before": 3, "rows_after": 4},),
         "passwords": ["one", "two"],
         "commands": ["tool --token=abcdef1 run", 3, 2.5, True, None],
@@ -254,13 +254,26 @@ def test_known_values_are_found_anywhere() -> None:
 
 
 def test_env_files_show_names_only_and_key_files_nothing() -> None:
-    text = "# settings\nexport NAME=ann\n+REGION: eu-1\nPORT=3000\nDEBUG=true\nEMPTY=\nREF=${NAME}\n"
+    text = (
+        "# settings\nexport NAME=ann\n+REGION: eu-1\nMOTTO=to be; or, not\nPORT=3000\nDEBUG=true\nEMPTY=\n"
+        "REF=${NAME}\n"
+    )
     found = plain.redact_file("/app/.env.local", text)
-    assert found.text == text.replace("=ann", f"={MASK}").replace("eu-1", MASK)
-    assert found.count == 2
+    assert found.text == text.replace("=ann", f"={MASK}").replace("eu-1", MASK).replace(
+        "to be; or, not", MASK
+    )
+    assert found.count == 3
     assert plain.redact_file("/app/app.py", "NAME=ann\n").text == "NAME=ann\n"
     netrc = "@@ -1 +1,2 @@\n machine host\n+login ann password hunter2\n"
     assert plain.redact_file("/root/.netrc", netrc).text == f"@@ -1 +1,2 @@\n {MASK}\n+{MASK}\n"
+    patch = (
+        "--- a/app.py\n+++ b/app.py\n@@ -1 +1 @@\n-name = 1\n+password = 'hunter2'\n"
+        "--- /dev/null\n+++ b/.env\t2026-01-01\n@@ -0,0 +1 @@\n+NAME=ann\n"
+        "--- a/README\n+++ b/README\n@@ -1 +1 @@\n-NAME=ann\n+NAME=bob\n"
+    )
+    found = plain.redact_patch(patch)
+    assert found.text == patch.replace("hunter2", MASK).replace("+NAME=ann", f"+NAME={MASK}")
+    assert found.count == 2
     assert is_secret_file("/root/.ssh/id_ed25519")
     assert not is_secret_file("/root/.ssh/id_ed25519.pub")
 

@@ -187,12 +187,12 @@ _REFERENCE = re.compile(
 _CODE = re.compile(r"[A-Za-z_][\w.]*+[(\[]|[(\[{]")
 _IDENTIFIER = re.compile(r"[A-Za-z_.]+[)\]}:]*")
 _PATH = re.compile(
-    r"(?:~|\.\.?)/.*|/(?:etc|home|root|usr|var|run|tmp|opt|srv|app|mnt|data|dev|proc|secrets?|work|workspace|Users)"
+    r"(?:~|\.\.?)/.*|/(?:etc|home|root|usr|var|run|tmp|opt|srv|app|mnt|data|dev|proc|secrets?|workspace|Users)"
     r"(?:/.*)?|[A-Za-z]:\\.*|file:.*"
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _HEX = re.compile(r"(?:0x)?[0-9a-fA-F]+|(?:sha\d+|md5|blake2b?)[-:=]\S+")
-_VERSION = re.compile(r"[v=^~><]{0,3}\d+\.\w+(?:[-+~:.]\w+)*")
+_VERSION = re.compile(r"[v=^~><]{0,3}(?:\d+[:!])?\d+\.\w+(?:[-+~:.]\w+)*")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ].*)?|\d\d?:\d\d(?::\d\d.*)?")
 _WORDY = re.compile(
     r"(?:[A-Z]?[a-z]+\d?|[A-Z]+\d?|\d+)(?:[_./=:@-]+(?:[A-Z]?[a-z]+\d?|[A-Z]+\d?|\d+))*|0x[0-9a-fA-F]+"
@@ -311,9 +311,12 @@ _ENV_LINE = re.compile(
 )
 _VALUE = re.compile(
     r"""\\"(?P<escaped>[^"\\\r\n]*+)(?=\\")"""
-    r"""|"(?P<double>(?:[^"\\\r\n]|\\.)*+)(?P<closed>"?)"""
-    r"""|'(?P<single>[^'\r\n]*+)(?P<shut>'?)"""
+    r"""|"(?P<double>(?:[^"\\\r\n]|\\.)*+)"?"""
+    r"""|'(?P<single>[^'\r\n]*+)'?"""
     r"""|(?P<bare>[^\s"'`,;&|<>]++)"""
+)
+_ENV_VALUE = re.compile(
+    r"""[ \t]*+(?:"(?P<double>(?:[^"\\\r\n]|\\.)*+)"?|'(?P<single>[^'\r\n]*+)'?|(?P<line>[^\s"'][^\r\n]*+))"""
 )
 _NESTED = 16
 """How many names are looked at inside one unbroken run of characters: `key=key=key=…` is nobody's format."""
@@ -433,6 +436,7 @@ class Redactor:
         for key, item in value.items():
             # {"name": "API_TOKEN", "value": …}: the name that matters stands beside the value, not above it.
             beside = isinstance(item, str) and key in {"value", "before", "after", "old", "new"}
+            beside = beside and "ecosystem" not in value  # a package may be called `passwd`
             shown[key], found = self._json(item, key if isinstance(key, str) else "")
             if beside and _in_variable(subject, shown[key]) and not _VERSION.fullmatch(item):
                 shown[key], found = MASK, max(1, found)
@@ -440,7 +444,8 @@ class Redactor:
         return shown, count
 
     def redact_file(self, path: str, text: str) -> Redacted:
-        """The content of a file, or a diff of it. Of files made to hold secrets only the names stay."""
+        """The content of a file, or hunks of a diff of it. Of `.env` files only the names stay, and of files
+        made to hold secrets nothing does."""
         if is_secret_file(path):
             edit = _Edit(text)
             edit.replace(_FILE_LINE, lambda match: None if match[2] == MASK else f"{match[1]}{MASK}")
@@ -451,20 +456,43 @@ class Redactor:
         rest = self.redact(edit.text)
         return Redacted(text=rest.text, count=rest.count + edit.count)
 
+    def redact_patch(self, text: str) -> Redacted:
+        """A unified diff of any number of files, each by its name."""
+        pieces: list[str] = []
+        count = done = 0
+        path = ""
+        for match in [*_PATCHED.finditer(text), None]:
+            start = match.start() if match else len(text)
+            body = self.redact_file(path, text[done:start])
+            pieces.append(body.text)
+            count += body.count
+            if match:
+                pieces.append(match[0])
+                done = match.end()
+                path = next(
+                    (name for name in match.groups() if _is_env_file(name) or is_secret_file(name)), ""
+                )
+        return Redacted(text="".join(pieces), count=count)
+
 
 # Files
 
+_PATCHED = re.compile(r"^--- ([^\t\r\n]*).*\n\+\+\+ ([^\t\r\n]*).*$", re.MULTILINE)
 _SECRET_FILES = frozenset({
     ".netrc", "_netrc", ".pgpass", ".git-credentials", ".htpasswd", ".vault-token", ".my.cnf", "id_rsa",
     "id_dsa", "id_ecdsa", "id_ed25519", "shadow", "gshadow",
 })  # fmt: skip
-_FILE_LINE = re.compile(r"^([ +-]?)(?!\s*$|@@|--|\+\+|diff |index )([^\r\n]++)", re.MULTILINE)
+_FILE_LINE = re.compile(r"^([ +-]?)(?!@@ -\d|\\ No newline|[ \t]*+$)([^\r\n]++)", re.MULTILINE)
 
 
 def is_secret_file(path: str) -> bool:
     """Whether a file is made to hold secrets, so that no line of it is shown."""
     name = path.rpartition("/")[2]
     return name in _SECRET_FILES or name.endswith((".p12", ".pfx", ".jks", ".keystore", ".kdbx"))
+
+
+def _is_guarded(path: str) -> bool:
+    return is_secret_file(path) or _is_env_file(path)
 
 
 def _is_env_file(path: str) -> bool:
@@ -523,13 +551,13 @@ class _Edit:
             if start < done or (names is not _ENV_LINE and not _HINT.search(match["name"].lower())):
                 continue
             nested = nested + 1 if start < run else 0
-            found = _VALUE.match(self.text, match.end()) if nested <= _NESTED else None
+            pattern = _ENV_VALUE if names is _ENV_LINE else _VALUE
+            found = pattern.match(self.text, match.end()) if nested <= _NESTED else None
             if found is None:
                 continue
-            group = next(name for name in ("bare", "double", "single", "escaped") if found[name] is not None)
-            value = _Value(
-                found[group], group != "bare", group == "escaped" or bool(found["closed"] or found["shut"])
-            )
+            group = found.lastgroup or ""
+            closed = group == "escaped" or found.end() > found.end(group)
+            value = _Value(found[group], quoted=group not in {"bare", "line"}, closed=closed)
             run = found.end()
             if decide(match, value):
                 begin, end = found.span(group)

@@ -423,6 +423,12 @@ class Store:
                 " WHERE state = 'running'"
             )
 
+    def being_verified(self) -> set[str]:
+        """Checkpoints with a verification under way."""
+        return {
+            row["checkpoint"] for row in self._rows("SELECT checkpoint FROM verdicts WHERE state = 'running'")
+        }
+
     def verdicts(self, checkpoint_id: str) -> list[Verdict]:
         """All of a checkpoint, oldest first."""
         rows = self._rows("SELECT * FROM verdicts WHERE checkpoint = ? ORDER BY id", checkpoint_id)

@@ -43,7 +43,7 @@ class Commit(Record, frozen=True):
 class BranchMove(Record, frozen=True):
     """A branch that points elsewhere now; None where it is not there."""
 
-    name: str
+    branch: str
     before: str | None
     after: str | None
 

@@ -169,6 +169,8 @@ def _sort_in(old: View, new: View, touched: Sequence[str], found: dict[str, _Rep
     by_folder: dict[str, _Repository | None] = {}
     for known in found.values():
         by_folder[known.work_tree or known.folder] = known if known.work_tree else None
+        if known.moved_from and known.moved_from.work_tree:
+            by_folder[known.moved_from.work_tree] = None
     plain: dict[str, str] = {}
 
     def owner(folder: str) -> _Repository | None:
@@ -299,7 +301,9 @@ def _branches(view: View, common: str) -> dict[str, str]:
 def _branch_moves(old: View, new: View, repository: _Repository) -> tuple[BranchMove, ...]:
     before, after = _branches(old, repository.before.common), _branches(new, repository.common)
     moved = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return tuple(BranchMove(name=name, before=before.get(name), after=after.get(name)) for name in moved[:50])
+    return tuple(
+        BranchMove(branch=name, before=before.get(name), after=after.get(name)) for name in moved[:50]
+    )
 
 
 # What the reflog says
