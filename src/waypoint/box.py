@@ -23,10 +23,10 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from waypoint.errors import MachineError, MissingFeature, NoSpace, NotFound, UsageError
 from waypoint.home import Home
@@ -146,11 +146,29 @@ def check_options(options: BoxOptions, base: Path) -> None:
             raise UsageError(f"cannot hide {path}", hint="give an absolute path other than /")
 
 
-def make_volume(volume: Path) -> None:
-    """The folders of a fresh, empty volume."""
+def make_volume(volume: Path, layered: Sequence[str] = ()) -> None:
+    """The folders of a fresh, empty volume, with a layer for each of these mounts below the base."""
     for folder, mode in (("upper", 0o755), ("mounts", 0o700), ("shm", 0o1777), ("state", 0o755)):
         (volume / folder).mkdir()
         (volume / folder).chmod(mode)
+    for path in layered:
+        (volume / "mounts" / quote(path, safe="")).mkdir(mode=0o755)
+
+
+def _mounted(volume: Path, layers: Layers) -> list[tuple[str, Path]]:
+    """The mounts below the base that the session was made with, outermost first, each with its layer.
+
+    What the host has mounted since is not among them: its point of mount may not even be there. What it has
+    unmounted since is left out, unless the session has changed something in it.
+    """
+    found = sorted((unquote(layer.name), layer) for layer in (volume / "mounts").iterdir())
+    for path, layer in found:
+        if path not in layers.layered and any(layer.iterdir()):
+            raise MachineError(
+                f"{path} is not mounted any more, and the session has changed files in it",
+                hint="mount it again",
+            )
+    return [(path, layer) for path, layer in found if path in layers.layered]
 
 
 def write_first_files(volume: Path, base: Path, files: Mapping[str, str]) -> None:
@@ -274,9 +292,7 @@ def write_plan(
     (work / "base").mkdir()
     _overlay(plan, "mount", str(base), volume / "upper", work / "base", root)
     plan.add("root", root)
-    for number, path in enumerate(layers.layered):
-        upper = volume / "mounts" / quote(path, safe="")
-        upper.mkdir(exist_ok=True)
+    for number, (path, upper) in enumerate(_mounted(volume, layers)):
         (work / str(number)).mkdir()
         _overlay(plan, "in-mount", str(base / path.lstrip("/")), upper, work / str(number), path)
     for path in layers.read_only:
@@ -494,9 +510,15 @@ def keepers(home: Home) -> dict[str, int]:
         with contextlib.suppress(OSError):
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")[0].decode(errors="replace").split(" ")
-            if len(words) == 3 and words[0] == "waypoint-keeper" and words[1] == home.tag:
+            if len(words) == 3 and words[0] == "waypoint-keeper" and words[1] == home.tag and _is_first(entry):
                 found[words[2]] = int(entry)
     return found
+
+
+def _is_first(pid: str) -> bool:
+    """Whether a process is pid 1 of its namespace. In a box anybody may call himself a keeper."""
+    with open(f"/proc/{pid}/status") as lines:
+        return any(line.startswith("NSpid:") and line.split()[-1] == "1" for line in lines)
 
 
 def end_keeper(home: Home, box_id: str, pid: int) -> None:

@@ -35,7 +35,7 @@ from waypoint.kernel import processes
 from waypoint.model import Record, RunResult, Size
 from waypoint.screen import Screen
 
-_STASH, _UNSTASH, _PASTE, _PASTE_END = b"\x18\x17s", b"\x18\x17u", b"\x18\x17p", b"\x1b[201~"
+_STASH, _UNSTASH, _PASTE, _PASTE_END = b"\x18\x1ds", b"\x18\x1du", b"\x18\x1dp", b"\x1b[201~"
 _MARK = re.compile(rb"\x1b\]133;([A-DJ])((?:;[^\x07\x1b]*)?)\x07")
 _MARK_START = b"\x1b]133;"
 _MOST_MARK_BYTES = 8192

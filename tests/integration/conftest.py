@@ -105,23 +105,24 @@ def sessions(home: Home) -> Iterator[Callable[..., waypoint.Session]]:
 def seed(home: Home) -> Iterator[waypoint.Checkpoint]:
     """A point of a fresh session: a fork of it is there ten times sooner than another session."""
     yield waypoint.session("seed").checkpoint("nothing was done yet")
-    _clear(home)
+    _clear(home, but=())
 
 
 @pytest.fixture
 def fresh(home: Home, seed: waypoint.Checkpoint) -> Iterator[waypoint.Session]:
     """A session in which nothing was done yet, forked from the module's seed."""
     yield seed.fork(name="t")[0]
-    _clear(home, but=("seed",))
+    _clear(home)
 
 
-def _clear(home: Home, but: tuple[str, ...] = ()) -> None:
+def _clear(home: Home, but: tuple[str, ...] = ("seed",)) -> None:
     client = waypoint.Client()
-    names = [one["name"] for one in client.call("ls")["sessions"] if one["name"] not in but]
+    there = [one["name"] for one in client.call("ls")["sessions"]]
+    names = [name for name in there if name not in but]
     if names:
         client.call("rm", {"sessions": names})
     client.close()
-    assert len(keepers(home)) == len(but), "a box is left that belongs to no session"
+    assert len(keepers(home)) == len(there) - len(names), "a box is left that belongs to no session"
 
 
 class Output:

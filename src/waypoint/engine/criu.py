@@ -9,12 +9,14 @@ it inside the box; the request and the answers go straight between it and the da
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 from waypoint.box import ENGINE_IN_BOX
-from waypoint.engine.protobuf import Message, decode, encode, read_image, signed
+from waypoint.engine.protobuf import Message, decode, encode, fields, read_image, signed
 
 # enum criu_req_type
 DUMP = 1
@@ -197,6 +199,28 @@ def posix_locks(images: Path) -> list[FileLock]:
         for e in read_image(images / "filelocks.img")
         if int(e[1]) & _FL_POSIX
     ]
+
+
+
+_INETSK = 4
+
+
+def bound_addresses(images: Path) -> list[str]:
+    """The IPv4 addresses that saved sockets are bound to, loopback ones aside: a restore has to have them.
+    (The kernel does not list all of them: not those of connections that could not be made.)"""
+    found = set()
+    for entry in read_image(images / "files.img"):
+        socket_entry = entry.get(4)
+        if entry[1] != _INETSK or not isinstance(socket_entry, bytes):
+            continue
+        # message inet_sk_entry: ..., src_addr = 11, repeated, each a word of memory
+        words = [value for number, value in fields(socket_entry) if number == 11]
+        address = ip_address(b"".join(int(word).to_bytes(4, sys.byteorder) for word in words))
+        if isinstance(address, IPv6Address):
+            address = address.ipv4_mapped or address
+        if address.version == 4 and not address.is_loopback and not address.is_unspecified:
+            found.add(str(address))
+    return sorted(found)
 
 
 _TIMERFD = 17

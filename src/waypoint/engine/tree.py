@@ -29,11 +29,11 @@ from pathlib import Path
 import msgspec
 
 from waypoint.box import ENGINE_IN_BOX, Box
-from waypoint.engine import criu
+from waypoint.engine import criu, traits
 from waypoint.engine.protobuf import read_image
 from waypoint.errors import CannotCheckpoint, CannotRestore
-from waypoint.kernel import processes, typeahead
-from waypoint.kernel.syscalls import CLONE_NEWIPC, setns
+from waypoint.kernel import network, processes, typeahead
+from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 from waypoint.model import Record
 
 FACTS = "tree.json"
@@ -41,6 +41,7 @@ _FAR_PID = 3_000_000
 """CRIU's own helpers get pids above this, out of the way of those it has to give back."""
 _FROZEN_STAGE = "query-ext-files"
 _STOPPED_STAGE = "post-dump"
+_READY_STAGE = "pre-restore"
 _HELD_STAGE = "post-restore"
 _UNACCEPTED = "a connection to it waits to be accepted"
 _REASONS = {"In-flight connection": _UNACCEPTED, "in-flight socket": _UNACCEPTED}
@@ -77,6 +78,7 @@ class Saved(Record, frozen=True):
     """What was typed into the box's terminals and not read, by their index."""
     shell: int = 0
     processes: int = 0
+    traits: tuple[traits.Traits, ...] = ()
     notes: tuple[str, ...] = ()
     """What the images hold with a difference, one sentence each."""
 
@@ -100,9 +102,11 @@ def _start_criu(
     return ours
 
 
-def _has_ipc_objects(host_pid: int) -> bool:
-    """Whether the tree's IPC namespace holds anything. Saving it costs milliseconds."""
+def _ipc_objects(host_pid: int) -> tuple[bool, list[str]]:
+    """Whether the tree's IPC namespace holds anything of System V's (saving it costs milliseconds), and its
+    POSIX message queues."""
     found: list[bool] = []
+    queues: list[str] = []
 
     def look() -> None:
         # Only this thread moves: the kernel keeps an IPC namespace per task.
@@ -116,11 +120,17 @@ def _has_ipc_objects(host_pid: int) -> bool:
             found.append(any(len(table.read_bytes().splitlines()) > 1 for table in tables))
         except OSError:
             found.append(True)
+        with contextlib.suppress(OSError):  # a kernel without them
+            folder = detached_mount("mqueue")
+            try:
+                queues.extend(os.listdir(folder))
+            finally:
+                os.close(folder)
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    return found[0]
+    return found[0], queues
 
 
 def has_connections(host_pid: int) -> bool:
@@ -217,6 +227,14 @@ def _unread_notices(tree: list[processes.Process]) -> Iterator[str]:
                     yield f"file changes that {who} was told of and had not read yet (inotify) are forgotten"
 
 
+def _personalities(tree: list[processes.Process]) -> Iterator[str]:
+    """Who runs with flags of personality(2), which CRIU does not save and only the process itself can set."""
+    for process in tree:
+        with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/personality") as file:
+            if int(file.read(), 16):
+                yield f"process {process.pid} ({process.command}) loses its personality flags (setarch)"
+
+
 def _kept_pipes(box: Box) -> set[int]:
     """The pipes the keeper reads: also those of programs that have ended and left a child that writes."""
     targets = processes.descriptors(box.pid).values()
@@ -260,7 +278,14 @@ def _save(
     anchor = next((p for p in processes.below(box.pid) if p.pid == hello.anchor), None)
     if anchor is None:
         raise CannotCheckpoint("the session's processes are gone", hint="`waypoint restore` brings it back")
-    ipc = _has_ipc_objects(anchor.host_pid)
+    ipc, queues = _ipc_objects(anchor.host_pid)
+    if queues:
+        raise CannotCheckpoint(
+            f"POSIX message queues cannot be saved, and the session has some: /{', /'.join(sorted(queues))}",
+            hint="end who uses them (mq_unlink), or keep the files alone with --files-only; "
+            "the session runs on untouched",
+            queues=sorted(queues),
+        )
     locked = box_has_network(box) and has_connections(box.pid)
     connection = _start_criu(box, images, "keep" if ipc else "join", [], [])
     facts: list[Saved] = []
@@ -293,7 +318,8 @@ def _save(
                     typed=dict(typed),
                     shell=shell,
                     processes=len(tree),
-                    notes=tuple(_unread_notices(tree)),
+                    traits=traits.read(tree, box.pid),
+                    notes=(*_unread_notices(tree), *_personalities(tree)),
                 )
             )
             while_frozen(tree)
@@ -367,15 +393,26 @@ def hold(box: Box, images: Path) -> Held:
                 "WAYPOINT_LEADERS="
                 + ",".join(f"{leader}:{index}" for index, leader in inner.items() if leader),
             ]
+        space = box.open_namespace("net")
+        undo.callback(os.close, space)
+
+        def stage(name: str) -> None:
+            # CRIU relies on the locks of its dump being there still, but this box has a network of its own.
+            if saved.network_locked and name == _READY_STAGE:
+                network.lock(space)
+            elif saved.network_locked and name == _HELD_STAGE:
+                network.unlock(space)
+
         connection = _start_criu(box, images, "keep" if saved.ipc else "new", env, descriptors)
         try:
             request = criu.restore_request(inherit, lock_network=saved.network_locked)
             talk = criu.Conversation(connection, request)
-            talk.proceed(until=_HELD_STAGE)
+            talk.proceed(stage, until=_HELD_STAGE)
+            _put_typed(box, saved.typed)
             if inner:
-                _put_typed(box, saved.typed)
                 keeper.drop_ptys()
             _retake_locks(box, saved.locks)
+            traits.apply(processes.below(box.pid) if saved.traits else (), saved.traits)
             with contextlib.suppress(OSError):  # the job may have had a group that no process is in any more
                 keeper.set_foreground(saved.foreground)
             keeper.set_last_pid(saved.last_pid)

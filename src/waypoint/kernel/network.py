@@ -134,6 +134,7 @@ _IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _FORWARDING_MARK = "turned-on-ip-forward"
 _PREFIX = "wp-"
 _CRIU_MARK = 0xC114
+_LOCK = "waypoint-lock"
 
 
 @dataclass(frozen=True)
@@ -576,7 +577,7 @@ class Network:
     def attach(self, box_id: str, netns_fd: int, *, keep: Sequence[str] = ()) -> Lease:
         """Joins a box to the host and to the world.
 
-        `keep` are the addresses that sockets of this session are bound to (see `bound_addresses`): they
+        `keep` are the addresses that sockets of this session are bound to: they
         are this box's own too, so that the sockets can be restored, but lead nowhere outside it.
         """
         try:
@@ -831,14 +832,6 @@ def addresses(netns_fd: int) -> list[str]:
         return [address for index, address in _addresses(box) if index == BOX_IFINDEX and ":" not in address]
 
 
-def bound_addresses(netns_fd: int) -> list[str]:
-    """The addresses of a box that its sockets are bound to: what a restore of them has to `keep`."""
-    states = (*CONNECTED, TCP_CLOSE, TCP_LISTEN)
-    with _translated("list the sockets of a box"), _Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
-        sources = {found.source for found in _sockets(diag, ("tcp", "tcp6", "udp", "udp6"), states)}
-    return sorted(str(a) for a in sources if a.version == 4 and not a.is_loopback and not a.is_unspecified)
-
-
 def abort_outside_connections(netns_fd: int) -> int:
     """Ends the TCP connections that leave the box, and says how many there were.
 
@@ -871,17 +864,22 @@ def abort_outside_connections(netns_fd: int) -> int:
         return ended
 
 
-def lock(netns_fd: int, table: str) -> None:
-    """Lets no packet through in a namespace, loopback included, until somebody deletes this table.
+def lock(netns_fd: int) -> None:
+    """Lets no packet through in a box, loopback included, until `unlock`.
 
     While connections are restored one end is there before the other: what it sends would be answered with
     a reset. CRIU's own packets carry a mark.
     """
     chains = "".join(
-        f"chain {hook} {{ type filter hook {hook} priority 0; policy drop; meta mark {_CRIU_MARK} accept; }}\n"
+        f"chain {hook} {{ type filter hook {hook} priority 0; policy drop; mark {_CRIU_MARK} accept; }}\n"
         for hook in ("input", "output")
     )
-    _in_netns(netns_fd, lambda: _nft("-f", "-", script=f"table inet {table} {{\n{chains}}}\n"))
+    _in_netns(netns_fd, lambda: _nft("-f", "-", script=f"table inet {_LOCK} {{\n{chains}}}\n"))
+
+
+def unlock(netns_fd: int) -> None:
+    """Ends what `lock` began."""
+    _in_netns(netns_fd, lambda: _nft("delete", "table", "inet", _LOCK))
 
 
 def listening(netns_fd: int) -> list[Listener]:

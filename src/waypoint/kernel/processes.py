@@ -95,6 +95,17 @@ def below(host_pid: int) -> list[Process]:
     return found
 
 
+def memory_bytes(host_pid: int) -> tuple[int, int]:
+    """What it has in memory that is in no file: its own, and what it shares with others."""
+    found = {"RssAnon": 0, "VmSwap": 0, "RssShmem": 0}
+    with contextlib.suppress(OSError), open(f"/proc/{host_pid}/status") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) * 1024
+    return found["RssAnon"] + found["VmSwap"], found["RssShmem"]
+
+
 def descriptors(host_pid: int) -> dict[int, str]:
     """What its open descriptors lead to."""
     found = {}

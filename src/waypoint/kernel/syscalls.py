@@ -46,6 +46,9 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
+# ioprio_set(2)
+IOPRIO_WHO_PROCESS = 1
+
 # openat2(2)
 RESOLVE_NO_MAGICLINKS = 0x2
 RESOLVE_NO_SYMLINKS = 0x4
@@ -53,6 +56,13 @@ RESOLVE_BENEATH = 0x8
 RESOLVE_IN_ROOT = 0x10
 _SYS_OPENAT2 = 437  # the same on every architecture, as all numbers from 424 on
 _SYS_PIDFD_GETFD = 438
+_SYS_FSOPEN = 430
+_SYS_FSCONFIG = 431
+_SYS_FSMOUNT = 432
+_FSCONFIG_CMD_CREATE = 6
+
+# renameat2(2)
+RENAME_NOREPLACE = 0x1
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mount.argtypes = (
@@ -84,6 +94,27 @@ def umount(target: str | Path, flags: int = 0) -> None:
         raise oserror("umount2", target)
 
 
+def detached_mount(fstype: str) -> int:
+    """fsopen(2), fsconfig(2), fsmount(2): the root folder of a file system that is mounted nowhere."""
+    context = libc.syscall(ctypes.c_long(_SYS_FSOPEN), ctypes.c_char_p(fstype.encode()), ctypes.c_uint(1))
+    if context < 0:
+        raise oserror("fsopen")
+    try:
+        create = (ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_CREATE), None, None, ctypes.c_int(0))
+        if libc.syscall(ctypes.c_long(_SYS_FSCONFIG), *create) < 0:
+            raise oserror("fsconfig")
+        words = (ctypes.c_int(context), ctypes.c_uint(1), ctypes.c_uint(0))
+        root = libc.syscall(ctypes.c_long(_SYS_FSMOUNT), *words)
+        if root < 0:
+            raise oserror("fsmount")
+        try:
+            return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+        finally:
+            os.close(root)
+    finally:
+        os.close(context)
+
+
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
@@ -96,6 +127,12 @@ def openat2(dir_fd: int, path: str | bytes, flags: int, *, mode: int = 0, resolv
     if fd < 0:
         raise oserror("openat2", os.fsdecode(path))
     return int(fd)
+
+
+def renameat2(old_fd: int, old: str, new_fd: int, new: str, flags: int) -> None:
+    """renameat2(2): a rename that can insist on taking nobody's place."""
+    if libc.renameat2(old_fd, os.fsencode(old), new_fd, os.fsencode(new), flags) < 0:
+        raise oserror("renameat2", new)
 
 
 def syncfs(fd: int) -> None:
@@ -132,6 +169,26 @@ def pidfd_getfd(process: int, fd: int) -> int:
     if found < 0:
         raise oserror("pidfd_getfd")
     return int(found)
+
+
+def io_priority(task: int) -> int:
+    """ioprio_get(2) of one task."""
+    words = (ctypes.c_int(IOPRIO_WHO_PROCESS), ctypes.c_int(task))
+    found = libc.syscall(ctypes.c_long(_ioprio(get=True)), *words)
+    if found < 0:
+        raise oserror("ioprio_get")
+    return int(found)
+
+
+def set_io_priority(task: int, priority: int) -> None:
+    """ioprio_set(2) of one task."""
+    words = (ctypes.c_int(IOPRIO_WHO_PROCESS), ctypes.c_int(task), ctypes.c_int(priority))
+    if libc.syscall(ctypes.c_long(_ioprio(get=False)), *words) < 0:
+        raise oserror("ioprio_set")
+
+
+def _ioprio(*, get: bool) -> int:
+    return (251 if os.uname().machine == "x86_64" else 30) + get
 
 
 def ioctl_number(direction: int, kind: int, number: int, size: int) -> int:

@@ -14,6 +14,9 @@
    CRIU would find out by opening one after the other, and at most 32; so that the shim can know, the
    path of a master is saved with as many "./" in front as its index: the same path for everybody else.
 
+   /dev/tty. A descriptor opened by that name (ssh, getpass, a shell that prints to it) CRIU saves only for a
+   session leader that is saved too. To CRIU it is shown as what it leads to, /dev/pts/N.
+
    Orphans. A daemon whose session leader has ended is restored by way of a helper that takes the leader's
    place and ends, upon which the nearest subreaper adopts the daemon. CRIU makes the root of the tree a
    subreaper again only later; pid 1 would adopt it, and the next checkpoint would not hold it.
@@ -23,6 +26,9 @@
    a timeout) CRIU ends with EINTR, in the saved tree and in the one that runs on. A program without signal
    handlers need not expect that: script(1) takes it for the end. Where the arguments alone tell what
    is to be done again, CRIU is told that the call is one of the simple kind.
+
+   Stopped tasks. CRIU knows those that SIGSTOP or SIGTSTP has stopped. A background job that touched the
+   terminal was stopped by SIGTTIN or SIGTTOU; which one it was makes no difference to how it goes on.
 
    Locks. CRIU waits for a file lock it cannot have at once. On a file that is shared with the outside (a
    bind mount) the holder may be the very session that is being forked, and would be waited for forever.
@@ -37,6 +43,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -45,6 +52,7 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
@@ -371,6 +379,60 @@ int openat(int folder, const char *path, int flags, ...)
 
 int openat64(int folder, const char *path, int flags, ...) __attribute__((alias("openat")));
 
+#define DEV_TTY 0x500 /* major 5, minor 0 */
+#define PTS_MAJOR 136
+#define PTS_NAME_BYTES sizeof("/dev/pts/1048575")
+
+/* The name of the terminal that a descriptor of /dev/tty leads to; its length, or 0 when there is none. */
+static int name_of_terminal(int fd, char *name)
+{
+	static const char folder[] = "/dev/pts/";
+	unsigned int device, index, unit = 1;
+	int length = 0;
+
+	if (kernel(SYS_ioctl, fd, TIOCGDEV, (long)&device, 0, 0, 0) < 0 || (device >> 8 & 0xfff) != PTS_MAJOR)
+		return 0;
+	index = (device & 0xff) | (device >> 12 & 0xfff00);
+	while (folder[length]) {
+		name[length] = folder[length];
+		length++;
+	}
+	while (index / unit >= 10)
+		unit *= 10;
+	for (; unit; unit /= 10)
+		name[length++] = (char)('0' + index / unit % 10);
+	name[length] = 0;
+	return length;
+}
+
+static int stat_of(int fd, struct stat *about)
+{
+	long result = kernel(SYS_fstat, fd, (long)about, 0, 0, 0, 0);
+	char name[PTS_NAME_BYTES];
+
+	if (!result && S_ISCHR(about->st_mode) && about->st_rdev == DEV_TTY && name_of_terminal(fd, name))
+		result = kernel(SYS_newfstatat, AT_FDCWD, (long)name, (long)about, 0, 0, 0);
+	return (int)settle(result);
+}
+
+int fstat(int fd, struct stat *about)
+{
+	return stat_of(fd, about);
+}
+
+int fstat64(int fd, struct stat64 *about)
+{
+	return stat_of(fd, (struct stat *)about); /* the same on 64 bits */
+}
+
+static int same(const char *text, long length, const char *word)
+{
+	for (; length && *word; length--)
+		if (*text++ != *word++)
+			return 0;
+	return !length && !*word;
+}
+
 /* CRIU asks what a descriptor leads to when it saves it. */
 ssize_t readlink(const char *path, char *buffer, size_t size)
 {
@@ -378,14 +440,20 @@ ssize_t readlink(const char *path, char *buffer, size_t size)
 	long length = kernel(SYS_readlinkat, AT_FDCWD, (long)path, (long)buffer, size, 0, 0);
 	int fd = 0, index = 0;
 
-	if (length < 4 || buffer[0] != '/' || buffer[length - 1] != 'x' || buffer[length - 2] != 'm' ||
-	    buffer[length - 3] != 't' || buffer[length - 4] != 'p')
+	if (length < 4 || buffer[0] != '/')
 		return settle(length);
 	for (size_t i = 0; i < sizeof(folder) - 1; i++)
 		if (*path++ != folder[i])
 			return length;
 	while (*path >= '0' && *path <= '9')
 		fd = fd * 10 + *path++ - '0';
+	if (same(buffer, length, "/dev/tty") && size >= PTS_NAME_BYTES) {
+		int renamed = name_of_terminal(fd, buffer);
+
+		return renamed ? renamed : length;
+	}
+	if (!same(buffer + length - 4, 4, "ptmx"))
+		return length;
 	if (kernel(SYS_ioctl, fd, TIOCGPTN, (long)&index, 0, 0, 0) < 0 || index <= 0 || index >= MOST_PTYS ||
 	    length + 2 * index >= (long)size)
 		return length;
@@ -424,7 +492,7 @@ pid_t getsid(pid_t pid)
 	return (pid_t)settle(kernel(SYS_getsid, pid, 0, 0, 0, 0, 0));
 }
 
-/* ---- interrupted calls ----------------------------------------------------------------------- */
+/* ---- tasks: interrupted calls, stop signals -------------------------------------------------- */
 
 #if defined(__x86_64__)
 #define ERESTARTNOHAND 514
@@ -453,6 +521,19 @@ static void make_repeatable(struct user_regs_struct *r, size_t length)
 	if (length == sizeof(*r) && (long)r->orig_rax >= 0 && (long)r->rax == -ERESTART_RESTARTBLOCK && repeatable(r))
 		r->rax = -ERESTARTNOHAND;
 }
+#else
+static void make_repeatable(struct user_regs_struct *r, size_t length)
+{
+	(void)r;
+	(void)length;
+}
+#endif
+
+static void make_known(siginfo_t *info)
+{
+	if (info->si_code >> 8 == PTRACE_EVENT_STOP && (info->si_signo == SIGTTIN || info->si_signo == SIGTTOU))
+		info->si_signo = SIGSTOP;
+}
 
 long ptrace(enum __ptrace_request request, ...)
 {
@@ -476,9 +557,10 @@ long ptrace(enum __ptrace_request request, ...)
 		make_repeatable(((struct iovec *)data)->iov_base, ((struct iovec *)data)->iov_len);
 	else if (request == PTRACE_GETREGS && result >= 0)
 		make_repeatable((struct user_regs_struct *)data, sizeof(struct user_regs_struct));
+	else if (request == PTRACE_GETSIGINFO && result >= 0)
+		make_known((siginfo_t *)data);
 	return settle(result);
 }
-#endif
 
 /* ---- locks ----------------------------------------------------------------------------------- */
 

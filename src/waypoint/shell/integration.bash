@@ -2,6 +2,7 @@
 # bash's memory like everything else.
 #
 # Marks, in the manner of OSC 133, each with the shell's key so that no output can be mistaken for one:
+#   J               what follows, up to C, is about jobs that ended or stopped
 #   C;r=RUN;l=N     a command starts (RUN: which one; empty when somebody typed it; N: stashed letters)
 #   D;STATUS;r=RUN  it ended
 #   A               the prompt comes next
@@ -18,9 +19,10 @@ __waypoint_key=$WAYPOINT_KEY __waypoint_status=0 __waypoint_run= __waypoint_line
 unset WAYPOINT_KEY
 
 # What is typed for `exec` is one line:
-#   if __waypoint_begin RUN COMMAND [INPUT]; then eval ...; else eval ...; fi; { __waypoint_prompt first; }
-# As a condition it can hand the last command's status on to the next without ending a shell that has
-# `set -e` or running a trap on ERR.
+#   __waypoint_begin RUN COMMAND [INPUT]; if __waypoint_again; then eval ...; else eval ...; fi; ...prompt first
+# A condition can hand the last command's status on to the next one without ending a shell that has
+# `set -e` or running a trap on ERR. (And no word like `if` may come first: after an unexpected end of file
+# in an eval bash does not see it for what it is.)
 __waypoint_begin() {
     builtin local flags=$-
     builtin set +euxv
@@ -30,7 +32,11 @@ __waypoint_begin() {
     # The trace starts with the command itself.
     [[ $flags == *x* ]] && __waypoint_command=$'builtin set -x\n'$2
     builtin set "-${flags//[!euv]/}"
+    builtin printf '\e]133;J;k=%s\a' "$__waypoint_key" >/dev/tty
+    builtin jobs -n >/dev/tty
     builtin printf '\e]133;C;k=%s;r=%s;l=%s\a' "$__waypoint_key" "$__waypoint_run" "${#__waypoint_line}" >/dev/tty
+}
+__waypoint_again() {
     builtin return "$__waypoint_status"
 }
 
@@ -65,7 +71,7 @@ __waypoint_hook() {
     else
         [[ $PROMPT_COMMAND == *"$__waypoint_last" ]] || PROMPT_COMMAND+=${PROMPT_COMMAND:+; }$__waypoint_last
     fi
-    [[ $HISTIGNORE == ' if __waypoint_begin *'* ]] || HISTIGNORE=' if __waypoint_begin *'${HISTIGNORE:+:$HISTIGNORE}
+    [[ $HISTIGNORE == ' __waypoint_begin *'* ]] || HISTIGNORE=' __waypoint_begin *'${HISTIGNORE:+:$HISTIGNORE}
 }
 
 # A line somebody was typing is put aside while a command from elsewhere runs, and comes back after it.
@@ -86,9 +92,10 @@ else
     PROMPT_COMMAND="{ __waypoint_prompt first; } 2>/dev/null${PROMPT_COMMAND:+; $PROMPT_COMMAND}"
 fi
 __waypoint_hook
+# No key of these means anything to a terminal: what is typed may have to wait while a command runs.
 for __waypoint_map in emacs vi-insert vi-command; do
-    builtin bind -m "$__waypoint_map" -x '"\C-x\C-ws": __waypoint_stash'
-    builtin bind -m "$__waypoint_map" -x '"\C-x\C-wu": __waypoint_unstash'
-    builtin bind -m "$__waypoint_map" '"\C-x\C-wp": bracketed-paste-begin'
+    builtin bind -m "$__waypoint_map" -x '"\C-x\C-]s": __waypoint_stash'
+    builtin bind -m "$__waypoint_map" -x '"\C-x\C-]u": __waypoint_unstash'
+    builtin bind -m "$__waypoint_map" '"\C-x\C-]p": bracketed-paste-begin'
 done
 unset __waypoint_map

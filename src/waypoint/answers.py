@@ -1,0 +1,456 @@
+"""What the daemon tells about points, as Python objects: `Diff`, `Card`, `Plan`, `Status`, `Bisection`.
+
+Each wraps the answer as it travelled (`data`, the same as `--json` prints) and names the parts that are asked
+for most. Printing one gives the text that the command line shows; `lines()` gives it with the manner of
+each line, for a face that has colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from waypoint.words import age, clock, milliseconds, plural, shown, size
+
+Manner = Literal["plain", "bold", "dim", "good", "bad", "warn"]
+Lines = list[tuple[Manner, str]]
+
+_MANNERS: Mapping[str, Manner] = {"+": "good", "-": "bad", "~": "warn", "→": "warn"}
+_NAME_WIDTH = 10
+_TEXT_WIDTH = 48
+_TITLE_WIDTH = 72
+
+
+def title(point: Mapping[str, Any]) -> str:
+    """What a point is meant to be, and whose words these are: given ones stand as they are, a command has its
+    prompt before it, a commit says that it is one."""
+    words = shown(point["intent"])
+    if not words:
+        return ""
+    marks = {"command": f"$ {words}", "git": f'commit "{words}"'}
+    return marks.get(point["intent_from"], words)
+
+
+def quoted(point: Mapping[str, Any]) -> str:
+    """`c2 up "before auth refactor"`."""
+    words = title(point)
+    if len(words) > _TITLE_WIDTH:
+        words = f"{words[: _TITLE_WIDTH - 1].rstrip()}…"
+    if words and point["intent_from"] == "given":
+        words = f'"{words}"'
+    return " ".join(filter(None, (point["label"], point["name"], words)))
+
+
+def verdict(found: Mapping[str, Any] | None, *, short: bool = False) -> str:
+    """`✔ npm test (in a fork, 2.1 s)`."""
+    if found is None:
+        return "– not verified"
+    command = shown(found["command"])
+    match found["state"]:
+        case "passed":
+            took = milliseconds(found["duration_ms"] or 0)
+            return f"✔ {command}" if short else f"✔ {command} (in a fork, {took})"
+        case "failed":
+            code = found["exit_code"]
+            return f"✖ {command} " + ("did not end" if code is None else f"exit {code}")
+        case "running":
+            return f"… {command} runs in a fork"
+    return f"✖ {command} could not be tried"
+
+
+def _verdict_in_brief(found: Mapping[str, Any] | None) -> str:
+    return verdict(found, short=True).removeprefix("– ")
+
+
+def verdict_manner(found: Mapping[str, Any] | None) -> Manner:
+    state = found["state"] if found else ""
+    return {"passed": "good", "failed": "bad", "error": "bad"}.get(state, "dim")  # type: ignore[return-value]
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name.ljust(_NAME_WIDTH)} {text}"
+
+
+def sections(found: Sequence[Mapping[str, Any]], most: int | None = None) -> Lines:
+    """Sections of a difference, each under its name; of each at most so many lines."""
+    lines: Lines = []
+    for section in found:
+        lines.append(("bold", f"{_row(section['name'], section['summary'])}  [{section['source']}]"))
+        told = section["lines"][:most]
+        width = min(_TEXT_WIDTH, max(len(line["text"]) for line in told))
+        for line in told:
+            text = f"  {line['sign']} {line['text']}"
+            if line["detail"]:
+                text = f"{text.ljust(width + 4)}  {line['detail']}"
+            lines.append((_MANNERS[line["sign"]], text))
+        if len(told) < len(section["lines"]):
+            lines.append(("dim", f"    … {len(section['lines']) - len(told):,} more"))
+    return lines
+
+
+def _left_out(gaps: Sequence[str], redacted: int) -> Lines:
+    lines: Lines = [("warn", _row("missing", shown(gap))) for gap in gaps]
+    if redacted:
+        lines.append(("dim", _row("redacted", plural(redacted, "value"))))
+    return lines
+
+
+class Answer:
+    """What they share."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+
+    def lines(self) -> Lines:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join(text for _, text in self.lines())
+
+
+class Diff(Answer):
+    """What changed from one point to another. True when anything did; printed, it says what.
+
+    `sections`: the same in words, `{"name", "source", "summary", "lines": [{"sign", "text", "detail"}]}`.
+    """
+
+    @property
+    def summary(self) -> str:
+        return str(self.data["summary"])
+
+    @property
+    def sections(self) -> list[dict[str, Any]]:
+        return list(self.data["sections"])
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """Changed files: `path`, `kind` (created, modified, deleted, renamed), `size_before`, …"""
+        return list(self.data["difference"]["files"]["changes"])
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """What changed files mean; each has a `kind`: package, repository, database, account, cron."""
+        return list(self.data["difference"]["analysis"]["findings"])
+
+    @property
+    def live(self) -> dict[str, Any]:
+        """`started` and `ended` processes, `opened` and `closed` ports, `cwd`, `variables`, …"""
+        return dict(self.data["difference"]["live"])
+
+    @property
+    def gaps(self) -> list[str]:
+        """What could not be found out, and why."""
+        return list(self.data["difference"]["gaps"])
+
+    @property
+    def redacted(self) -> int:
+        """How many values were taken out because they look like secrets."""
+        return int(self.data["difference"]["redacted"])
+
+    @property
+    def patch(self) -> str | None:
+        """A unified diff of the text files, if that was asked for."""
+        return self.data.get("patch")
+
+    def lines(self) -> Lines:
+        lines = sections(self.sections) or [("dim", "nothing changed")]
+        return [*lines, *_left_out(self.gaps, self.redacted)]
+
+    def stat(self) -> Lines:
+        """One line for each section."""
+        rows: Lines = [("plain", _row(one["name"], one["summary"])) for one in self.sections]
+        return [*(rows or [("dim", "nothing changed")]), *_left_out(self.gaps, self.redacted)]
+
+    def __bool__(self) -> bool:
+        return bool(self.data["different"])
+
+    def __repr__(self) -> str:
+        return f"<Diff {self.summary}>"
+
+
+class Card(Answer):
+    """The story of a point: what it is meant to be, what changed, what was said about it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has been computed; a moment after the checkpoint it may not be."""
+        return self.data["card"] is not None
+
+    @property
+    def _card(self) -> Mapping[str, Any]:
+        return self.data["card"] or {}
+
+    @property
+    def intent(self) -> str:
+        return str(self.data["checkpoint"]["intent"])
+
+    @property
+    def intent_from(self) -> str:
+        """`given`, `command`, `git` or `none`: whose words the intent is."""
+        return str(self.data["checkpoint"]["intent_from"])
+
+    @property
+    def summary(self) -> str:
+        return str(self._card.get("summary", ""))
+
+    @property
+    def marks(self) -> list[dict[str, str]]:
+        """What it says, each with where that comes from: `topic`, `text`, `source`."""
+        return list(self._card.get("lines", ()))
+
+    @property
+    def difference(self) -> Diff | None:
+        """What changed since the point before."""
+        if not self.ready:
+            return None
+        found = self._card["difference"]
+        return Diff(
+            {
+                "difference": found,
+                "summary": self.summary,
+                "sections": self.data["sections"],
+                "different": bool(self.data["sections"]),
+            }
+        )
+
+    @property
+    def coverage(self) -> list[str]:
+        """What the point does not hold."""
+        return list(self._card.get("coverage", self.data["checkpoint"]["coverage"]))
+
+    @property
+    def gaps(self) -> list[str]:
+        return list(self._card.get("gaps", ()))
+
+    @property
+    def redacted(self) -> int:
+        return int(self._card.get("redacted", 0))
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        return list(self.data["verdicts"])
+
+    @property
+    def notes(self) -> list[dict[str, str]]:
+        return list(self.data["notes"])
+
+    def lines(self, most: int | None = 40, now: datetime | None = None) -> Lines:
+        point = self.data["checkpoint"]
+        lines: Lines = [("bold", " ".join(filter(None, (point["label"], point["name"], *point["tags"]))))]
+        lines += [("plain", row) for row in self._about(point, now)]
+        lines += [
+            (verdict_manner(one), _row("verified", f"{verdict(one)}, {clock(one['at'], now)}"))
+            for one in self.verdicts
+        ] or [("dim", _row("verified", "not yet"))]
+        for note in self.notes:
+            added = f'"{shown(note["text"])}"  [claimed, added later: {clock(note["at"], now)}]'
+            lines.append(("plain", _row("note", added)))
+        if not self.ready:
+            lines.append(("warn", _row("missing", "the card is not there yet; ask again in a moment")))
+        elif not self.data["sections"]:
+            lines.append(("dim", _row("changes", "nothing changed since the point before")))
+        lines += sections(self.data["sections"], most)
+        lines += [("warn", _row("not held", shown(sentence))) for sentence in self.coverage]
+        return [*lines, *_left_out(self.gaps, self.redacted)]
+
+    def _about(self, point: Mapping[str, Any], now: datetime | None) -> Iterator[str]:
+        source = next((mark["source"] for mark in self.marks if mark["topic"] == "intent"), "claimed")
+        whose = {"command": "the last command", "git": "the last commit's subject"}
+        how = ", ".join(filter(None, (source, whose.get(point["intent_from"], ""))))
+        yield _row("intent", f"{title(point)}  [{how}]" if self.intent else "none was given")
+        yield _row("point", f"{point['session']}:{point['label']}, id {point['id']}")
+        yield _row("when", f"{clock(point['created_at'], now)}, {age(point['created_at'], now)}")
+        kinds = {"safety": "Waypoint, before a restore", "auto": "Waypoint, after a command"}
+        who = {"person": "a person", "agent": "an agent", "automatic": "Waypoint"}
+        yield _row("who", kinds.get(point["kind"], who.get(point["actor"], point["actor"])))
+        held = "files only" if point["files_only"] else plural(point["processes"], "process")
+        took = f"paused {milliseconds(point['pause_ms'])}"
+        yield _row("holds", f"{held} · {size(point['size_bytes'])} of memory · {took}")
+        yield _row("after", self.data.get("parent") or "the base")
+
+    def __repr__(self) -> str:
+        return f"<Card {self.summary or 'not there yet'}>"
+
+
+class Status(Answer):
+    """Where a session stands, and what has changed since its last point."""
+
+    @property
+    def state(self) -> str:
+        return str(self.data["session"]["state"])
+
+    @property
+    def foreground(self) -> str | None:
+        """The command that occupies its shell, if any."""
+        found: str | None = self.data["session"]["foreground"]
+        return found
+
+    @property
+    def head(self) -> dict[str, Any] | None:
+        """The checkpoint it stands on."""
+        found: dict[str, Any] | None = self.data["head"]
+        return found
+
+    @property
+    def diff(self) -> Diff | None:
+        """What is in no checkpoint yet; None when nothing can be said."""
+        if self.data["difference"] is None:
+            return None
+        return Diff({**self.data, "different": bool(self.data["sections"])})
+
+    def now(self, cut: Callable[[str, int], str] = lambda text, room: text[:room], room: int = 10_000) -> str:
+        """One line: `~3 files since c5`. `cut` shortens what changed, so that all fits into `room`."""
+        where = self.data["head_called"] or "the base"
+        if self.state == "parked":
+            return f"parked at {where}"
+        rest = f" since {where}"
+        if self.state == "dead":
+            rest += " · it does not run"
+        elif self.foreground:
+            rest += f" · runs {cut(shown(self.foreground), 30)}"
+        return cut(shown(self.data["summary"] or "unknown"), room - len(rest)) + rest
+
+    def lines(self, most: int | None = 20) -> Lines:
+        session, head = self.data["session"], self.head
+        doing = {"parked": "parked", "dead": "it does not run"}.get(self.state)
+        if doing is None:
+            doing = f"live, runs {shown(self.foreground)}" if self.foreground else "live, at its prompt"
+        lines: Lines = [("bold", f"{session['name']}  {doing}")]
+        if head:
+            when = f"{clock(head['created_at'])}, {age(head['created_at'])}"
+            at = quoted(head) if head["session"] == session["name"] else f"{head['session']}:{quoted(head)}"
+            lines.append(("plain", _row("at", f"{at} ({when}, {_verdict_in_brief(head['verdict'])})")))
+        else:
+            lines.append(("plain", _row("at", "the base: it has no points yet")))
+        if session.get("auto"):
+            lines.append(("plain", _row("automatic", "a point after each command that changed something")))
+        if diff := self.diff:
+            lines.append(("plain", _row("since", diff.summary)))
+            lines += sections(diff.sections, most)
+            lines += _left_out(diff.gaps, diff.redacted)
+        elif self.data["difference"] is not None:
+            lines.append(("dim", _row("since", "nothing changed: all of it is in that point")))
+        return lines
+
+    def __repr__(self) -> str:
+        return f"<Status {self.data['session']['name']}: {self.now()}>"
+
+
+class Plan(Answer):
+    """What a restore would do. Its `id` can be given to `Session.restore(plan=…)`, which is refused when the
+    ground has moved since."""
+
+    @property
+    def id(self) -> str:
+        return str(self.data["plan"]["id"])
+
+    @property
+    def target(self) -> dict[str, Any]:
+        return dict(self.data["plan"]["target"])
+
+    @property
+    def lost(self) -> dict[str, Any]:
+        """The difference from the target to now, as data."""
+        return dict(self.data["plan"]["lost"])
+
+    @property
+    def uncheckpointed(self) -> dict[str, Any]:
+        """The difference from the last point to now: what only the safety checkpoint will hold."""
+        return dict(self.data["plan"]["uncheckpointed"])
+
+    def lines(self, *, safety: bool = True, now: datetime | None = None) -> Lines:
+        plan, words = self.data["plan"], self.data["words"]
+        target = plan["target"]
+        facts = [clock(target["created_at"], now), age(target["created_at"], now)]
+        facts.append(_verdict_in_brief(target["verdict"]))
+        whose = "" if target["session"] == plan["session"] else f"{target['session']}:"
+        way = "on to" if words["forward"] else "back to"
+        start = f"From now ({words['here']}) {way} {whose}{quoted(target)}"
+        lines: Lines = [("bold", f"{start} ({', '.join(facts)})")]
+        rows = [*self._rows(words, facts[0])]
+        lines += [("plain", f"  {_row(name, text)}") for name, text in rows]
+        if not rows:
+            lines.append(("dim", "  nothing would change"))
+        if plan["not_undone"]:
+            lines.append(("warn", f"  not undone, it happened outside: {' · '.join(plan['not_undone'])}"))
+        if plan["not_covered"]:
+            lines.append(("warn", f"  not covered: {' · '.join(map(shown, plan['not_covered']))}"))
+        if plan["lost"]["gaps"]:
+            gaps = " · ".join(map(shown, plan["lost"]["gaps"]))
+            lines.append(("warn", f"  could not be looked at: {gaps}"))
+        return [*lines, self._way_back(words, safety=safety)]
+
+    def _rows(self, words: Mapping[str, Any], when: str) -> Iterator[tuple[str, str]]:
+        for number, text in enumerate(words["files"]):
+            yield ("files" if number == 0 else ""), text
+        said = []
+        if words["ends"]:
+            said.append(f"{_few(words['ends'])} {'ends' if len(words['ends']) == 1 else 'end'}")
+        if words["resumes"]:
+            one = len(words["resumes"]) == 1
+            verb, whose = ("resumes", "its") if one else ("resume", "their")
+            said.append(f"{_few(words['resumes'])} {verb} with {whose} memory of {when}")
+        if said:
+            yield "processes", " · ".join(said)
+        if words["shell"]:
+            yield "shell", " · ".join(words["shell"])
+
+    def _way_back(self, words: Mapping[str, Any], *, safety: bool) -> tuple[Manner, str]:
+        if words["state"] == "parked":
+            return "plain", "It is parked: nothing runs that could be lost."
+        if words["state"] == "dead":
+            return (
+                "warn",
+                "It does not run: no safety checkpoint can be taken, what came after its last point is lost.",
+            )
+        if not safety:
+            return "warn", "No safety checkpoint is taken: there is no way back to what is there now."
+        return (
+            "plain",
+            f"A safety checkpoint ({words['safety']}) is taken first; `waypoint undo` comes back here.",
+        )
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.id} to {self.data['plan']['target']['label']}>"
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+class Bisection(Answer):
+    """The first point at which a command fails, and what changed from the last one at which it passes."""
+
+    @property
+    def culprit(self) -> dict[str, Any]:
+        return dict(self.data["culprit"])
+
+    @property
+    def last_good(self) -> dict[str, Any]:
+        return dict(self.data["last_good"])
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """What was tried, in order: `checkpoint`, `label`, `passed`."""
+        return list(self.data["steps"])
+
+    @property
+    def diff(self) -> Diff:
+        return Diff({**self.data, "different": bool(self.data["sections"])})
+
+    def lines(self) -> Lines:
+        culprit, good = self.culprit, self.last_good
+        when = f"{clock(culprit['created_at'])}, {age(culprit['created_at'])}"
+        lines: Lines = [
+            ("bold", f"It broke at {quoted(culprit)} ({when})"),
+            ("plain", f"The last point at which it works is {quoted(good)}. Between the two:"),
+        ]
+        card = self.data["card"]
+        if card:
+            lines.insert(1, ("dim", card["summary"]))
+        return [*lines, *self.diff.lines()]
+
+    def __repr__(self) -> str:
+        return f"<Bisection {self.data['culprit']['label']}>"

@@ -1,0 +1,362 @@
+"""How much space would come back if trees and files of the pool were deleted.
+
+Snapshots share what they have in common, so the size of a checkpoint says nothing about its cost. What a
+checkpoint costs is what nothing else refers to. btrfs has that in its trees and counts it itself only with
+quotas switched on, which would slow every snapshot and every deletion down for a number that is asked for
+now and then. So it is found out when asked, at a cost that follows what changed and not what is there:
+
+1. Only leaves newer than the tree it grew from are read (`Growth.since`): the others are that tree's too.
+2. Whatever a tree that grew from it still holds at the same key is shared (`Growth.later`): one look-up each.
+3. For each extent that is left the kernel is asked who refers to any byte of it (BTRFS_IOC_LOGICAL_INO_V2).
+   btrfs frees an extent as a whole or not at all.
+
+The first two only save work, the third decides, so clones and shared memory images are counted right. Data is
+exact, compressed as it is on the disk. Metadata (names, attributes, files small enough to live among them) is
+a lower bound: leaves of its own as far as they can be told apart, and its root. Where the time limit ends
+the asking, the largest extents have been asked about and the rest counted in proportion: `exact` is false.
+
+Elsewhere there are no subvolumes: blocks are counted, less what the file system says is shared (FIEMAP).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from waypoint.kernel.syscalls import ioctl_number
+
+# <linux/btrfs.h>, <linux/btrfs_tree.h>
+BTRFS_IOC_TREE_SEARCH_V2 = ioctl_number(3, 0x94, 17, 112)
+BTRFS_IOC_INO_LOOKUP = ioctl_number(3, 0x94, 18, 4096)
+BTRFS_IOC_LOGICAL_INO_V2 = ioctl_number(3, 0x94, 59, 56)
+BTRFS_IOC_GET_SUBVOL_INFO = ioctl_number(2, 0x94, 60, 504)
+BTRFS_LOGICAL_INO_ARGS_IGNORE_OFFSET = 1
+BTRFS_FIRST_FREE_OBJECTID = 256
+BTRFS_EXTENT_DATA_KEY = 108
+BTRFS_FILE_EXTENT_INLINE = 0
+
+# <linux/fiemap.h>
+FS_IOC_FIEMAP = ioctl_number(3, ord("f"), 11, 32)
+FIEMAP_EXTENT_LAST = 0x1
+FIEMAP_EXTENT_UNKNOWN = 0x2
+FIEMAP_EXTENT_SHARED = 0x2000
+
+METADATA_COPIES = 2
+"""A pool's metadata is written twice; see docs/storage.md."""
+_NODE_BYTES = 16384
+_ITEM_BYTES = 25
+_TOP = (1 << 64) - 1
+_SEARCH_BYTES = 1 << 20
+_OWNERS_BYTES = 1 << 16
+_SUBVOL_OTRANSID_AT = 352
+_SUBVOL_OTIME_AT = 392
+_FIEMAP_EXTENTS = 256
+
+_SEARCH = struct.Struct("=7Q4I32xQ")
+_HEADER = struct.Struct("=QQQII")
+_EXTENT = struct.Struct("<20xBQQ")
+
+
+class Growth(NamedTuple):
+    """A tree that is to go, between those that stay (or go with it)."""
+
+    path: Path
+    since: Path | None = None
+    """A tree it grew from: whatever it has not changed since is in there too."""
+    later: tuple[Path, ...] = ()
+    """Trees that grew from it and stay."""
+
+
+class Space(NamedTuple):
+    """What a deletion would give back."""
+
+    data_bytes: int = 0
+    metadata_bytes: int = 0
+    exact: bool = True
+    """Whether every extent was asked about."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.data_bytes + self.metadata_bytes
+
+    def plus(self, other: Space) -> Space:
+        return Space(
+            self.data_bytes + other.data_bytes,
+            self.metadata_bytes + other.metadata_bytes,
+            self.exact and other.exact,
+        )
+
+
+def freed(trees: Sequence[Growth], folders: Sequence[Path] = (), *, seconds: float = 2.0) -> Space:
+    """What would come back if all these went together: subvolumes, and folders of plain files beside them.
+
+    Dirty data has no place on the disk yet: sync before, if it is to count. What is gone counts nothing.
+    """
+    with ExitStack() as opened:
+        return _Asking(opened, trees, folders, time.monotonic() + seconds).answer()
+
+
+def made_at(path: Path) -> float:
+    """When a folder or subvolume was made, or a folder last changed. (A snapshot's root has the times of what
+    it was made from.)"""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if status.st_ino == BTRFS_FIRST_FREE_OBJECTID:
+            with suppress(OSError):
+                about = fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
+                seconds: int = struct.unpack_from("=Q", about, _SUBVOL_OTIME_AT)[0]
+                return float(seconds)
+        return status.st_ctime
+    finally:
+        os.close(fd)
+
+
+# ---- btrfs --------------------------------------------------------------------------------------
+
+
+def _search(
+    fd: int, first: tuple[int, int, int], last: tuple[int, int, int], *, newer_than: int = 0, most: int = 0
+) -> Iterator[tuple[int, int, int, int, memoryview]]:
+    """Items of a subvolume between two keys, of leaves written after a transaction: its inode, kind, offset,
+    the leaf's transaction, the item itself (valid until the next)."""
+    room = _SEARCH_BYTES if not most else 4096 * most
+    request = bytearray(_SEARCH.size + room)
+    view = memoryview(request)
+    inode, kind, offset = first
+    while True:
+        _SEARCH.pack_into(
+            request, 0,
+            *(0, inode, last[0], offset, last[2], newer_than + 1 if newer_than else 0, _TOP),
+            *(kind, last[1], most or 0xFFFFFFFF, 0),
+            room,
+        )  # fmt: skip
+        fcntl.ioctl(fd, BTRFS_IOC_TREE_SEARCH_V2, request)
+        count = struct.unpack_from("=I", request, 64)[0]
+        if not count:
+            return
+        at = _SEARCH.size
+        for _ in range(count):
+            transaction, inode, offset, kind, length = _HEADER.unpack_from(request, at)
+            at += _HEADER.size
+            yield inode, kind, offset, transaction, view[at : at + length]
+            at += length
+        if most:
+            return
+        offset += 1
+        if offset > _TOP:
+            kind, offset = kind + 1, 0
+
+
+class _Tree:
+    """An open subvolume."""
+
+    def __init__(self, opened: ExitStack, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, self.fd)
+        request = bytearray(struct.pack("=QQ4080x", 0, BTRFS_FIRST_FREE_OBJECTID))
+        fcntl.ioctl(self.fd, BTRFS_IOC_INO_LOOKUP, request)
+        self.id: int = struct.unpack_from("=Q", request)[0]
+
+    @property
+    def made_in(self) -> int:
+        """The transaction that made it. All it shares with what it was made from is older, or of that one."""
+        about = fcntl.ioctl(self.fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
+        made: int = struct.unpack_from("=Q", about, _SUBVOL_OTRANSID_AT)[0]
+        return made
+
+    def at(self, inode: int, kind: int, offset: int) -> tuple[int, bytes] | None:
+        """The item at a key, and the transaction of its leaf."""
+        key = (inode, kind, offset)
+        for _, _, _, transaction, item in _search(self.fd, key, key, most=1):
+            return transaction, bytes(item)
+        return None
+
+
+class _Extent(NamedTuple):
+    address: int
+    size_bytes: int
+
+
+class _Asking:
+    """One question: what would come back?"""
+
+    def __init__(
+        self, opened: ExitStack, trees: Sequence[Growth], folders: Sequence[Path], deadline: float
+    ) -> None:
+        self._opened, self._folders, self._deadline = opened, folders, deadline
+        self._known: dict[Path, _Tree | None] = {}
+        self._trees = [(tree, growth) for growth in trees if (tree := self._tree(growth.path))]
+        self._roots = {tree.id for tree, _ in self._trees}
+        self._inodes: set[tuple[int, int]] = set()
+        self._candidates: set[_Extent] = set()
+        self._owners = ctypes.create_string_buffer(_OWNERS_BYTES)
+        self._where = ctypes.addressof(self._owners)
+
+    def _tree(self, path: Path) -> _Tree | None:
+        if path not in self._known:
+            try:
+                self._known[path] = _Tree(self._opened, path)
+            except FileNotFoundError:
+                self._known[path] = None
+        return self._known[path]
+
+    def answer(self) -> Space:
+        metadata = sum(self._read(tree, growth) for tree, growth in self._trees)
+        place = self._read_folders()
+        if place is None and self._trees:
+            place = self._trees[0][0].fd
+        if place is None:
+            return Space()
+        data, exact = self._ask(place)
+        return Space(data, metadata, exact)
+
+    def _read(self, tree: _Tree, growth: Growth) -> int:
+        """Collects the extents of a tree that may be its own; the bytes of its own leaves and its root."""
+        since = self._tree(growth.since) if growth.since else None
+        later = [found for path in growth.later if (found := self._tree(path))]
+        own, leaf, filled = 1, -1, _NODE_BYTES
+        for inode, kind, offset, transaction, item in _search(
+            tree.fd, (0, 0, 0), (_TOP, 0xFFFFFFFF, _TOP), newer_than=since.made_in if since else 0
+        ):
+            size = _ITEM_BYTES + len(item)
+            # Leaves do not say where they end: at another transaction, or when there is no more room in them.
+            if transaction != leaf or filled + size > _NODE_BYTES:
+                leaf, filled = transaction, 0
+                there = (one.at(inode, kind, offset) for one in later)
+                own += all(found is None or found[0] != transaction for found in there)
+            filled += size
+            if kind == BTRFS_EXTENT_DATA_KEY:
+                self._consider(item, later, (inode, kind, offset))
+        return own * _NODE_BYTES * METADATA_COPIES
+
+    def _consider(self, item: memoryview, later: Sequence[_Tree], key: tuple[int, int, int]) -> None:
+        extent = _extent(item)
+        if extent is None or extent in self._candidates:
+            return
+        for one in later:
+            found = one.at(*key)
+            if found and _extent(memoryview(found[1])) == extent:
+                return
+        self._candidates.add(extent)
+
+    def _read_folders(self) -> int | None:
+        place: _Tree | None = None
+        for folder in self._folders:
+            try:
+                entries = list(os.scandir(folder))
+            except FileNotFoundError:
+                continue
+            if place is None:
+                place = _Tree(self._opened, folder)
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False):
+                    continue
+                inode = entry.inode()
+                self._inodes.add((place.id, inode))
+                first = (inode, BTRFS_EXTENT_DATA_KEY, 0)
+                for _, _, _, _, item in _search(place.fd, first, (inode, BTRFS_EXTENT_DATA_KEY, _TOP)):
+                    if extent := _extent(item):
+                        self._candidates.add(extent)
+        return place.fd if place else None
+
+    def _ask(self, fd: int) -> tuple[int, bool]:
+        """The bytes of those that nobody else refers to, and whether there was time to ask about all."""
+        asked = own = 0
+        waiting = sorted(self._candidates, key=lambda extent: -extent.size_bytes)
+        for number, extent in enumerate(waiting):
+            if number % 64 == 63 and time.monotonic() > self._deadline:
+                left = sum(one.size_bytes for one in waiting[number:])
+                return own + (left * own // asked if asked else 0), False
+            asked += extent.size_bytes
+            if self._is_own(fd, extent):
+                own += extent.size_bytes
+        return own, True
+
+    def _is_own(self, fd: int, extent: _Extent) -> bool:
+        request = struct.pack(
+            "=QQ24xQQ", extent.address, _OWNERS_BYTES, BTRFS_LOGICAL_INO_ARGS_IGNORE_OFFSET, self._where
+        )
+        try:
+            fcntl.ioctl(fd, BTRFS_IOC_LOGICAL_INO_V2, request)
+        except FileNotFoundError:
+            return False  # gone meanwhile
+        count, missed = struct.unpack_from("=8xII", self._owners)
+        if missed:
+            return False
+        found = struct.iter_unpack("=Q8xQ", self._owners.raw[16 : 16 + 8 * count])
+        return all(root in self._roots or (root, inode) in self._inodes for inode, root in found)
+
+
+def _extent(item: memoryview) -> _Extent | None:
+    """What of the disk an EXTENT_DATA item refers to; nothing for a hole or for data among the metadata."""
+    if len(item) < _EXTENT.size:
+        return None
+    kind, address, size = _EXTENT.unpack_from(item)
+    return None if kind == BTRFS_FILE_EXTENT_INLINE or not address else _Extent(address, size)
+
+
+# ---- any other file system ----------------------------------------------------------------------
+
+
+def freed_by_walk(paths: Iterable[Path], *, seconds: float = 2.0) -> Space:
+    """Blocks of everything below, but for those that files share. When time runs out: what was seen."""
+    own, exact, deadline = 0, True, time.monotonic() + seconds
+    seen: set[tuple[int, int]] = set()
+    waiting = [os.fspath(path) for path in paths]
+    while waiting:
+        if time.monotonic() > deadline:
+            exact = False
+            break
+        folder = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            if status.st_nlink > 1:
+                seen.add((status.st_dev, status.st_ino))
+            blocks = status.st_blocks * 512
+            if stat.S_ISDIR(status.st_mode):
+                waiting.append(entry.path)
+            elif stat.S_ISREG(status.st_mode) and blocks:
+                blocks = max(0, blocks - _shared_bytes(entry.path))
+            own += blocks
+    return Space(own, 0, exact)
+
+
+def _shared_bytes(path: str) -> int:
+    """How much of a file other files hold too, as far as the file system tells."""
+    shared, start = 0, 0
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        while True:
+            request = bytearray(struct.pack("=QQIII4x", start, _TOP - start, 0, 0, _FIEMAP_EXTENTS))
+            request += bytes(56 * _FIEMAP_EXTENTS)
+            fcntl.ioctl(fd, FS_IOC_FIEMAP, request)
+            count = struct.unpack_from("=20xI", request)[0]
+            flags = 0
+            for number in range(count):
+                at, _, length, flags = struct.unpack_from("=QQQ16xI", request, 32 + 56 * number)
+                start = at + length
+                shared += length if flags & FIEMAP_EXTENT_SHARED and not flags & FIEMAP_EXTENT_UNKNOWN else 0
+            if not count or flags & FIEMAP_EXTENT_LAST:
+                return shared
+    except OSError:
+        return shared
+    finally:
+        os.close(fd)

@@ -1,0 +1,272 @@
+"""What cannot be done is refused by name, in time, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import waypoint
+from waypoint import errors
+from waypoint.home import Home
+from waypoint.kernel import pool, processes
+
+IO_URING = """
+import ctypes, time
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0, ctypes.get_errno()
+open("/tmp/ready", "w").close()
+time.sleep(1000)
+"""
+READY = "until [ -e /tmp/ready ]; do sleep 0.01; done"
+
+
+def python(session: waypoint.Session, source: str) -> int:
+    """Runs a program in the background until it has made /tmp/ready; its pid."""
+    session.run("rm -f /tmp/ready; cat > /tmp/program.py", stdin=source).check()
+    session.run("/usr/bin/python3 /tmp/program.py & program=$!").check()
+    session.run(READY, timeout=20).check()
+    return int(session.run("echo $program").output)
+
+
+def eventually(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+def culprit(error: errors.CannotCheckpoint) -> dict[str, object]:
+    found = error.details["processes"][0]
+    assert str(found["pid"]) in error.message
+    assert found["command"] in error.message
+    assert found["reason"] in error.message
+    return dict(found)
+
+
+@pytest.fixture
+def privileged(sessions: Callable[..., waypoint.Session]) -> waypoint.Session:
+    return sessions("privileged", confined=False)
+
+
+# ---- processes that cannot be saved -------------------------------------------------------------
+
+
+def test_io_uring_is_refused_by_name_and_files_can_still_be_had(privileged: waypoint.Session) -> None:
+    pid = python(privileged, IO_URING)
+    before = privileged.checkpoints()
+    with pytest.raises(errors.CannotCheckpoint, match="io_uring") as refused:
+        privileged.checkpoint("will not work", name="never")
+    assert culprit(refused.value)["pid"] == pid
+    assert "--files-only" in refused.value.hint
+    assert [point.id for point in privileged.checkpoints()] == [point.id for point in before]
+
+    assert privileged.run("kill -0 $program && echo runs on").output == "runs on\n"
+    privileged.run("echo kept > /tmp/file")
+    point = privileged.checkpoint(files_only=True, name="never")
+    privileged.run("kill $program; rm /tmp/file")
+    privileged.restore(point)
+    assert privileged.run("cat /tmp/file").output == "kept\n"
+
+
+def test_io_uring_does_not_exist_in_a_confined_session(fresh: waypoint.Session) -> None:
+    tried = fresh.run(f"/usr/bin/python3 -c '{IO_URING}'")
+    assert "AssertionError: 38" in tried.output, "ENOSYS: programs fall back to what they did before"
+    fresh.checkpoint()
+
+
+def test_a_nested_pid_namespace_is_refused_by_name(privileged: waypoint.Session) -> None:
+    privileged.run("unshare --pid --fork --mount-proc sleep 1000 &")
+    eventually(lambda: privileged.run("pgrep -x sleep").ok)
+    with pytest.raises(errors.CannotCheckpoint, match="namespace") as refused:
+        privileged.checkpoint()
+    assert "sleep 1000" in str(culprit(refused.value)["command"])
+    assert privileged.run("pgrep -x sleep >/dev/null && echo runs on").output == "runs on\n"
+    privileged.run("pkill -x sleep; wait")
+    privileged.checkpoint()
+
+
+def test_a_traced_process_is_refused_by_name(fresh: waypoint.Session) -> None:
+    python(
+        fresh,
+        "import ctypes, os, signal, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "traced = os.fork()\n"
+        "if not traced:\n"
+        "    time.sleep(1000)\n"
+        "assert libc.ptrace(0x4206, traced, 0, 0) == 0\n"  # PTRACE_SEIZE
+        "open('/tmp/ready', 'w').close()\n"
+        "time.sleep(1000)\n",
+    )
+    with pytest.raises(errors.CannotCheckpoint, match="traced") as refused:
+        fresh.checkpoint()
+    assert "program.py" in str(culprit(refused.value)["command"])
+    fresh.run("kill $program; wait")
+    fresh.checkpoint()
+
+
+def test_posix_message_queues_are_refused_by_name(fresh: waypoint.Session) -> None:
+    make = (
+        "import ctypes, os\n"
+        "rt = ctypes.CDLL('librt.so.1', use_errno=True)\n"
+        "queue = rt.mq_open(b'/jobs', os.O_CREAT | os.O_RDWR, 0o600, None)\n"
+        "assert queue >= 0 and rt.mq_send(queue, b'work', 4, 1) == 0\n"
+    )
+    fresh.run(f'/usr/bin/python3 -c "{make}"').check()  # nobody has it open: it is there all the same
+    with pytest.raises(errors.CannotCheckpoint, match="/jobs"):
+        fresh.checkpoint()
+    fresh.run("/usr/bin/python3 -c \"import ctypes; ctypes.CDLL('librt.so.1').mq_unlink(b'/jobs')\"").check()
+    fresh.checkpoint()
+
+
+UNACCEPTED = """
+import os, socket, sys, time
+server = socket.create_server(("127.0.0.1", 7000))
+client = socket.create_connection(("127.0.0.1", 7000))
+client.sendall(b"anybody there?")
+open("/tmp/ready", "w").close()
+while not os.path.exists("/tmp/accept"):
+    time.sleep(0.001)
+time.sleep(float(open("/tmp/accept").read()))
+peer, _ = server.accept()
+assert peer.recv(100) == b"anybody there?"
+time.sleep(1000)
+"""
+
+
+def test_a_connection_that_nobody_accepts_is_refused_by_name(fresh: waypoint.Session) -> None:
+    pid = python(fresh, UNACCEPTED)
+    with pytest.raises(errors.CannotCheckpoint, match="waits to be accepted") as refused:
+        fresh.checkpoint()
+    assert culprit(refused.value)["pid"] == pid
+    assert fresh.run("kill -0 $program && echo runs on").output == "runs on\n"
+
+
+def test_a_connection_that_is_accepted_a_moment_later_is_waited_for(fresh: waypoint.Session) -> None:
+    python(fresh, UNACCEPTED)
+    fresh.run("echo 0.1 > /tmp/accept")
+    point = fresh.checkpoint()
+    assert point.fork(name="copy")[0].run("kill -0 $program && echo runs").output == "runs\n"
+
+
+def test_unread_file_notices_are_told_in_the_coverage(fresh: waypoint.Session) -> None:
+    python(
+        fresh,
+        "import ctypes, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "fd = libc.inotify_init()\n"
+        "libc.inotify_add_watch(fd, b'/tmp', 0x100)\n"
+        "open('/tmp/ready', 'w').close()\n"
+        "time.sleep(1000)\n",
+    )
+    assert any("inotify" in line and "program.py" in line for line in fresh.checkpoint().info.coverage)
+    fresh.run("kill $program; wait")
+    assert not any("inotify" in line for line in fresh.checkpoint().info.coverage)
+
+
+# ---- points that cannot be restored -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damaged", ["pages-1.img", "core-2.img", "inventory.img", "tree.json", "terminal"])
+def test_a_damaged_point_is_refused_and_the_session_runs_on(
+    fresh: waypoint.Session, home: Home, damaged: str
+) -> None:
+    fresh.run("x=1; sleep 1000 &")
+    point = fresh.checkpoint()
+    fresh.run("x=2; echo present > /tmp/file")
+    image = home.checkpoints / point.id / "images" / damaged
+    os.truncate(image, image.stat().st_size // 2)
+    with pytest.raises(errors.CannotRestore):
+        fresh.restore(point, safety=False)
+    with pytest.raises(errors.CannotRestore):
+        point.fork(2, name="copy")
+    assert fresh.run("echo $x; cat /tmp/file; jobs -r | wc -l").output == "2\npresent\n1\n"
+    assert [session.name for session in waypoint.sessions()] == ["seed", "t"]
+    fresh.restore(point, files_only=True)
+    assert fresh.run("ls /tmp/file").exit_code == 2
+
+
+# ---- a pool that is full ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_home(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of its own with a pool of 256 MiB."""
+    folder = Path("/var/tmp") / f"waypoint-small-{os.getpid()}"
+    pool.open_pool(folder, size_bytes=pool.SMALLEST_SIZE_BYTES)
+    yield folder
+    waypoint.Client(folder).call("daemon_stop", {"sessions": True})
+    assert pool.close_pool(folder)
+    subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
+
+
+def test_a_full_pool_refuses_checkpoints_and_the_session_lives(small_home: Path) -> None:
+    session = waypoint.session("full", home=small_home, net="none")
+    first = session.checkpoint()
+    session.run("x=1; dd if=/dev/urandom of=/root/big bs=1M; sync")
+    with pytest.raises(errors.NoSpace):
+        for _ in range(100):
+            session.checkpoint()
+    points = session.checkpoints()
+    assert session.run("echo $x").output == "1\n"
+    assert not list((small_home / "pool" / "staging").iterdir()), "what failed takes no space"
+    session.run("rm /root/big; sync")
+    session.restore(first, safety=False)
+    assert session.run("echo [$x]").output == "[]\n"
+    assert len(session.checkpoints()) == len(points)
+    session.stop()
+
+
+# ---- many points, and violent ends --------------------------------------------------------------
+
+
+def test_thirty_points_in_a_row_and_the_first_and_last_of_them(fresh: waypoint.Session) -> None:
+    points = []
+    for number in range(30):
+        fresh.run(f"n={number}; echo {number} > /tmp/n; touch /tmp/f{number}")
+        points.append(fresh.checkpoint())
+    for number in (0, 29):
+        fresh.restore(points[number], safety=False)
+        look = "echo $n; cat /tmp/n; ls /tmp/f* | wc -l"
+        assert fresh.run(look).output == f"{number}\n{number}\n{number + 1}\n"
+
+
+@pytest.mark.parametrize("victim", ["keeper", "anchor"])
+def test_a_session_whose_tree_was_killed_is_dead_and_comes_back(fresh: waypoint.Session, victim: str) -> None:
+    fresh.run("x=1; sleep 1000 &")
+    fresh.checkpoint()
+    keeper = fresh.info.pid
+    assert keeper
+    anchor = next(one for one in processes.below(keeper) if one.comm == "waypoint-anchor")
+    os.kill(keeper if victim == "keeper" else anchor.host_pid, signal.SIGKILL)
+    eventually(lambda: fresh.info.state == "dead")
+    assert not os.path.exists(f"/proc/{keeper}"), "nothing of it is left"
+    with pytest.raises(errors.SessionDead, match="restore|does not run"):
+        fresh.run("true")
+    fresh.restore("@")
+    assert fresh.run("echo $x; jobs -r | wc -l").output == "1\n1\n"
+
+
+def test_a_killed_shell_is_replaced_and_the_session_lives(fresh: waypoint.Session) -> None:
+    fresh.run("x=1; setsid sleep 1000 & echo $$ > /tmp/shell")
+    point = fresh.checkpoint()
+    shell = int(fresh.run("echo $$").output)
+    keeper = fresh.info.pid
+    assert keeper
+    os.kill(next(one.host_pid for one in processes.below(keeper) if one.pid == shell), signal.SIGKILL)
+    eventually(lambda: not os.path.exists("/proc/0") and _answers(fresh, shell))
+    assert fresh.run("echo [$x]; pgrep -x sleep | wc -l").output == "[]\n1\n"
+    fresh.restore(point)
+    assert fresh.run("echo $x $$").output == f"1 {shell}\n"
+
+
+def _answers(session: waypoint.Session, old_shell: int) -> bool:
+    try:
+        return session.run("echo $$").output != f"{old_shell}\n"
+    except errors.SessionError:
+        return False
