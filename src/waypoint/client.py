@@ -25,11 +25,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 
-from waypoint import errors, model, wire
+from waypoint import answers, errors, model, wire
 from waypoint.home import Home, locate
 
 _START_SECONDS = 120.0
@@ -119,21 +119,22 @@ class Client:
         args: Mapping[str, Any] | None = None,
         *,
         on_event: Callable[[Any], None] | None = None,
+        on_data: Callable[[bytes], object] | None = None,
     ) -> Any:
         """One request and its answer. Raises what the daemon raised."""
         request = wire.Request(verb, dict(args or {}))
         connection = self._send(request)
         try:
-            return self._answer(connection, on_event)
+            return self._answer(connection, on_event, on_data)
         except _AskAgain:
             self.close()
-            return self.call(verb, args, on_event=on_event)
+            return self.call(verb, args, on_event=on_event, on_data=on_data)
         except wire.Closed as error:
             self.close()
             raise errors.DaemonUnreachable(
                 f"the daemon ended during {verb!r}", hint="ask again: sessions and checkpoints are kept"
             ) from error
-        except (KeyboardInterrupt, GeneratorExit):
+        except (KeyboardInterrupt, GeneratorExit, OSError):
             self.close()  # its answer is still on the way: no other request may find it there
             raise
 
@@ -158,9 +159,18 @@ class Client:
             ) from error
         return connection
 
-    def _answer(self, connection: socket.socket, on_event: Callable[[Any], None] | None) -> Any:
+    def _answer(
+        self,
+        connection: socket.socket,
+        on_event: Callable[[Any], None] | None = None,
+        on_data: Callable[[bytes], object] | None = None,
+    ) -> Any:
         while True:
-            _, body = wire.receive(connection)
+            kind, body = wire.receive(connection)
+            if kind == wire.DATA:
+                if on_data:
+                    on_data(body)
+                continue
             message = wire.decode(body)
             if "event" in message:
                 if on_event:
@@ -177,7 +187,7 @@ class Client:
         connection = self.connect()
         try:
             wire.send(connection, wire.Request(verb, dict(args)))
-            return connection, self._answer(connection, None)
+            return connection, self._answer(connection)
         except _AskAgain:
             connection.close()
             return self.open(verb, args)
@@ -314,8 +324,109 @@ class Checkpoint:
         found = self._client.call("fork", args)
         return [Session(self._client, fork["name"]) for fork in found["sessions"]]
 
+    def card(self, *, again: bool = False) -> answers.Card:
+        """Its story: intent, changes, verdicts, notes. `again`: computed anew."""
+        return answers.Card(self._call("show", again=again))
+
+    def verify(
+        self, command: str, *, timeout: float | None = None, wait: bool = True
+    ) -> model.Verdict | None:
+        """Runs a command in a throwaway fork of it and keeps the verdict; None when it is not waited for."""
+        found = self._call("verify", command=command, timeout=timeout, wait=wait)
+        self.info = msgspec.convert(found["checkpoint"], model.Checkpoint)
+        return msgspec.convert(found["verdict"], model.Verdict | None)
+
+    def verdicts(self) -> list[model.Verdict]:
+        """All that were given about it, oldest first."""
+        return msgspec.convert(self._call("show")["verdicts"], list[model.Verdict])
+
+    def diff(
+        self,
+        other: Checkpoint | str | None = None,
+        *,
+        paths: Sequence[str] = (),
+        only: Sequence[str] = (),
+        patch: bool = False,
+    ) -> answers.Diff:
+        """What changed from here to another point; to the present of its session when none is given.
+
+        >>> import waypoint
+        >>> with waypoint.session("sdk-diff") as s:
+        ...     point = s.checkpoint("nothing yet")
+        ...     _ = s.run("echo hello > /srv/note").check()
+        >>> print(point.diff())
+        files      +1 file  [derived]
+          + /srv/note  6 B
+        >>> s.stop()
+        """
+        args = {"a": self.id, "b": _ref(other), "paths": list(paths), "only": list(only), "patch": patch}
+        return answers.Diff(self._call("diff", **args))
+
+    def tag(self, name: str) -> None:
+        """Gives it another name; one that another point has is taken from there."""
+        self.info = msgspec.convert(self._call("tag", name=name)["checkpoint"], model.Checkpoint)
+
+    def note(self, text: str) -> None:
+        """Adds words to it, marked as added later."""
+        self._call("note", text=text)
+
+    def _call(self, verb: str, **args: Any) -> Any:
+        return self._client.call(verb, {"session": self.info.session, "ref": self.id, **args})
+
+    def pin(self) -> None:
+        """Keeps it, whatever is forgotten around it."""
+        self._pin(off=False)
+
+    def unpin(self) -> None:
+        self._pin(off=True)
+
+    def _pin(self, *, off: bool) -> None:
+        found = self._client.call("pin", {"session": self.info.session, "ref": self.id, "off": off})
+        self.info = msgspec.convert(found["checkpoint"], model.Checkpoint)
+
+    def forget(self, *, force: bool = False) -> None:
+        """Forgets it, unless a session stands on it or would go back to it. `force`: although it is named or
+        pinned."""
+        self._client.call("forget", {"session": self.info.session, "refs": [self.id], "force": force})
+
     def __repr__(self) -> str:
         return f"<Checkpoint {self.info.session}:{self.info.label} {self.info.name or self.id!r}>"
+
+
+def _ref(point: Checkpoint | str | None) -> str | None:
+    return point.id if isinstance(point, Checkpoint) else point
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """From the root on, and otherwise as it was written: only the kernel knows what `..` after a link is."""
+    return os.path.join(os.getcwd(), os.fspath(path))
+
+
+def _sent(path: str) -> str | dict[str, str]:
+    """A path as it can be sent: one that is no text goes as its bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return {"base64": base64.b64encode(os.fsencode(path)).decode()}
+    return path
+
+
+@contextlib.contextmanager
+def _complete(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file that has its name when all of it is there."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:  # a pipe or a device
+            yield file
+        return
+    passing = f"{os.fspath(path)}.partial"
+    try:
+        with open(passing, "wb") as file:
+            yield file
+        os.replace(passing, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(passing)
+        raise
 
 
 class Session:
@@ -387,10 +498,29 @@ class Session:
         return Program(connection, found["pid"])
 
     def checkpoint(
-        self, intent: str = "", *, name: str | None = None, files_only: bool = False
+        self,
+        intent: str = "",
+        *,
+        name: str | None = None,
+        files_only: bool = False,
+        verify: str | None = None,
+        wait: bool = False,
+        actor: model.Actor = "person",
     ) -> Checkpoint:
-        """Captures the session whole. It goes on running."""
-        args = {"session": self.name, "intent": intent, "name": name, "files_only": files_only}
+        """Captures the session whole. It goes on running.
+
+        `verify`: a command to be run in a throwaway fork of the point. It is not waited for, unless `wait`
+        is given; then `info.verdict` has what came of it.
+        """
+        args = {
+            "session": self.name,
+            "intent": intent,
+            "name": name,
+            "files_only": files_only,
+            "verify": verify,
+            "wait": wait,
+            "actor": actor,
+        }
         found = self._client.call("checkpoint", args)["checkpoint"]
         return Checkpoint(self._client, msgspec.convert(found, model.Checkpoint))
 
@@ -399,22 +529,213 @@ class Session:
         found = self._client.call("log", {"session": self.name})["checkpoints"]
         return [Checkpoint(self._client, msgspec.convert(one, model.Checkpoint)) for one in found]
 
+    def log(self, *, since: str | None = None, graph: bool = False) -> list[Checkpoint]:
+        """Its points, oldest first: `checkpoints()` with a beginning, or with the whole family."""
+        args = {"session": self.name, "since": since, "family": "whole" if graph else None}
+        found = self._client.call("log", args)["checkpoints"]
+        return [Checkpoint(self._client, msgspec.convert(one, model.Checkpoint)) for one in found]
+
+    def point(self, ref: str) -> Checkpoint:
+        """The point that a ref means: `c5`, `@-`, `good`, a name, a tag, a time of day."""
+        found = self._client.call("show", {"session": self.name, "ref": ref})["checkpoint"]
+        return Checkpoint(self._client, msgspec.convert(found, model.Checkpoint))
+
+    def status(self) -> answers.Status:
+        """Where it stands, and what is in no checkpoint yet."""
+        return answers.Status(self._client.call("status", {"session": self.name}))
+
+    def diff(
+        self,
+        old: Checkpoint | str | None = None,
+        new: Checkpoint | str | None = None,
+        *,
+        paths: Sequence[str] = (),
+        only: Sequence[str] = (),
+        patch: bool = False,
+    ) -> answers.Diff:
+        """What changed from one point (the last) to another (now). `only`: some of the sections files,
+        packages, git, databases, system, processes, ports, shell. `patch`: with a unified diff."""
+        args = {"a": _ref(old), "b": _ref(new), "paths": list(paths), "only": list(only), "patch": patch}
+        return answers.Diff(self._client.call("diff", {"session": self.name, **args}))
+
+    def preview(self, point: Checkpoint | str, *, files_only: bool = False) -> answers.Plan:
+        """What a restore would do. Its id can be given to `restore(plan=…)`."""
+        args = {"session": self.name, "ref": _ref(point), "files_only": files_only}
+        return answers.Plan(self._client.call("preview", args))
+
+    def bisect(
+        self,
+        good: Checkpoint | str,
+        bad: Checkpoint | str,
+        command: str,
+        *,
+        timeout: float | None = None,
+        on_step: Callable[[dict[str, Any]], None] | None = None,
+    ) -> answers.Bisection:
+        """The first point at which a command fails. `on_step` hears of each point that was tried."""
+        args = {"good": _ref(good), "bad": _ref(bad), "command": command, "timeout": timeout}
+        hear = (lambda event: on_step(event["tried"])) if on_step else None
+        found = self._client.call("bisect", {"session": self.name, **args}, on_event=hear)
+        return answers.Bisection(found)
+
     def restore(
-        self, point: Checkpoint | str, *, safety: bool = True, files_only: bool = False
+        self,
+        point: Checkpoint | str | None = None,
+        *,
+        plan: answers.Plan | str | None = None,
+        safety: bool = True,
+        files_only: bool = False,
     ) -> model.Restored:
-        """Takes the session back to a point; a safety checkpoint of the present is taken first."""
-        ref = point.id if isinstance(point, Checkpoint) else point
-        args = {"session": self.name, "ref": ref, "safety": safety, "files_only": files_only}
+        """Takes the session back to a point; a safety checkpoint of the present is taken first.
+
+        `plan`: one from `preview`. GroundMoved when something has changed since it was made.
+        """
+        args = {
+            "session": self.name,
+            "ref": _ref(point),
+            "plan": plan.id if isinstance(plan, answers.Plan) else plan,
+            "safety": safety,
+            "files_only": files_only,
+        }
         return msgspec.convert(self._client.call("restore", args), model.Restored)
 
     def undo(self) -> model.Restored:
         """Takes the last restore back."""
         return msgspec.convert(self._client.call("undo", {"session": self.name}), model.Restored)
 
+    def redo(self) -> model.Restored:
+        """Takes the last undo back."""
+        return msgspec.convert(self._client.call("redo", {"session": self.name}), model.Restored)
+
+    def operations(self) -> list[dict[str, Any]]:
+        """What has moved it, oldest first: `at`, `verb`, `target`, `to`, `before`, `back_to`, `undone`."""
+        found: list[dict[str, Any]] = self._client.call("ops", {"session": self.name})["operations"]
+        return found
+
     def fork(self, n: int = 1, *, ref: str = "@", name: str | None = None) -> list[Session]:
         """`n` new live sessions grown from a point of this one (`@`: the last)."""
         found = self._client.call("fork", {"session": self.name, "ref": ref, "n": n, "name": name})
         return [Session(self._client, fork["name"]) for fork in found["sessions"]]
+
+    def apply(
+        self,
+        to: str | os.PathLike[str],
+        paths: Sequence[str] = (),
+        *,
+        source: str | None = None,
+        ref: Checkpoint | str | None = None,
+        since: Checkpoint | str | None = None,
+        delete: bool = False,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> model.Landing:
+        """Brings what has changed in it (or up to `ref`, or since `since`) to a folder of this machine.
+
+        `source` is the folder of the session that stands for `to`: else the one in `paths`, else the one its
+        shell is in. LandingConflict when files here have changed that would be replaced; `force` does.
+        """
+        args = {
+            **self._changes(paths, source, ref, since),
+            "to": _sent(_absolute(to)),
+            "delete": delete,
+            "force": force,
+            "dry_run": dry_run,
+        }
+        return msgspec.convert(self._client.call("apply", args)["landing"], model.Landing)
+
+    def export(
+        self,
+        file: str | os.PathLike[str] | IO[bytes],
+        paths: Sequence[str] = (),
+        *,
+        source: str | None = None,
+        ref: Checkpoint | str | None = None,
+        since: Checkpoint | str | None = None,
+        patch: bool = False,
+        whiteouts: bool = False,
+    ) -> model.Exported:
+        """Writes the same changes to a file, as a tar or as a patch. `source`: where names in it start."""
+        args = {**self._changes(paths, source, ref, since), "patch": patch, "whiteouts": whiteouts}
+        if isinstance(file, str | os.PathLike):
+            with _complete(file) as out:
+                found = self._client.call("export", args, on_data=out.write)
+        else:
+            found = self._client.call("export", args, on_data=file.write)
+        return msgspec.convert(found["exported"], model.Exported)
+
+    def _changes(
+        self,
+        paths: Sequence[str],
+        source: str | None,
+        ref: Checkpoint | str | None,
+        since: Checkpoint | str | None,
+    ) -> dict[str, Any]:
+        return {
+            "session": self.name,
+            "paths": [_sent(path) for path in paths],
+            "source": None if source is None else _sent(source),
+            "ref": _ref(ref),
+            "since": _ref(since),
+        }
+
+    def copy_in(
+        self,
+        sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        target: str,
+        *,
+        follow: bool = False,
+    ) -> model.Copied:
+        """Copies files and folders of this machine into it, as `cp -a` does. `follow`: links named in
+        `sources` are not copied but what they lead to."""
+        given = [sources] if isinstance(sources, str | os.PathLike) else sources
+        args = {
+            "session": self.name,
+            "sources": [_sent(_absolute(path)) for path in given],
+            "target": _sent(target),
+            "follow": follow,
+        }
+        return msgspec.convert(self._client.call("copy_in", args)["copied"], model.Copied)
+
+    def copy_out(
+        self,
+        sources: str | Sequence[str],
+        target: str | os.PathLike[str],
+        *,
+        ref: Checkpoint | str | None = None,
+        follow: bool = False,
+    ) -> model.Copied:
+        """Copies files and folders out of it, or out of one of its points, to this machine."""
+        given = [sources] if isinstance(sources, str) else sources
+        args = {
+            "session": self.name,
+            "sources": [_sent(path) for path in given],
+            "target": _sent(_absolute(target)),
+            "ref": _ref(ref),
+            "follow": follow,
+        }
+        return msgspec.convert(self._client.call("copy_out", args)["copied"], model.Copied)
+
+    def restore_files(
+        self,
+        point: Checkpoint | str,
+        paths: str | Sequence[str],
+        *,
+        delete: bool = False,
+        safety: bool = True,
+        dry_run: bool = False,
+    ) -> model.FilesRestored:
+        """Brings single files and folders of a point back and leaves the rest alone. What was made since
+        stays, unless `delete`. A safety checkpoint is taken first: `undo` goes back to it."""
+        given = [paths] if isinstance(paths, str) else paths
+        args = {
+            "session": self.name,
+            "ref": _ref(point),
+            "paths": [_sent(path) for path in given],
+            "delete": delete,
+            "safety": safety,
+            "dry_run": dry_run,
+        }
+        return msgspec.convert(self._client.call("restore_files", args), model.FilesRestored)
 
     def park(self) -> Checkpoint:
         """Takes a checkpoint and stops, freeing memory; `restore` brings it back."""
@@ -448,9 +769,10 @@ def session(
     memory_bytes: int | None = None,
     cpus: float | None = None,
     pids: int | None = None,
+    confined: bool = True,
     home: str | os.PathLike[str] | None = None,
 ) -> Session:
-    """Starts a session, or joins the one of that name."""
+    """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root."""
     client = Client(home)
     options = model.BoxOptions(
         base=base,
@@ -460,6 +782,7 @@ def session(
         memory_bytes=memory_bytes,
         cpus=cpus,
         pids=pids,
+        confined=confined,
     )
     args = {"name": name, "options": msgspec.to_builtins(options), "join": True}
     return Session(client, client.call("new", args)["session"]["name"])

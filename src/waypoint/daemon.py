@@ -14,6 +14,7 @@ import fcntl
 import logging
 import os
 import queue
+import re
 import select
 import signal
 import socket
@@ -36,15 +37,18 @@ from waypoint.errors import (
     VersionMismatch,
     WaypointError,
 )
+from waypoint.history.retention import Policy, parse_duration
 from waypoint.history.store import Store, iso
 from waypoint.home import Home, locate
 from waypoint.kernel.pool import close_pool, open_pool
-from waypoint.model import BoxOptions, Size
+from waypoint.model import Actor, BoxOptions, Checkpoint, Size
 from waypoint.service import VERBS, Answered, Connection, verb
 from waypoint.sessions import Live, Sessions
 from waypoint.story import Story
 from waypoint.terminal import Watcher
-from waypoint.trial import Trials
+from waypoint.transfer import Transfers
+from waypoint.trial import Trials, check_trial
+from waypoint.upkeep import Upkeep
 
 log = logging.getLogger("waypoint")
 
@@ -58,6 +62,8 @@ class Daemon:
         self.home, self.sessions = home, sessions
         self.story = Story(sessions)
         self.trials = Trials(sessions)
+        self.upkeep = Upkeep(sessions)
+        self.transfers = Transfers(sessions, self.story)
         sessions.after_checkpoint.append(lambda _, point: self.story.write_later(point.id))
         sessions.after_typing.append(self._after_typing)
         self.started_at = time.time()
@@ -320,30 +326,34 @@ def _hear_program(
 @verb
 def checkpoint(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     row = daemon.sessions.find(args.get("session"))
+    if args.get("verify") is not None:
+        check_trial(args["verify"], files_only=bool(args.get("files_only")))
     point = daemon.sessions.checkpoint(
         row,
         args.get("intent") or "",
         name=args.get("name"),
         files_only=bool(args.get("files_only")),
-        actor=args.get("actor") or "person",
+        actor=msgspec.convert(args.get("actor") or "person", Actor),
     )
     verdict = None
     if args.get("verify"):
         number = daemon.trials.verify(point, args["verify"])
         verdict = daemon.trials.wait(point, number) if args.get("wait") else None
-    return {"checkpoint": daemon.sessions.store.checkpoint(point.id), "verdict": verdict}
-
-
-@verb
-def log_(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    row = None if args.get("all") else daemon.sessions.find(args.get("session"))
-    return {"checkpoints": daemon.sessions.log(row)}
+    return {
+        "checkpoint": daemon.sessions.store.checkpoint(point.id),
+        "verdict": verdict,
+        "warnings": daemon.upkeep.warnings(telling=True),
+    }
 
 
 @verb
 def restore(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    row = daemon.sessions.find(args.get("session"))
-    ref = daemon.story.check_plan(row, args["plan"]) if args.get("plan") else args["ref"]
+    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
+    ref = args.get("ref")
+    if args.get("plan"):
+        ref = daemon.story.check_plan(row, args["plan"], files_only=bool(args.get("files_only")))
+    if not ref:
+        raise UsageError("where to?", hint="give a point, or the plan that leads to one")
     return daemon.sessions.restore(
         row, ref, safety=bool(args.get("safety", True)), files_only=bool(args.get("files_only"))
     )
@@ -356,10 +366,8 @@ def undo(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 @verb
 def fork(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    ref, name = args["ref"], args.get("session")
-    if name is None and ":" in ref:
-        name = ref.partition(":")[0]
-    row = daemon.sessions.find(name)
+    ref = args["ref"]
+    row = daemon.sessions.find_for(args.get("session"), ref)
     return {"sessions": daemon.sessions.fork(row, ref, int(args.get("n") or 1), args.get("name"))}
 
 
@@ -526,6 +534,7 @@ def daemon_status(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
         "sessions": len(daemon.sessions.store.sessions()),
         "home": str(daemon.home.path),
         "pool": {"kind": daemon.sessions.pool.kind, **msgspec.to_builtins(daemon.sessions.pool.usage())},
+        "warnings": daemon.upkeep.warnings(telling=False),
         "rss_bytes": pages * os.sysconf("SC_PAGESIZE"),
     }
 
@@ -546,12 +555,66 @@ def daemon_stop(daemon: Daemon, connection: Connection, args: dict[str, Any]) ->
     return Answered()
 
 
+# ---- room ----------------------------------------------------------------------------------------
+
+
+def _points(daemon: Daemon, args: dict[str, Any], given: list[str]) -> list[Checkpoint]:
+    """The points that refs mean. `SESSION:REF` says by itself which session it is."""
+    sessions, name = daemon.sessions, args.get("session")
+    return [sessions.point(sessions.find_for(name, ref), ref) for ref in given]
+
+
+@verb
+def pin(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """Keeps a point whatever a policy says; `off`: no longer."""
+    (point,) = _points(daemon, args, [args["ref"]])
+    return {"checkpoint": daemon.upkeep.pin(point, pinned=not args.get("off"))}
+
+
+@verb
+def forget(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """The points in `refs`, or else what a `policy` does not keep; `only`: nothing but these."""
+    dry_run, given = bool(args.get("dry_run")), dict(args.get("policy") or {})
+    if args.get("refs"):
+        if given:
+            raise UsageError("either points or a policy", hint="leave the one or the other out")
+        points = _points(daemon, args, args["refs"])
+        return daemon.upkeep.forget_points(points, force=bool(args.get("force")), dry_run=dry_run)
+    if isinstance(given.get("older_than"), str):
+        given["older_than"] = parse_duration(given["older_than"])
+    policy = msgspec.convert(given, Policy)
+    policy.check()
+    row = None if args.get("all") else daemon.sessions.find(args.get("session"))
+    return daemon.upkeep.forget(row, policy, dry_run=dry_run, only=args.get("only"))
+
+
+@verb
+def prune(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    return daemon.upkeep.prune(automatic=bool(args.get("auto")), dry_run=bool(args.get("dry_run")))
+
+
+@verb
+def du(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    return daemon.upkeep.du(daemon.sessions.find(args["session"]) if args.get("session") else None)
+
+
 # ---- start ---------------------------------------------------------------------------------------
+
+
+def _pool_size() -> int | None:
+    """The cap of a pool that is about to be made, from the environment; None for the usual one."""
+    given = os.environ.get("WAYPOINT_POOL_SIZE")
+    if not given:
+        return None
+    found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", given.strip(), re.IGNORECASE)
+    if not found:
+        raise UsageError(f"WAYPOINT_POOL_SIZE is {given!r}, which is no size", hint="write 512M or 20G")
+    return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
 
 
 def _prepare(home: Home) -> Sessions:
     """Everything a daemon needs, or an error that says what is missing."""
-    from waypoint import storytelling  # noqa: F401 - its verbs answer too
+    from waypoint import carrying, storytelling  # noqa: F401 - their verbs answer too
     from waypoint.engine import probe
 
     engine = provision.engine_dir(home.path)
@@ -560,7 +623,7 @@ def _prepare(home: Home) -> Sessions:
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.path.chmod(0o700)
     home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    pool = open_pool(home.path)
+    pool = open_pool(home.path, size_bytes=_pool_size())
     kdat = home.run / "criu.kdat"
     if not kdat.exists():
         data = probe.kernel_data(engine)

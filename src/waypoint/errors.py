@@ -4,7 +4,8 @@
     ├── UsageError            the request makes no sense as given
     │   ├── NotFound          no such session, checkpoint, base, file
     │   ├── AlreadyExists     a name that is taken
-    │   └── InvalidName       a name that cannot be one
+    │   ├── InvalidName       a name that cannot be one
+    │   └── GroundMoved       a plan that is no longer what would happen
     ├── MachineError          this machine lacks something (see `waypoint doctor`)
     │   ├── NotRoot
     │   ├── MissingFeature    a kernel feature, a device or a program
@@ -17,6 +18,7 @@
     ├── CannotCheckpoint      a process cannot be saved; names it and says why
     ├── CannotRestore         the point could not be brought to life; nothing has changed
     ├── ConfirmationNeeded    a destructive verb without --yes, not on a terminal
+    ├── LandingConflict       files of this machine changed that a landing would replace
     └── DaemonError
         ├── DaemonUnreachable
         └── VersionMismatch   client and daemon speak different API versions
@@ -76,6 +78,13 @@ class InvalidName(UsageError):
     """Raised when a name cannot be one."""
 
     code = "invalid_name"
+
+
+class GroundMoved(UsageError):
+    """Raised when something has changed since a plan was made, so that it would not do what it says."""
+
+    code = "ground_moved"
+    exit_status = 10
 
 
 class MachineError(WaypointError):
@@ -153,6 +162,13 @@ class ConfirmationNeeded(WaypointError):
 
     code = "confirmation_needed"
     exit_status = 3
+
+
+class LandingConflict(WaypointError):
+    """Raised when a landing would replace files of this machine that the session has never seen."""
+
+    code = "conflict"
+    exit_status = 10
 
 
 class DaemonError(WaypointError):

@@ -150,3 +150,170 @@ class Forked(Record, frozen=True):
     id: str
     name: str
     ready_ms: float
+
+
+class Cost(Record, frozen=True):
+    """What a point alone costs: what would come back if it, and nothing else, were forgotten."""
+
+    id: str
+    session: str
+    label: str
+    name: str | None
+    kind: Kind
+    created_at: str
+    pinned: bool
+    unique_bytes: int
+    files_bytes: int
+    """Of these: what nothing else has of its files."""
+    processes_bytes: int
+    """And of its processes' memory."""
+    exact: bool = True
+    """False when there was no time to ask about everything, and the rest was estimated."""
+
+
+class VolumeUse(Record, frozen=True):
+    """What a session has written since the point it stands on."""
+
+    session: str
+    unique_bytes: int
+    exact: bool = True
+
+
+class BaseUse(Record, frozen=True):
+    """What an imported root file system takes."""
+
+    name: str
+    size_bytes: int
+
+
+class PoolUse(Record, frozen=True):
+    """How full the pool is. `free_bytes` is what can really be written, the disk below included."""
+
+    kind: str
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+    percent: float
+
+
+class DiskUse(Record, frozen=True):
+    """What takes how much. All that is listed and `other_bytes` together are what the pool has in use."""
+
+    checkpoints: tuple[Cost, ...]
+    sessions: tuple[VolumeUse, ...]
+    bases: tuple[BaseUse, ...]
+    other_bytes: int
+    """What several have in common, what is not listed, and what the pool needs to keep order."""
+    pool: PoolUse
+
+
+class KeptPoint(Record, frozen=True):
+    """A point that was not forgotten, and why."""
+
+    id: str
+    session: str
+    label: str
+    reasons: tuple[str, ...]
+
+
+class Forgotten(Record, frozen=True):
+    """What was forgotten, or would be."""
+
+    forgotten: tuple[Checkpoint, ...]
+    kept: tuple[KeptPoint, ...]
+    frees_bytes: int
+    """What comes back with all of them gone: more than the sum of what each costs alone."""
+    exact: bool = True
+    dry_run: bool = False
+
+
+class Pruned(Record, frozen=True):
+    """What was cleaned up, or would be."""
+
+    removed: tuple[str, ...]
+    """Remains in the pool that belonged to nothing."""
+    forgotten: tuple[Checkpoint, ...]
+    freed_bytes: int
+    """Measured; of a dry run, what is expected of the points."""
+    pool: PoolUse
+    dry_run: bool = False
+
+
+LandedAction = Literal["create", "update", "mode", "delete"]
+
+
+class Landed(Record, frozen=True):
+    """One thing that is brought out of a session, or back into it."""
+
+    path: str
+    """Where it lands."""
+    source: str
+    """Its path in the box."""
+    action: LandedAction
+    """`mode`: owner, mode or attributes alone."""
+    entry: str
+    """`file`, `folder` or `link`."""
+    size_bytes: int = 0
+    """What is written."""
+    what: tuple[str, ...] = ()
+    """What about it is brought, when something is there already: content, mode, owner, xattr, type."""
+
+
+class Conflict(Record, frozen=True):
+    """A place where landing would destroy what the session has never seen, or cannot be."""
+
+    path: str
+    source: str
+    why: str
+    forcible: bool
+    """Whether `--force` lands it all the same."""
+
+
+class LeftOut(Record, frozen=True):
+    """Something of the box that does not land."""
+
+    path: str
+    why: str
+
+
+class Landing(Record, frozen=True):
+    """What landing does, or did."""
+
+    source: str
+    """The folder of the box that stands for the target."""
+    target: str
+    items: tuple[Landed, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    unchanged: int = 0
+    """What is there already."""
+    done: bool = False
+    """Whether it was done; else this is what it would do."""
+
+
+class Copied(Record, frozen=True):
+    """What was copied into a session or out of it."""
+
+    files: int = 0
+    folders: int = 0
+    links: int = 0
+    bytes: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class Exported(Record, frozen=True):
+    """What a tar or a patch holds."""
+
+    files: int = 0
+    deleted: int = 0
+    bytes: int = 0
+    """The size of the tar or the patch."""
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class FilesRestored(Record, frozen=True):
+    """Files of a session that are again as they were at a point."""
+
+    checkpoint: Checkpoint
+    landing: Landing
+    safety: Checkpoint | None = None

@@ -20,7 +20,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -35,13 +36,14 @@ from waypoint.box import (
     drop_old_work,
     empty_hidden,
     end_keeper,
+    examine_base,
     keepers,
     make_volume,
     socket_path,
     write_first_files,
     write_plan,
 )
-from waypoint.engine import tree
+from waypoint.engine import criu, tree
 from waypoint.errors import (
     AlreadyExists,
     CannotCheckpoint,
@@ -53,10 +55,12 @@ from waypoint.errors import (
 )
 from waypoint.history import refs
 from waypoint.history.facts import Facts
-from waypoint.history.store import SessionRow, Store, iso
+from waypoint.history.secrets import Redactor
+from waypoint.history.store import UNDOABLE, SessionRow, Store, iso
 from waypoint.home import Home
 from waypoint.keeper import Keeper
 from waypoint.kernel import cgroups, network, processes
+from waypoint.kernel.extents import made_at
 from waypoint.kernel.pool import Pool
 from waypoint.model import (
     Actor,
@@ -84,6 +88,7 @@ _FACTS_FILE = "facts.json"
 _SHELL_STARTS = 3
 """How many shells in a row may end before their first prompt until none is started any more."""
 _MOST_FORKS = 256
+_ABANDONED_SECONDS = 3600
 
 
 class BoxFacts(Record, frozen=True):
@@ -138,6 +143,12 @@ class Sessions:
         self._pump = Pump()
         self._lives: dict[str, Live] = {}
         self._lock = threading.Lock()
+        self.leftovers: set[Path] = set()
+        """What could not be deleted when its time had come."""
+        self._in_use: Counter[str] = Counter()
+        """Points that are being brought to life."""
+        self.before_checkpoint: list[Callable[[Live | None], None]] = []
+        """Who may refuse a point before anything is touched; told what would be dumped, if anything."""
         self.after_checkpoint: list[Callable[[SessionRow, Checkpoint], None]] = []
         """Who wants to know of a new point, once it exists; must not take long."""
         self.after_typing: list[Callable[[str], None]] = []
@@ -180,16 +191,37 @@ class Sessions:
         for path in self.home.run.glob("*.sock"):
             if path != self.home.socket and path.stem not in kept_boxes:
                 path.unlink(missing_ok=True)
-        known = self.store.checkpoint_ids()
+        for path in self._unknown():
+            self._delete(path)
+
+    def _unknown(self) -> list[Path]:
+        """What is in the pool and in no row: remains, or about to become something."""
         volumes = {row.box for row in self.store.sessions() if row.box}
-        for folder, wanted in (
-            (self.home.staging, set()),
-            (self.home.checkpoints, known),
-            (self.home.sessions, volumes),
-        ):
-            for path in folder.iterdir():
-                if path.name not in wanted:
-                    self._delete(path)
+        return [
+            path
+            for folder, wanted in (
+                (self.home.staging, set()),
+                (self.home.checkpoints, self.store.checkpoint_ids()),
+                (self.home.sessions, volumes),
+            )
+            for path in folder.iterdir()
+            if path.name not in wanted
+        ]
+
+    def abandoned(self) -> list[Path]:
+        """What a deletion or an attempt has left behind, and nobody is at work on any more."""
+        before, standing = time.time() - _ABANDONED_SECONDS, keepers(self.home)
+        found = []
+        for path in self._unknown():
+            with contextlib.suppress(OSError):
+                if path in self.leftovers or (path.name not in standing and made_at(path) < before):
+                    found.append(path)
+        return found
+
+    def clear(self, paths: Iterable[Path]) -> None:
+        """Deletes such remains."""
+        for path in list(paths):
+            self._delete(path)
 
     def _take_over(self, row: SessionRow, box: Box) -> None:
         """A box that another daemon built: its keeper has kept the terminal for us."""
@@ -213,7 +245,11 @@ class Sessions:
             else:
                 path.unlink(missing_ok=True)
         except (OSError, WaypointError):
+            # A snapshot that is being compared cannot go yet. It is in no row any more, and tried again.
             log.exception("could not delete %s", path)
+            self.leftovers.add(path)
+        else:
+            self.leftovers.discard(path)
 
     def close(self) -> None:
         """The daemon ends, the sessions do not."""
@@ -260,6 +296,11 @@ class Sessions:
             raise NotFound("there are no sessions", hint="start one with `waypoint new`")
         raise UsageError("which session?", hint=f"say it with -s or WAYPOINT_SESSION; {self._listing()}")
 
+    def find_for(self, name: str | None, *given: str | None) -> SessionRow:
+        """The session that was asked for; else the one that a ref names by itself (`work:up`)."""
+        named = (refs.split(ref)[0] for ref in given if ref)
+        return self.find(name or next(filter(None, named), None))
+
     def _listing(self) -> str:
         names = [row.name for row in self.store.sessions()]
         return f"there are: {', '.join(names)}" if names else "there are none: start one with `waypoint new`"
@@ -278,9 +319,11 @@ class Sessions:
 
     def point(self, row: SessionRow, ref: str) -> Checkpoint:
         """The checkpoint a ref means, seen from a session."""
-        if ":" in ref and not ref.replace(":", "").isdigit():
-            other, _, ref = ref.partition(":")
+        other, ref = refs.split(ref)
+        if other:
             row = self.find(other)
+        if tagged := self.store.checkpoint(self.store.tags(row.id).get(ref, "")):
+            return tagged
         everything = self.store.checkpoints()
         own = [point for point in everything if point.session == row.name]
         return refs.resolve(ref, own, everything, row.head, datetime.now().astimezone())
@@ -301,7 +344,7 @@ class Sessions:
             head=row.head,
             forked_from=row.forked_from,
             pid=live.box.pid if live else None,
-            foreground=live.terminal.foreground() if live else None,
+            foreground=_without_secrets(live.terminal.foreground() or "") or None if live else None,
             auto=row.auto,
         )
 
@@ -508,7 +551,7 @@ class Sessions:
         with contextlib.ExitStack() as undo:
             self.pool.create(volume)
             undo.callback(self._delete, volume)
-            make_volume(volume)
+            make_volume(volume, examine_base(base, self.home).layered)
             write_first_files(volume, base, _first_files(name, options, base))
             empty_hidden(volume, base, self.home, options)
             box, _ = self._build_box(name, options, volume, size, ())
@@ -517,7 +560,8 @@ class Sessions:
             box.keeper.start_anchor()
             self._start_shell(live, "/root" if (base / "root").is_dir() else "/")
             live.terminal.wait_ready()
-            row = self.store.add_session(session_id, name, options, box=box.id)
+            began = observe(box, live.terminal, (), own_network=False).shell
+            row = self.store.add_session(session_id, name, options, box=box.id, began=began)
             with self._lock:
                 self._lives[session_id] = live
             undo.pop_all()
@@ -678,7 +722,9 @@ class Sessions:
             if live.ended.is_set():
                 live = self.live(self.find(row.id))
             row = self.find(row.id)
-            if name is not None and self.store.name_taken(row.id, name):
+            if name is not None and (
+                self.store.name_taken(row.id, name) or name in self.store.tags(row.id)
+            ):
                 raise AlreadyExists(
                     f"session {row.name!r} has a checkpoint {name!r} already",
                     hint="choose another name; `waypoint log` lists them",
@@ -697,11 +743,13 @@ class Sessions:
         actor: Actor = "automatic",
     ) -> Checkpoint:
         started = time.perf_counter()
-        source: IntentFrom = "given"
+        source: IntentFrom = "command" if kind == "auto" else "given"
         if not intent:
             # Who gives none meant what was just done; a card may still find something better.
             intent = live.terminal.last_command or ""
             source = "command" if intent else "none"
+        for asked in self.before_checkpoint:
+            asked(None if files_only else live)
         checkpoint_id = new_id()
         staged = self.home.staging / checkpoint_id
         images = staged / "images"
@@ -713,6 +761,7 @@ class Sessions:
             self.pool.flush(live.box.volume)
             live.terminal.settle()
             pause_ms, count = 0.0, 0
+            observed: list[Facts] = []
             covered = list(coverage(row.options, self.base_of(row.options), self.home))
             if files_only:
                 self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
@@ -720,19 +769,14 @@ class Sessions:
             else:
                 pipes = [inode for program in live.programs.values() for inode in program.pipes]
                 kept: list[TerminalState] = []
-                observed: list[Facts] = []
-                addresses: list[str] = []
 
                 def while_frozen(members: Sequence[processes.Process]) -> None:
-                    addresses.clear()
                     self.pool.delete(staged / "files")
                     kept.append(live.terminal.freeze())
                     self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                     observed.append(
                         observe(live.box, live.terminal, members, own_network=row.options.net != "host")
                     )
-                    if row.options.net == "nat":
-                        addresses.extend(_addresses(live.box))
 
                 with live.terminal.steady():
                     shell = live.terminal.shell
@@ -745,7 +789,8 @@ class Sessions:
                     )
                 (images / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[-1]))
                 (images / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[-1]))
-                (images / _BOX_FILE).write_bytes(msgspec.json.encode(BoxFacts(addresses=tuple(addresses))))
+                addresses = tuple(criu.bound_addresses(images)) if row.options.net == "nat" else ()
+                (images / _BOX_FILE).write_bytes(msgspec.json.encode(BoxFacts(addresses=addresses)))
                 pause_ms, count = stats.pause_ms, saved.processes
                 covered += saved.notes
                 if saved.outside_pipes:
@@ -760,7 +805,7 @@ class Sessions:
                 checkpoint_id,
                 row.id,
                 name=name,
-                intent=intent,
+                intent=_without_secrets(intent, observed),
                 kind=kind,
                 parent=row.head,
                 pause_ms=round(pause_ms, 3),
@@ -786,12 +831,40 @@ class Sessions:
             return Facts()
         return msgspec.json.decode(text, type=Facts)
 
+    # ---- forgetting --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def using(self, point: Checkpoint) -> Iterator[None]:
+        """Until then the point cannot be forgotten."""
+        with self._lock:
+            if self.store.checkpoint(point.id) is None:
+                raise NotFound(
+                    f"{point.label} has just been forgotten", hint="`waypoint log` lists the points"
+                )
+            self._in_use[point.id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_use.subtract((point.id,))
+                self._in_use += Counter()  # drops those that nobody uses
+
+    def forget(self, point_id: str) -> bool:
+        """Removes a point: its row, then its folder. False when a session stands on it or is about to."""
+        with self._lock:
+            if self._in_use[point_id] or any(row.head == point_id for row in self.store.sessions()):
+                return False
+            self.store.remove_checkpoint(point_id)
+        self._delete(self.home.checkpoints / point_id)
+        return True
+
     # ---- restore, undo, fork -----------------------------------------------------------------
 
     def incarnate_apart(self, point: Checkpoint) -> Live:
         """A live copy of a point that is no session. Whoever asked for it ends it with `discard`."""
         origin = self.find(point.session)
-        return self._incarnate(origin.name, origin.options, point, new_id(), files_only=False)
+        with self.using(point):
+            return self._incarnate(origin.name, origin.options, point, new_id(), files_only=False)
 
     def discard(self, live: Live) -> None:
         """Ends such a copy; nothing of it is left."""
@@ -864,7 +937,7 @@ class Sessions:
         if old and not old.box.alive:
             self._died(old)
             old = None
-        with old.state if old else contextlib.nullcontext():
+        with self.using(point), old.state if old else contextlib.nullcontext():
             row = self.find(row.id)
             kept = None
             if old and safety:
@@ -910,10 +983,8 @@ class Sessions:
         )
 
     def undo(self, row: SessionRow) -> Restored:
-        """Takes the last restore (or redo) back."""
-        done = [
-            op for op in self.store.operations(row.id) if op.verb in ("restore", "redo") and not op.undone
-        ]
+        """Takes the last restore (of everything or of files, or redo) back."""
+        done = [op for op in self.store.operations(row.id) if op.verb in UNDOABLE and not op.undone]
         if not done:
             raise NotFound(
                 "there is nothing to undo",
@@ -940,7 +1011,10 @@ class Sessions:
         if not 1 <= n <= _MOST_FORKS:
             raise UsageError(f"cannot make {n} forks", hint=f"between 1 and {_MOST_FORKS}")
         point = self.point(row, ref)
-        origin = self.store.session(point.session) or row
+        with self.using(point):
+            return self._fork(self.store.session(point.session) or row, point, n, name)
+
+    def _fork(self, origin: SessionRow, point: Checkpoint, n: int, name: str | None) -> list[Forked]:
         names = self._fork_names(name, n, origin.name)
         started = time.perf_counter()
 
@@ -963,7 +1037,9 @@ class Sessions:
             if failures:
                 raise failures[0]
             for live, fork in made:
-                self.store.add_session(fork.id, fork.name, origin.options, box=live.box.id, head=point.id)
+                self.store.add_session(
+                    fork.id, fork.name, origin.options, box=live.box.id, head=point.id, began=origin.began
+                )
                 with self._lock:
                     self._lives[fork.id] = live
         except BaseException as error:
@@ -1008,6 +1084,12 @@ class Sessions:
         return self.describe(self.find(row.id)), point
 
 
+def _without_secrets(words: str, observed: Sequence[Facts] = ()) -> str:
+    """Words that will be shown. A command line may hold a password, or the value of a secret variable."""
+    variables = observed[-1].shell.exported if observed else {}
+    return Redactor.knowing(variables).redact(words).text if words else words
+
+
 def _first_files(name: str, options: BoxOptions, base: Path) -> dict[str, str]:
     """What a box needs to know of its network and its name, where the base does not say it."""
     files = {}
@@ -1028,11 +1110,3 @@ def _counting() -> Iterator[int]:
         number += 1
         yield number
 
-
-def _addresses(box: Box) -> list[str]:
-    """What its sockets are bound to: a restore must have these addresses too."""
-    space = box.open_namespace("net")
-    try:
-        return network.bound_addresses(space)
-    finally:
-        os.close(space)

@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from waypoint.box import coverage, hidden_paths
-from waypoint.errors import NotFound, UsageError, WaypointError
+from waypoint.errors import GroundMoved, NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history import facts as live_facts
 from waypoint.history.analyzers import Analysis, RepositoryChange, analyze
 from waypoint.history.cards import Card, Difference, write_card
-from waypoint.history.changes import Changes, compare, is_noise
-from waypoint.history.facts import Facts
+from waypoint.history.changes import Change, Changes, compare, is_noise
+from waypoint.history.facts import Facts, ProcessFact, ShellFact
 from waypoint.history.plans import Plan, write_plan
-from waypoint.history.secrets import Redactor
+from waypoint.history.secrets import MASK, Redactor
 from waypoint.history.store import SessionRow
+from waypoint.history.telling import PlanWords, tell_plan
 from waypoint.history.view import PointView
 from waypoint.kernel import processes
 from waypoint.kernel.deltas import differences
@@ -66,7 +67,7 @@ class Story:
         base = self._sessions.base_of(row.options)
         if ref == BASE:
             # What every session starts with is nothing that happened in it.
-            start = live_facts.ShellFact(cwd="/root", exported=self._sessions.environment())
+            start = row.began or self._fresh_shell()
             yield Moment(PointView(None, base, hide=self._hidden(row)), Facts(shell=start), "the base", None)
         elif ref in (None, NOW):
             with self._present(row) as present:
@@ -82,19 +83,34 @@ class Story:
 
     @contextlib.contextmanager
     def _present(self, row: SessionRow) -> Iterator[Moment]:
-        """A throwaway read-only snapshot of the live volume, and a look at what runs."""
-        live = self._sessions.live(row)
-        volume = self._sessions.home.staging / new_id()
-        live.terminal.wait_prompt()
-        with live.state:
-            self._sessions.pool.snapshot(live.box.volume, volume, readonly=True)
-            members = [one for one in processes.below(live.box.pid) if one.comm != "waypoint-anchor"]
-            seen = observe(live.box, live.terminal, members, own_network=row.options.net != "host")
+        """A throwaway read-only snapshot of the volume, and a look at what runs. Where nothing runs any more
+        the files may be there still; a parked session is where it was parked."""
+        base, volume = self._sessions.base_of(row.options), self._sessions.home.staging / new_id()
         try:
-            base = self._sessions.base_of(row.options)
+            live = self._sessions.live(row)
+        except SessionDead:
+            left = self._sessions.home.sessions / (row.box or "")
+            if not row.box or not left.is_dir():
+                head = self._sessions.store.checkpoint(row.head) if row.head else None
+                if head is None:
+                    raise
+                yield self._past(head)
+                return
+            self._sessions.pool.snapshot(left, volume, readonly=True)
+            seen = Facts(shell=self._fresh_shell())
+        else:
+            live.terminal.wait_prompt()
+            with live.state:
+                self._sessions.pool.snapshot(live.box.volume, volume, readonly=True)
+                members = [one for one in processes.below(live.box.pid) if one.comm != "waypoint-anchor"]
+                seen = observe(live.box, live.terminal, members, own_network=row.options.net != "host")
+        try:
             yield Moment(PointView(volume, base, hide=self._hidden(row)), seen, "now", None)
         finally:
             self._sessions.pool.delete(volume)
+
+    def _fresh_shell(self) -> ShellFact:
+        return ShellFact(cwd="/root", exported=self._sessions.environment())
 
     # ---- differences -------------------------------------------------------------------------
 
@@ -119,7 +135,7 @@ class Story:
         else:
             touched = [path for change in files for path in {change.real_path, change.real_old_path}]
             # Folders that went or came as a whole: what was in them is not listed file by file.
-            moved = [change for change in files if change.entry == "folder" and (change.files or change.old_path)]
+            moved = [one for one in files if one.entry == "folder" and (one.files or one.old_path)]
             folders = [path for change in moved for path in {change.real_path, change.real_old_path}]
             analysis = analyze(old.view, new.view, touched, folders=folders)
             gaps += [f"{gap.analyzer}: {gap.reason}" for gap in analysis.gaps]
@@ -142,14 +158,15 @@ class Story:
     # ---- cards -------------------------------------------------------------------------------
 
     def write_later(self, checkpoint_id: str) -> None:
-        self._sessions.later(lambda: self._write(checkpoint_id))
+        self._sessions.later(lambda: self.write(checkpoint_id))
 
-    def _write(self, checkpoint_id: str) -> None:
+    def write(self, checkpoint_id: str) -> None:
+        """Computes a card, be it there already, and keeps it."""
         point = self._sessions.store.checkpoint(checkpoint_id)
         if point is None:
             return
         card = self.compute(point)
-        self._sessions.store.set_card(point.id, msgspec.json.encode(card))
+        self._sessions.store.set_card(point.id, msgspec.json.encode(card), card.summary)
         if (card.intent, card.intent_from) != (point.intent, point.intent_from):
             self._sessions.store.set_intent(point.id, card.intent, card.intent_from)
         with self._card_written:
@@ -177,7 +194,10 @@ class Story:
                 one for one in found.analysis.findings if isinstance(one, RepositoryChange) and one.commits
             ]
             intent, source = (commits[0].commits[0].subject, "git") if commits else ("", "none")
-        return write_card(intent, source, found, tuple(dict.fromkeys((*covered, *point.coverage))))
+        covered = tuple(dict.fromkeys((*covered, *point.coverage)))
+        card = write_card(intent, source, found, covered, own_words=point.kind in ("safety", "park"))
+        # What was taken out of the intent was taken out before it was kept.
+        return msgspec.structs.replace(card, redacted=card.redacted + intent.count(MASK))
 
     def card(self, point: Checkpoint, *, wait: float = 10.0) -> Card | None:
         """The card of a point, if it is there or comes within `wait` seconds."""
@@ -207,14 +227,22 @@ class Story:
 
     # ---- plans -------------------------------------------------------------------------------
 
-    def plan(self, row: SessionRow, ref: str) -> Plan:
+    def plan(self, row: SessionRow, ref: str, *, files_only: bool = False) -> tuple[Plan, PlanWords]:
         """What a restore would do, computed from the live state against the target."""
+        plan, words, ground = self._plan(row, ref, files_only=files_only)
+        self._sessions.store.add_plan(plan.id, row.id, plan.target.id, ground)
+        return plan, words
+
+    def _plan(self, row: SessionRow, ref: str, *, files_only: bool) -> tuple[Plan, PlanWords, str]:
         target = self._sessions.point(row, ref)
+        then = self._past(target)
+        if files_only or target.files_only:
+            then.facts = Facts(shell=self._fresh_shell())
+        head = self._sessions.store.checkpoint(row.head) if row.head else None
         with self.moment(row, None) as now:
-            lost = self.difference(self._past(target), now)
-            head = self._sessions.store.checkpoint(row.head) if row.head else None
-            since = self.difference(self._past(head), now) if head and head.id != target.id else lost
-        covered = coverage(row.options, self._sessions.base_of(row.options), self._sessions.home)
+            lost = self.difference(then, now)
+            since = self.difference(self._past(head), now) if head else self._since_base(row, now)
+            ground = _ground(row, lost, now.view)
         plan = write_plan(
             randomness.token_hex(4),
             session=row.name,
@@ -222,12 +250,21 @@ class Story:
             head=head,
             lost=lost,
             uncheckpointed=since,
-            coverage=covered,
+            coverage=coverage(row.options, self._sessions.base_of(row.options), self._sessions.home),
         )
-        self._sessions.store.add_plan(plan.id, row.id, target.id, ground(row, plan))
-        return plan
+        state = self._sessions.describe(row).state
+        label = f"c{self._sessions.store.next_number(row.id)}"
+        return plan, tell_plan(plan, self._redacted(then.facts), state=state, next_label=label), ground
 
-    def check_plan(self, row: SessionRow, plan_id: str) -> str:
+    def _since_base(self, row: SessionRow, now: Moment) -> Difference:
+        with self.moment(row, BASE) as base:
+            return self.difference(base, now)
+
+    def _redacted(self, facts: Facts) -> Facts:
+        clean, _ = Redactor.knowing(facts.shell.exported).redact_json(msgspec.to_builtins(facts.processes))
+        return msgspec.structs.replace(facts, processes=msgspec.convert(clean, tuple[ProcessFact, ...]))
+
+    def check_plan(self, row: SessionRow, plan_id: str, *, files_only: bool = False) -> str:
         """The target of a plan whose ground has not moved."""
         kept = self._sessions.store.plan(plan_id)
         if kept is None or kept[0] != row.id:
@@ -235,23 +272,32 @@ class Story:
                 f"session {row.name!r} has no plan {plan_id!r}", hint="`waypoint preview REF` makes one"
             )
         _, target, promised = kept
-        if ground(row, self.plan(row, target)) != promised:
-            raise UsageError(
+        if self._plan(row, target, files_only=files_only)[2] != promised:
+            raise GroundMoved(
                 "the ground has moved since that plan was made",
                 hint="look again: `waypoint preview` makes a new plan",
             )
         return target
 
 
-def ground(row: SessionRow, plan: Plan) -> str:
-    """What a plan was made on, in short: where the session stands, and what would go."""
-    lost = plan.lost
+def _ground(row: SessionRow, lost: Difference, now: PointView) -> str:
+    """What a plan is made on, in short: where the session stands, and what would go. A file that somebody has
+    gone on writing is not the one that was agreed to lose."""
+
+    def written_at(change: Change) -> str:
+        if change.kind == "deleted":
+            return ""
+        try:
+            return str(now.lstat(change.real_path).st_mtime_ns)
+        except OSError:
+            return ""
+
     words = [
         row.head or "",
         row.box or "",
-        *(f"{change.kind} {change.path}" for change in lost.files),
+        *(f"{change.kind} {change.path} {written_at(change)}" for change in lost.files),
         *(f"{p.pid} {p.command}" for p in (*lost.live.started, *lost.live.ended)),
-        *(f"{v.name}" for v in lost.live.variables),
+        *(f"{v.name}={v.after}" for v in lost.live.variables),
         str(lost.live.cwd),
     ]
     return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()

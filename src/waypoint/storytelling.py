@@ -1,52 +1,106 @@
-"""The verbs that tell: show, status, diff, preview, verify, bisect, and the words added to points."""
+"""The verbs that tell: log, show, status, diff, preview, verify, bisect, and the words added to points."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from waypoint.errors import NotFound, UsageError
-from waypoint.history import refs
+from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
+from waypoint.history import lineage, refs
+from waypoint.history.cards import summarize
 from waypoint.history.secrets import Redactor
-from waypoint.history.store import iso
+from waypoint.history.store import SessionRow, iso
+from waypoint.history.telling import SECTIONS, called, tell, within
 from waypoint.model import Checkpoint
 from waypoint.service import Connection, verb
-from waypoint.story import line_between
+from waypoint.story import BASE, line_between
+from waypoint.trial import check_trial
 
 if TYPE_CHECKING:
     from waypoint.daemon import Daemon
 
 
 @verb
-def show(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    """One point: its card, its verdicts, its notes."""
-    point = daemon.sessions.point(daemon.sessions.find(args.get("session")), args["ref"])
-    if args.get("again"):
-        daemon.story.write_later(point.id)
-    card = daemon.story.card(point)
+def log_(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """The points of a session, oldest first; of all with `all`. `family`: with the line they grew from and
+    the last point of each fork of theirs ("tips"), or with all of those ("whole"). `since`: no older ones."""
+    sessions = daemon.sessions
+    rows = sessions.store.sessions() if args.get("all") else [sessions.find(args.get("session"))]
+    everything = sessions.store.checkpoints()
+    points = everything
+    if not args.get("all"):
+        points = lineage.family(everything, rows[0].name, rows[0].head, args.get("family"))
+    if args.get("since"):
+        now = datetime.now().astimezone()
+        start = refs.moment(args["since"], now)
+        points = [point for point in points if datetime.fromisoformat(point.created_at) >= start]
     return {
-        "checkpoint": daemon.sessions.store.checkpoint(point.id),
+        "checkpoints": points,
+        "sessions": [{"name": row.name, "state": row.state, "head": row.head} for row in rows],
+        "good": {row.name: point.id for row in rows if (point := _good(row, everything))},
+    }
+
+
+def _good(row: SessionRow, everything: Sequence[Checkpoint]) -> Checkpoint | None:
+    own = [point for point in everything if point.session == row.name]
+    with contextlib.suppress(NotFound):
+        return refs.resolve("good", own, everything, row.head, datetime.now().astimezone())
+    return None
+
+
+@verb
+def show(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """One point: its card (computed `again` if asked for), its verdicts, its notes."""
+    row = daemon.sessions.find_for(args.get("session"), args["ref"])
+    point = daemon.sessions.point(row, args["ref"])
+    if args.get("again"):
+        daemon.story.write(point.id)
+    card = daemon.story.card(point)
+    store = daemon.sessions.store
+    parent = store.checkpoint(point.parent) if point.parent else None
+    return {
+        "checkpoint": store.checkpoint(point.id),
+        "parent": called(parent, point.session) if parent else None,
         "card": card,
-        "verdicts": daemon.sessions.store.verdicts(point.id),
-        "notes": daemon.sessions.store.notes(point.id),
+        "sections": tell(card.difference) if card else (),
+        "verdicts": store.verdicts(point.id),
+        "notes": store.notes(point.id),
     }
 
 
 @verb
 def diff(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    """Two points; the second is now when not given. With `patch`: the text of what changed in files."""
-    row = daemon.sessions.find(args.get("session"))
+    """Two points; the second is now when not given. `paths`: only what is there. `only`: these sections. With
+    `patch`: the text of what changed in files."""
+    row = daemon.sessions.find_for(args.get("session"), args.get("a"), args.get("b"))
+    only = args.get("only") or ()
+    if unknown := [name for name in only if name not in SECTIONS]:
+        raise UsageError(f"there is no section {unknown[0]!r}", hint=f"there are: {', '.join(SECTIONS)}")
     story = daemon.story
     with story.moment(row, args.get("a") or "@") as old, story.moment(row, args.get("b")) as new:
         found = story.difference(old, new)
-        result = {"from": old.point or old.label, "to": new.point or new.label, "difference": found}
+        if args.get("paths"):
+            found = within(found, args["paths"], new.facts.shell.cwd)
+        sections = tell(found, only)
+        result: dict[str, Any] = {
+            "from": old.point or old.label,
+            "to": new.point or new.label,
+            "different": bool(sections),
+            "summary": summarize(found),
+            "sections": sections,
+            "difference": found,
+        }
         if args.get("patch"):
             from waypoint.history.patches import patch
 
             redactor = Redactor.knowing({**old.facts.shell.exported, **new.facts.shell.exported})
-            pieces = patch(old.view, new.view, found.files, args.get("paths") or ())
-            result["patch"] = redactor.redact_patch("".join(pieces)).text
+            pieces = patch(old.view, new.view, found.files)
+            clean = redactor.redact_patch("".join(piece.text for piece in pieces))
+            result["patch"] = clean.text
+            result["patch_redacted"] = clean.count
         return result
 
 
@@ -57,22 +111,33 @@ def status(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     described = daemon.sessions.describe(row)
     head = daemon.sessions.store.checkpoint(row.head) if row.head else None
     found = None
-    if described.state == "live":
-        with daemon.story.moment(row, row.head or "base") as old, daemon.story.moment(row, None) as now:
+    with contextlib.suppress(SessionDead):
+        before = head.id if head else BASE
+        with daemon.story.moment(row, before) as old, daemon.story.moment(row, None) as now:
             found = daemon.story.difference(old, now)
-    return {"session": described, "head": head, "difference": found}
+    return {
+        "session": described,
+        "head": head,
+        "head_called": called(head, row.name) if head else None,
+        "summary": summarize(found) if found else None,
+        "sections": tell(found) if found else (),
+        "difference": found,
+    }
 
 
 @verb
 def preview(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     """What a restore would do. The plan's id can be given to `restore`."""
-    return {"plan": daemon.story.plan(daemon.sessions.find(args.get("session")), args["ref"])}
+    row = daemon.sessions.find_for(args.get("session"), args["ref"])
+    plan, words = daemon.story.plan(row, args["ref"], files_only=bool(args.get("files_only")))
+    return {"plan": plan, "words": words}
 
 
 @verb
 def verify(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     """A command in a throwaway fork of a point; the verdict is kept with it."""
-    point = daemon.sessions.point(daemon.sessions.find(args.get("session")), args["ref"])
+    row = daemon.sessions.find_for(args.get("session"), args["ref"])
+    point = daemon.sessions.point(row, args["ref"])
     timeout = float(args.get("timeout") or 600)
     number = daemon.trials.verify(point, args["command"], timeout=timeout)
     found = daemon.trials.wait(point, number) if args.get("wait", True) else None
@@ -82,35 +147,49 @@ def verify(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def tag(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     """Another name for a point, or (with `delete`) one taken away."""
-    row = daemon.sessions.find(args.get("session"))
+    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
     name = refs.check_name(args["name"], "checkpoint")
     store = daemon.sessions.store
     if args.get("delete"):
         if not store.set_tag(row.id, name, None):
-            raise NotFound(f"session {row.name!r} has no tag {name!r}")
+            raise NotFound(f"session {row.name!r} has no tag {name!r}", hint=_tag_listing(store.tags(row.id)))
         return {"tag": name}
     if store.name_taken(row.id, name):
         raise UsageError(f"{name!r} is the name of a checkpoint", hint="choose another tag")
-    point = daemon.sessions.point(row, args["ref"])
+    point = daemon.sessions.point(row, args.get("ref") or "@")
     store.set_tag(row.id, name, point.id)
     return {"tag": name, "checkpoint": store.checkpoint(point.id)}
+
+
+def _tag_listing(tags: dict[str, str]) -> str:
+    return f"there are: {', '.join(tags)}" if tags else "`waypoint tag NAME REF` makes one"
+
+
+@verb
+def tags(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """The tags of a session."""
+    row, store = daemon.sessions.find(args.get("session")), daemon.sessions.store
+    found = store.tags(row.id)
+    return {"tags": [{"tag": name, "checkpoint": store.checkpoint(point)} for name, point in found.items()]}
 
 
 @verb
 def note(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     """Words added to a point later, marked as such."""
-    if not args["text"].strip():
-        raise UsageError("a note needs words")
-    point = daemon.sessions.point(daemon.sessions.find(args.get("session")), args["ref"])
-    daemon.sessions.store.add_note(point.id, args["text"])
+    row = daemon.sessions.find_for(args.get("session"), args["ref"])
+    point = daemon.sessions.point(row, args["ref"])
+    words = Redactor.knowing(daemon.sessions.facts(point).shell.exported).redact(args["text"].strip()).text
+    if not words:
+        raise UsageError("a note needs words", hint="waypoint note REF 'what you know now'")
+    daemon.sessions.store.add_note(point.id, words)
     return {"checkpoint": point, "notes": daemon.sessions.store.notes(point.id)}
 
 
 @verb
 def ops(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    """Everything that moved a session, oldest first."""
+    """Everything that moved a session, oldest first. `to` and `back_to`: what the points are called."""
     row = daemon.sessions.find(args.get("session"))
-    done = daemon.sessions.store.operations(row.id)
+    points = {point.id: called(point, row.name) for point in daemon.sessions.store.checkpoints()}
     return {
         "operations": [
             {
@@ -118,10 +197,12 @@ def ops(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
                 "at": iso(op.at),
                 "verb": op.verb,
                 "target": op.target,
+                "to": points.get(op.target or ""),
                 "before": op.before,
+                "back_to": points.get(op.before or ""),
                 "undone": op.undone,
             }
-            for op in done
+            for op in daemon.sessions.store.operations(row.id)
         ]
     }
 
@@ -146,8 +227,8 @@ def bisect(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
 
     Verified in throwaway forks, two at a time: each round asks about two points and keeps a third.
     """
-    row = daemon.sessions.find(args.get("session"))
     sessions = daemon.sessions
+    row = sessions.find_for(args.get("session"), args["good"], args["bad"])
     good, bad = sessions.point(row, args["good"]), sessions.point(row, args["bad"])
     line = [point for point in line_between(sessions.store.checkpoints(), good, bad) if not point.files_only]
     command, timeout = args["command"], float(args.get("timeout") or 600)
@@ -156,20 +237,25 @@ def bisect(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
         with ThreadPoolExecutor(max_workers=2) as workers:
             return list(workers.map(lambda point: _works(daemon, point, command, timeout), points))
 
+    def tried(point: Checkpoint, *, passed: bool) -> dict[str, Any]:
+        step = {"checkpoint": point.id, "label": called(point, row.name), "passed": passed}
+        connection.event({"tried": {**step, "intent": point.intent, "intent_from": point.intent_from}})
+        return step
+
     good_works, bad_works = works((good, bad))
+    steps = [tried(good, passed=good_works), tried(bad, passed=bad_works)]
     if not good_works or bad_works:
         which, word = (good, "fails") if not good_works else (bad, "passes")
         raise UsageError(
             f"the command {word} at {which.name or which.label}", hint="it must pass at GOOD and fail at BAD"
         )
-    last_good, steps = good, []
+    last_good = good
     while len(line) > 1:
         middle = sorted({(len(line) - 1) // 3, (len(line) - 1) * 2 // 3} - {len(line) - 1})
         asked = [line[number] for number in middle]
         answers = works(asked)
         for point, passed in zip(asked, answers, strict=True):
-            steps.append({"checkpoint": point.id, "label": point.label, "passed": passed})
-            connection.event({"tried": steps[-1]})
+            steps.append(tried(point, passed=passed))
         if answers == [False, True]:
             raise UsageError(
                 f"it fails at {asked[0].label} and passes again at {asked[1].label}",
@@ -187,14 +273,20 @@ def bisect(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
         "culprit": culprit,
         "last_good": last_good,
         "card": daemon.story.card(culprit),
+        "summary": summarize(found),
+        "sections": tell(found),
         "difference": found,
         "steps": steps,
     }
 
 
 def _works(daemon: Daemon, point: Checkpoint, command: str, timeout: float) -> bool:
-    number = daemon.trials.verify(point, command, timeout=timeout)
-    found = daemon.trials.wait(point, number)
-    if found.state == "error":
-        raise UsageError(f"{point.label} could not be tried: {found.output}")
-    return found.state == "passed"
+    """Asked and forgotten: what was looked for once is no verdict on a point, and must not move `good`."""
+    check_trial(command, files_only=point.files_only)
+    try:
+        found = daemon.trials.run(point, command, timeout=timeout)
+    except (WaypointError, OSError) as error:
+        raise UsageError(
+            f"{point.label} could not be tried: {error}", hint="leave it out: bisect a shorter stretch"
+        ) from error
+    return found.exit_code == 0 and not found.timed_out

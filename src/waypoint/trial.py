@@ -21,6 +21,17 @@ OUTPUT_TAIL_BYTES = 4096
 DEFAULT_TIMEOUT = 600.0
 
 
+def check_trial(command: str, *, files_only: bool) -> None:
+    """UsageError when a command can say nothing about a point."""
+    if not command.strip():
+        raise UsageError("a verification needs a command", hint="one that exits with 0 when all is well")
+    if files_only:
+        raise UsageError(
+            "a point that holds files only cannot be verified",
+            hint="there is nothing to run in; take one with its processes",
+        )
+
+
 class Trials:
     """Verifications of one home, a few at a time."""
 
@@ -53,20 +64,21 @@ class Trials:
 
     def verify(self, point: Checkpoint, command: str, *, timeout: float = DEFAULT_TIMEOUT) -> int:
         """Starts a verification; returns its number. The verdict is kept with the checkpoint."""
-        if not command.strip():
-            raise UsageError("a verification needs a command")
-        if point.files_only:
-            raise UsageError(f"{point.label} holds files only; there is nothing to run in")
-        verdict_id = self._sessions.store.add_verdict(point.id, Redactor().redact(command).text)
+        check_trial(command, files_only=point.files_only)
+        redactor = self._redactor(point)
+        verdict_id = self._sessions.store.add_verdict(point.id, redactor.redact(command).text)
         self._pool.submit(self._judge, verdict_id, point, command, timeout)
         return verdict_id
+
+    def _redactor(self, point: Checkpoint) -> Redactor:
+        """One that knows the secrets among the point's variables: a command may print them."""
+        return Redactor.knowing(self._sessions.facts(point).shell.exported)
 
     def _judge(self, verdict_id: int, point: Checkpoint, command: str, timeout: float) -> None:
         try:
             result = self.run(point, command, timeout=timeout)
             passed = result.exit_code == 0 and not result.timed_out
-            knowing = Redactor.knowing(self._sessions.facts(point).shell.exported)
-            said = knowing.redact(result.output[-OUTPUT_TAIL_BYTES:]).text
+            said = self._redactor(point).redact(result.output[-OUTPUT_TAIL_BYTES:]).text
             if result.timed_out:
                 said += f"\n[waypoint: it took longer than {timeout:g} s]"
             state, code, duration = "passed" if passed else "failed", result.exit_code, result.duration_ms

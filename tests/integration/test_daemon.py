@@ -1,4 +1,4 @@
-"""The daemon may die at any moment: no session and no acknowledged checkpoint is lost, the next call carries on."""
+"""The daemon may die at any moment: no session and no acknowledged checkpoint is lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_what_a_session_prints_while_there_is_no_daemon_is_not_lost(
     (box,) = keepers(home)
     layer = home.sessions / box / "upper" / "tmp"
     session.run("echo said before")
-    session.run("(until [ -e /tmp/go ]; do sleep 0.01; done; echo said while nobody listened; touch /tmp/said) &")
+    waiting = "until [ -e /tmp/go ]; do sleep 0.01; done"
+    session.run(f"({waiting}; echo said while nobody listened; touch /tmp/said) &")
     time.sleep(0.5)
     kill_daemon(daemon_pid())
     session_root = Path(f"/proc/{keepers(home)[box]}/root")
@@ -103,7 +104,9 @@ def test_a_program_outlives_the_daemon_that_listened_to_it(session: waypoint.Ses
 
 @pytest.mark.parametrize("verb", ["checkpoint", "restore", "fork"])
 @pytest.mark.timeout(120)
-def test_a_kill_in_the_middle_of_a_verb_loses_nothing(session: waypoint.Session, home: Home, verb: str) -> None:
+def test_a_kill_in_the_middle_of_a_verb_loses_nothing(
+    session: waypoint.Session, home: Home, verb: str
+) -> None:
     random.seed(verb)
     session.run("x=0; cd /tmp")
     session.checkpoint(name="start")

@@ -485,7 +485,7 @@ class TestEarlierAddresses:
             port = server.getsockname()[1]
             with connect(origin, WORLD_ADDRESS, port) as original:
                 accepted, _ = server.accept()
-                net.attach("fork", fork, keep=network.bound_addresses(origin))
+                net.attach("fork", fork, keep=[lease.box_address])
                 assert network.addresses(fork)[1:] == [lease.box_address]
                 state = self._state(original)
                 with within(
@@ -577,17 +577,6 @@ class TestSockets:
             assert [one.inode for one in found] == [
                 os.fstat(sock.fileno()).st_ino for sock in (tcp, tcp6, udp)
             ]
-
-    def test_bound_addresses_are_those_that_a_restore_needs(self, machine: Machine, net: Network) -> None:
-        netns_fd = machine.box()
-        lease = net.attach("one", netns_fd, keep=["10.99.1.2", "10.99.1.3"])
-        with listener(netns_fd, "0.0.0.0"), listener(netns_fd, "127.0.0.1"):
-            assert network.bound_addresses(netns_fd) == []
-            with (
-                listener(netns_fd, "10.99.1.2", kind=socket.SOCK_DGRAM),
-                listener(netns_fd, lease.box_address),
-            ):
-                assert network.bound_addresses(netns_fd) == sorted(["10.99.1.2", lease.box_address])
 
 
 class TestHost:

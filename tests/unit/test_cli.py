@@ -84,7 +84,7 @@ def test_sizes(text: str, value: int) -> None:
         ("exec", "--env", "NOVALUE", "ls"),
         ("exec", "--bogus", "ls"),
         ("fork", "up", "-n", "0"),
-        ("restore",),
+        ("preview",),
         ("rm",),
         ("ls", "--js"),
     ],
@@ -264,54 +264,13 @@ def test_age(moment: str, text: str) -> None:
     assert render.age(moment, NOW) == text
 
 
-def point(number: int, **more: Any) -> dict[str, Any]:
-    return {
-        "id": f"id{number}",
-        "name": None,
-        "intent": f"step {number}",
-        "session": "work",
-        "label": f"c{number}",
-        "parent": None,
-        "created_at": "2025-11-16T11:00:00Z",
-        "kind": "manual",
-        "pause_ms": 12.0,
-        "total_ms": 30.0,
-        "size_bytes": 12 << 20,
-        "processes": 1,
-        "coverage": [],
-        **more,
-    }
-
-
-def test_the_timeline_starts_with_the_last_point_and_marks_where_the_session_is() -> None:
-    points = [
-        point(9, name="up", processes=3),
-        point(10, intent="", kind="safety", coverage=["bind mount /data is outside"]),
-    ]
-    lines = render.timeline(points, ["id9"], PLAIN, now=NOW).splitlines()
-    assert lines[0].startswith("○  c10  ")
-    assert lines[0].endswith("before a restore")
-    assert lines[1].strip("│ ") == "1 process · 12 MB · paused 12 ms"
-    assert lines[2].strip("│ ") == "bind mount /data is outside"
-    assert lines[3].startswith("●  c9   ")
-    assert lines[3].endswith("up  step 9  ← here")
-    assert lines[4].startswith(" ")
-    assert len(lines) == 5
-
-
-def test_what_every_point_leaves_out_is_said_once() -> None:
-    points = [point(1, coverage=["/data is outside"]), point(2, coverage=["/data is outside", "so is /x"])]
-    shown = render.timeline(points, [], PLAIN, now=NOW)
-    assert shown.count("/data is outside") == 1
-    assert shown.index("so is /x") < shown.index("c1")
-
-
 def test_somebody_elses_words_cannot_command_the_terminal() -> None:
-    shown = render.timeline([point(1, intent="\x1b]2;evil\x07\nnext")], [], PLAIN, now=NOW)
-    assert "\x1b" not in shown
-    assert len(shown.splitlines()) == 2
     rows = render.table(("A", "B"), [("x\x1b[2J", "y")], PLAIN)
     assert "\x1b" not in rows
+    point = {"label": "c1", "name": "a\x1b[2Jb", "intent": "\x1b]2;evil\x07\nnext", "intent_from": "given"}
+    title = render.point_title(point, PLAIN)
+    assert "\x1b" not in title
+    assert len(title.splitlines()) == 1
 
 
 def test_there_is_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

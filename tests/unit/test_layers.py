@@ -10,15 +10,15 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "waypoint"
 
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ground", ("errors", "model", "home")),
+    ("ground", ("errors", "model", "home", "words")),
     ("kernel", ("kernel",)),
     ("box", ("keeper", "box", "cells", "emulator", "screen", "terminal", "layers", "bases")),
     ("engine", ("engine",)),
     ("machine", ("archive", "provision", "doctor")),
     ("history", ("history",)),
-    ("core", ("observe", "sessions", "trial", "story")),
-    ("client", ("wire", "client")),
-    ("daemon", ("service", "storytelling", "daemon")),
+    ("core", ("observe", "sessions", "trial", "story", "transfer", "upkeep")),
+    ("client", ("wire", "answers", "client")),
+    ("daemon", ("service", "carrying", "storytelling", "daemon")),
     ("faces", ("cli", "__main__")),
 )
 """From the ground up: a layer may import itself and what stands before it."""
@@ -35,7 +35,7 @@ NOT_ALLOWED: dict[str, tuple[str, ...]] = {
 EXCEPT = {"history": ("kernel.files", "kernel.deltas")}
 """Reading files of a snapshot, and what two of them do not share, is what the story is derived from."""
 
-TOGETHER = {"pool": {"loop", "trees"}, "deltas": {"files"}}
+TOGETHER = {"pool": {"loop", "trees"}, "deltas": {"files"}, "placing": {"files", "trees"}}
 """Mechanisms of the kernel know nothing of each other, but for these and the system calls."""
 
 
@@ -49,7 +49,7 @@ def name_of(path: Path) -> str:
 
 def layer_of(name: str) -> str | None:
     for layer, members in LAYERS:
-        if name.split(".")[0] in members:
+        if name.partition(".")[0] in members:
             return layer
     return None
 

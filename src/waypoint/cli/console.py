@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _QUIET_SECONDS = 0.5
 """What takes no longer needs no sign of life."""
+_NO_SUCH_COMMAND = 127
 
 
 class Console:
@@ -109,6 +110,31 @@ class Console:
         elif text:
             print(text)
 
+    def show(self, value: Any, text: str) -> None:
+        """An answer that may be long: as JSON, or in words through a pager if there is a terminal and not
+        enough room on it."""
+        if not self.json and sys.stdout.isatty() and text.count("\n") + 1 >= self.rows and _page(text):
+            return
+        self.result(value, text)
+
+    @property
+    def rows(self) -> int:
+        return self._size().lines
+
+    @property
+    def width(self) -> int:
+        """The columns of the terminal; of no terminal, as many as a person would want to read."""
+        return max(40, self._size().columns)
+
+    def _size(self) -> os.terminal_size:
+        try:
+            there = os.get_terminal_size(sys.stdout.fileno())
+        except (OSError, ValueError):
+            there = os.terminal_size((0, 0))
+        with contextlib.suppress(ValueError):
+            there = os.terminal_size((int(os.environ.get("COLUMNS") or 0) or there.columns, there.lines))
+        return os.terminal_size((there.columns or 100, there.lines or 24))
+
     def say(self, text: str) -> None:
         """A message beside the result."""
         self.aside(f"waypoint: {text}")
@@ -181,6 +207,27 @@ class Console:
             if drawn:
                 sys.stderr.write("\r\x1b[K")
                 sys.stderr.flush()
+
+
+def _page(text: str) -> bool:
+    """Through $PAGER, or less. False when there is none: nothing was shown then."""
+    import subprocess
+
+    pager = os.environ.get("PAGER", "less")
+    if pager in ("", "cat"):
+        return False
+    # What git asks of less: leave when it fits, keep colours, leave the screen as it is.
+    environment = {"LESS": "FRX", "LESSCHARSET": "utf-8", **os.environ}
+    try:
+        # $PAGER is the user's own command line, options and all.
+        running = subprocess.Popen(["sh", "-c", pager], stdin=subprocess.PIPE, text=True, env=environment)
+    except OSError:
+        return False
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        running.communicate(f"{text}\n")
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # the pager's business
+            return running.wait() != _NO_SUCH_COMMAND
 
 
 def write_json(value: Any) -> None:

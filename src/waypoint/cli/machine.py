@@ -162,6 +162,7 @@ def daemon_status(console: Console) -> int:
         f"memory    {render.size(found['rss_bytes'])}",
         f"pool      {pool['kind']}, {used} of {render.size(pool['total_bytes'])} used",
     ]
+    lines += [f"warning   {warning}" for warning in found.get("warnings", ())]
     console.result({"running": True, **found}, "\n".join(lines))
     return 0
 

@@ -251,8 +251,15 @@ def _session_first(parser: argparse.ArgumentParser) -> None:
 
 def _ref(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "ref", metavar="REF", help="a point: its name, its number (c5), its id, @ for the last one"
+        "ref",
+        metavar="REF",
+        help="a point: a name, its number (c5), its id, @ for the last one, a time of day, good",
     )
+
+
+def _session_and_ref(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    _ref(parser)
 
 
 def _yes(parser: argparse.ArgumentParser) -> None:
@@ -344,22 +351,117 @@ def _checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("intent", metavar="INTENT", nargs="*", help="what this point is, in your words")
     parser.add_argument("--name", metavar="NAME", help="a name to find it by")
     parser.add_argument("--files-only", action="store_true", help="leave the processes out")
+    parser.add_argument(
+        "--verify", metavar="CMD", help="then run this in a throwaway fork of it, and keep the verdict"
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="with --verify: wait for the verdict; exit status 1 if it fails"
+    )
 
 
 def _log(parser: argparse.ArgumentParser) -> None:
     _session(parser)
-    parser.add_argument("--all", action="store_true", help="of all sessions")
+    parser.add_argument(
+        "--all", action="store_true", help="of all sessions, and every point that Waypoint took by itself"
+    )
+    parser.add_argument(
+        "--graph", action="store_true", help="with all points of the forks that grew from this session"
+    )
+    parser.add_argument(
+        "--since", metavar="WHEN", help="none that is older: 10:27, 2h, 3d, 2026-11-16, '2026-11-16 10:27'"
+    )
     parser.add_argument("-n", "--number", metavar="N", type=count, help="the last N only")
+
+
+def _show(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    _ref(parser)
+    parser.add_argument("--all", action="store_true", help="every change, however many there are")
+    parser.add_argument("--again", action="store_true", help="compute its card again")
+
+
+def _diff(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument(
+        "words",
+        metavar="REF|PATH",
+        nargs="*",
+        help="a point (else @), another (else now), then paths: they start with / or . or stand after --",
+    )
+    parser.add_argument("--files", action="store_true", help="only files")
+    parser.add_argument("--packages", action="store_true", help="only packages")
+    parser.add_argument("--processes", action="store_true", help="only processes and ports")
+    parser.add_argument("--shell", action="store_true", help="only the shell: folder, variables, functions")
+    parser.add_argument("--stat", action="store_true", help="sums instead of lists")
+    parser.add_argument("--patch", action="store_true", help="what changed in text files, as a unified diff")
+
+
+def _preview(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    _ref(parser)
+    parser.add_argument(
+        "--files-only", action="store_true", help="as if only the files of that point came back"
+    )
+
+
+def _command(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help=what)
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("--timeout", metavar="SEC", type=positive, help="no longer than that (default: 600)")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for the verdict")
+    _ref(parser)
+    _command(parser, "the command; it passes when it exits with 0")
+
+
+def _bisect(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument(
+        "--timeout", metavar="SEC", type=positive, help="no longer than that at each point (default: 600)"
+    )
+    parser.add_argument("good", metavar="GOOD", help="a point at which the command passes")
+    parser.add_argument("bad", metavar="BAD", help="a later one, of the same line, at which it fails")
+    _command(parser, "the command; it passes when it exits with 0")
+
+
+def _tag(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("-d", "--delete", action="store_true", help="take the tag away")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the tag; without any, all are listed")
+    parser.add_argument("ref", metavar="REF", nargs="?", help="the point (default: @)")
+
+
+def _note(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    _ref(parser)
+    parser.add_argument("text", metavar="TEXT", nargs="+", help="what you know now")
 
 
 def _restore(parser: argparse.ArgumentParser) -> None:
     _session(parser)
-    _ref(parser)
+    parser.add_argument(
+        "ref", metavar="REF", nargs="?", help="a point: a name, c5, an id, @, a time, good; else the plan's"
+    )
     _yes(parser)
+    parser.add_argument(
+        "--plan", metavar="ID", help="what `waypoint preview` has shown, and nothing if it is no longer so"
+    )
     parser.add_argument("--no-safety", action="store_true", help="take no checkpoint of the present first")
     parser.add_argument(
         "--files-only", action="store_true", help="the files of that point, with a fresh shell"
     )
+    parser.add_argument(
+        "--files",
+        metavar="PATH",
+        nargs="+",
+        help="only these files and folders of the session, as they were then; all else stays as it is",
+    )
+    parser.add_argument(
+        "--delete", action="store_true", help="with --files: what was made in them since goes"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="with --files: say what would come back")
 
 
 def _fork(parser: argparse.ArgumentParser) -> None:
@@ -382,6 +484,87 @@ def _type(parser: argparse.ArgumentParser) -> None:
 def _rm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sessions", metavar="SESSION", nargs="+", help="which ones")
     _yes(parser)
+
+
+def _forget(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument(
+        "refs", metavar="REF", nargs="*", help="these points; without any, what a policy says"
+    )
+    parser.add_argument("--all", action="store_true", help="the points of all sessions")
+    parser.add_argument("--keep-last", metavar="N", type=count, help="keep the last N of each session")
+    for word in ("hourly", "daily", "weekly"):
+        unit = {"hourly": "hours", "daily": "days", "weekly": "weeks"}[word]
+        parser.add_argument(
+            f"--keep-{word}",
+            metavar="N",
+            type=count,
+            help=f"keep the last point of each of the newest N {unit}",
+        )
+    parser.add_argument("--older-than", metavar="AGE", help="nothing younger goes: 90m, 2h, 3d, 1w")
+    parser.add_argument("--auto-only", action="store_true", help="only what Waypoint took by itself")
+    parser.add_argument("--no-keep-good", action="store_true", help="what was verified good may go too")
+    parser.add_argument("--no-keep-named", action="store_true", help="what has a name or a tag may go too")
+    parser.add_argument("--force", action="store_true", help="with REF: although it is named or pinned")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go and what stays, and why")
+    _yes(parser)
+
+
+def _prune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--auto",
+        action="store_true",
+        help="forget old points that Waypoint took by itself, but for the last 5 of each session",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would go")
+    _yes(parser)
+
+
+def _du(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-s", "--session", metavar="SESSION", help="of this one only")
+
+
+def _which_changes(parser: argparse.ArgumentParser, start: str) -> None:
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="*", help="only what is at or below these paths of the session"
+    )
+    parser.add_argument("--from", metavar="DIR", dest="source", help=start)
+    parser.add_argument("-r", "--ref", metavar="REF", help="up to this point instead of now")
+    parser.add_argument("--since", metavar="REF", help="from this point on instead of the base")
+
+
+def _apply(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("--to", metavar="DIR", required=True, help="a folder of this machine")
+    _which_changes(parser, "the folder of the session that stands for it")
+    parser.add_argument("--delete", action="store_true", help="what was deleted in the session goes here too")
+    parser.add_argument("--force", action="store_true", help="replace what has changed here meanwhile")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would land")
+    _yes(parser)
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to; else stdout")
+    _which_changes(parser, "the folder of the session where names start (default: /)")
+    parser.add_argument("--patch", action="store_true", help="a patch for `git apply` instead of a tar")
+    parser.add_argument(
+        "--whiteouts", action="store_true", help="deletions as container images have them: .wh.NAME"
+    )
+
+
+def _cp(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="SRC… DST: a path of this machine, or SESSION:PATH, SESSION@REF:PATH, :PATH",
+    )
+    parser.add_argument("-r", "--ref", metavar="REF", help="copy from this point instead of now")
+    parser.add_argument(
+        "-L", "--follow", action="store_true", help="not links given as SRC but what they lead to"
+    )
 
 
 def _base_import(parser: argparse.ArgumentParser) -> None:
@@ -418,8 +601,10 @@ def _demo(parser: argparse.ArgumentParser) -> None:
 SESSIONS = "Sessions"
 POINTS = "Points in time"
 TERMINAL = "The terminal"
+FILES = "Files in and out"
+ROOM = "Room"
 MACHINE = "This machine"
-GROUPS = (SESSIONS, POINTS, TERMINAL, MACHINE)
+GROUPS = (SESSIONS, POINTS, TERMINAL, FILES, ROOM, MACHINE)
 
 VERBS: tuple[Verb, ...] = (
     Verb(
@@ -478,29 +663,93 @@ VERBS: tuple[Verb, ...] = (
         "sessions.checkpoint",
         "keep this moment: files, processes with their memory, shell and terminal",
         _checkpoint,
-        ("waypoint checkpoint -s work 'server up' --name up", "waypoint checkpoint"),
-        "The session goes on running.",
+        (
+            "waypoint checkpoint -s work 'server up' --name up",
+            "waypoint checkpoint 'payments work' --verify 'pytest -q' --wait",
+            "waypoint checkpoint",
+        ),
+        "The session goes on running. Without an INTENT the last command stands for it, else the subject of"
+        " the last commit. Who asks is a person, unless WAYPOINT_ACTOR says agent.",
     ),
     Verb(
         "log",
         POINTS,
-        "sessions.log",
+        "timeline.log",
         "show the points of a session, the last one first",
         _log,
-        ("waypoint log", "waypoint log -s work -n 5", "waypoint log --all --json"),
-        "With --json the oldest comes first.",
+        ("waypoint log", "waypoint log -s work -n 5 --since 2h", "waypoint log --all --json"),
+        "@ is now, ● where the session stands, ✗ a point that failed its verification. Intents stand as they"
+        " were given; `$ …` is the last command and `commit …` the last commit where none was. With --json"
+        " the oldest comes first.",
+    ),
+    Verb(
+        "show",
+        POINTS,
+        "timeline.show",
+        "show one point: what it is meant to be, what changed, what was said about it",
+        _show,
+        ("waypoint show @", "waypoint show -s work up --all"),
+        "Each part is marked: derived from the snapshots, observed by Waypoint, or claimed by somebody.",
+    ),
+    Verb(
+        "status",
+        POINTS,
+        "timeline.status",
+        "say where a session stands and what is in no checkpoint yet",
+        _session_first,
+        ("waypoint status", "waypoint status work"),
+    ),
+    Verb(
+        "diff",
+        POINTS,
+        "compare.diff",
+        "show what changed between two points, or between a point and now",
+        _diff,
+        (
+            "waypoint diff c2 c5",
+            "waypoint diff @ --stat",
+            "waypoint diff c2 c5 /srv/app --patch",
+            "waypoint diff base -- src",
+        ),
+        "Derived from the snapshots themselves, whether git knows the files or not. Exit status 1 when"
+        " something changed, 0 when not. `now` and `base` (what the session started on) are points too.",
+    ),
+    Verb(
+        "preview",
+        POINTS,
+        "compare.preview",
+        "say what a restore would do: what goes, what comes back, what it cannot undo",
+        _preview,
+        ("waypoint preview c2", "waypoint preview -s work good --json"),
+        "The plan has an id: `waypoint restore --plan ID` does just that, and is refused when anything has"
+        " changed since.",
     ),
     Verb(
         "restore",
         POINTS,
-        "sessions.restore",
+        "compare.restore",
         "go back to a point",
         _restore,
-        ("waypoint restore -s work up", "waypoint restore @ --yes"),
-        "A safety checkpoint of the present is taken first, so that `waypoint undo` comes back here. Who is"
+        (
+            "waypoint restore -s work up",
+            "waypoint restore @ --yes",
+            "waypoint restore --plan 1f4b9c20",
+            "waypoint restore c2 --files src config.yml",
+        ),
+        "On a terminal it shows the plan and asks; elsewhere it needs --yes or --plan."
+        " A safety checkpoint of the present is taken first, so that `waypoint undo` comes back here. Who is"
         " attached stays attached. A restore that fails changes nothing.",
     ),
     Verb("undo", POINTS, "sessions.undo", "take the last restore back", _session, ("waypoint undo -s work",)),
+    Verb("redo", POINTS, "sessions.redo", "take the last undo back", _session, ("waypoint redo -s work",)),
+    Verb(
+        "ops",
+        POINTS,
+        "timeline.ops",
+        "list what has moved a session: restores, undos, redos",
+        _session,
+        ("waypoint ops -s work",),
+    ),
     Verb(
         "fork",
         POINTS,
@@ -509,6 +758,42 @@ VERBS: tuple[Verb, ...] = (
         _fork,
         ("waypoint fork -s work up -n 3 --name try", "waypoint fork @"),
         "Each has its own files, processes and network from there on.",
+    ),
+    Verb(
+        "verify",
+        POINTS,
+        "timeline.verify",
+        "run a command in a throwaway fork of a point, and keep the verdict with it",
+        _verify,
+        ("waypoint verify up pytest -q", "waypoint verify --timeout 60 @ 'make && make test'"),
+        "The session is not touched, and nothing is left of the fork. Exit status 1 when it fails. The last"
+        " point that passed is called `good`. Options stand before the point.",
+    ),
+    Verb(
+        "bisect",
+        POINTS,
+        "compare.bisect",
+        "find the first point at which a command fails",
+        _bisect,
+        ("waypoint bisect c2 @ pytest -q",),
+        "Points are tried in throwaway forks, two at a time. Shows what changed from the last good point to"
+        " the first bad one. Options stand before the points.",
+    ),
+    Verb(
+        "tag",
+        POINTS,
+        "timeline.tag",
+        "give a point another name, move that name, take it away; or list them",
+        _tag,
+        ("waypoint tag release c5", "waypoint tag -d release", "waypoint tag"),
+    ),
+    Verb(
+        "note",
+        POINTS,
+        "timeline.note",
+        "add words to a point, marked as added later",
+        _note,
+        ("waypoint note c4 'this one lost the sessions table'",),
     ),
     Verb(
         "shell",
@@ -542,6 +827,98 @@ VERBS: tuple[Verb, ...] = (
         "print what a session's terminal shows now",
         _session,
         ("waypoint screen -s work",),
+    ),
+    Verb(
+        "apply",
+        FILES,
+        "landing.apply",
+        "land what has changed in a session on a folder of this machine",
+        _apply,
+        (
+            "waypoint apply --to /srv/app /app",
+            "waypoint apply --to ~/project --from /app src tests --dry-run",
+            "waypoint apply --to / --ref good --yes",
+        ),
+        "DIR stands for one folder of the session: --from, else the one PATH that was given from the root on,"
+        " else the folder its shell is in; with --to / paths stay what they are. Changed files are"
+        " replaced one by one, each at once. A file that has changed here since the session began is a"
+        " conflict: then nothing lands, unless --force. Of a file that is here already only what changed is"
+        " brought; new ones keep owner, mode and attributes. Landing twice is landing once.",
+    ),
+    Verb(
+        "export",
+        FILES,
+        "landing.export",
+        "write what has changed in a session as a tar or a patch",
+        _export,
+        (
+            "waypoint export -o work.tar",
+            "waypoint export --patch --from /app -o fix.patch",
+            "waypoint export --since c2 --ref c5 --whiteouts -o layer.tar",
+        ),
+        "In the tar the names of what was deleted are in .waypoint-deleted, each ended by a zero byte.",
+    ),
+    Verb(
+        "cp",
+        FILES,
+        "landing.cp",
+        "copy files and folders into a session or out of it",
+        _cp,
+        (
+            "waypoint cp data.csv work:/app",
+            "waypoint cp work:/app/out .",
+            "waypoint cp work@c3:/etc/hosts hosts-then",
+        ),
+        "Like `cp -a`: into DST when that is a folder, else to it; owner, mode, times, attributes and links"
+        " are kept; of SRC/. the content. In a session paths start at the folder its shell is in. A name"
+        " here with a `:` in it is ./NAME.",
+    ),
+    Verb(
+        "pin",
+        ROOM,
+        "retention.pin",
+        "keep a point, whatever is forgotten around it",
+        _session_and_ref,
+        ("waypoint pin -s work up", "waypoint pin @"),
+    ),
+    Verb(
+        "unpin",
+        ROOM,
+        "retention.unpin",
+        "let a point be forgotten again",
+        _session_and_ref,
+        ("waypoint unpin -s work up",),
+    ),
+    Verb(
+        "forget",
+        ROOM,
+        "retention.forget",
+        "forget points: these, or those that a policy does not keep",
+        _forget,
+        (
+            "waypoint forget -s work c3 c4",
+            "waypoint forget --keep-last 10 --keep-daily 7",
+            "waypoint forget --all --auto-only --older-than 2d --dry-run",
+        ),
+        "Never what is pinned, where a session stands, what one was forked from, what `undo` goes back to, or"
+        " what is being verified. Points do not need each other: any can go, the others stay whole.",
+    ),
+    Verb(
+        "prune",
+        ROOM,
+        "retention.prune",
+        "give back room now: remains of what was deleted and, with --auto, old automatic points",
+        _prune,
+        ("waypoint prune", "waypoint prune --auto --yes"),
+        "When the pool is 90% full, old automatic points go by themselves.",
+    ),
+    Verb(
+        "du",
+        ROOM,
+        "retention.du",
+        "say what each point costs: what would come back if it alone were forgotten",
+        _du,
+        ("waypoint du", "waypoint du -s work --json"),
     ),
     Verb(
         "demo",
@@ -649,7 +1026,7 @@ _HABITS = {
     "attach": "shell", "branch": "fork", "capture-pane": "screen", "checkout": "restore", "clone": "fork",
     "commit": "checkpoint", "create": "new", "delete": "rm", "history": "log", "install": "setup",
     "kill": "rm", "list": "ls", "ps": "ls", "remove": "rm", "reset": "restore", "rollback": "restore",
-    "run": "exec",
+    "gc": "prune", "run": "exec", "annotate": "note", "plan": "preview", "test": "verify",
     "save": "checkpoint", "send-keys": "type", "start": "new", "stop": "park",
 }  # fmt: skip
 
@@ -658,7 +1035,7 @@ def _nearest(word: str) -> str:
     import difflib
 
     names = sorted({verb.name.split()[0] for verb in VERBS})
-    close = [_HABITS[word]] if word in _HABITS else difflib.get_close_matches(word, names, n=2, cutoff=0.5)
+    close = [_HABITS[word]] if word in _HABITS else difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     if not close:
         return f"`{PROGRAM} -h` lists them"
     return "did you mean " + " or ".join(f"`{PROGRAM} {name}`" for name in close) + "?"

@@ -18,7 +18,8 @@ _HEAD = """\
 - `--home DIR`: where Waypoint keeps things; else `WAYPOINT_HOME`, else `/var/lib/waypoint`.
 - The session is `-s`, else `WAYPOINT_SESSION`, else the only one there is.
 - A point (REF) is a name, a number (`c5`), an id or the beginning of one, `@` (the last), `@-` or `@~3`
-  (before it), a time of day (`10:27`: the last point at or before it), or `SESSION:REF`.
+  (before it), a time of day (`10:27`: the last point at or before it), a tag, `good` (the last that
+  verified), or `SESSION:REF`.
 - There is no colour where there is no terminal, or with `NO_COLOR`.
 """
 
@@ -32,12 +33,39 @@ _JSON = """\
 | `exec --pipe` | the same, and `"stderr"` |
 | `checkpoint` | `{"checkpoint": {…}}`: `"id"`, `"name"`, `"intent"`, `"session"`, `"parent"`, \
 `"created_at"`, `"pause_ms"`, `"total_ms"`, `"size_bytes"`, … |
-| `log` | `{"checkpoints": […]}`, oldest first |
-| `restore`, `undo` | `{"session", "checkpoint", "ready_ms", "safety"}` |
+| `log` | `{"checkpoints": […], "sessions": [{"name", "state", "head"}], "good": {session: id}}`, oldest \
+first |
+| `show` | `{"checkpoint", "parent", "card", "sections", "verdicts", "notes"}`; `card` is null until it is \
+computed |
+| `status` | `{"session", "head", "summary", "sections", "difference"}` |
+| `diff` | `{"from", "to", "different", "summary", "sections", "difference"}`, with --patch `"patch"` |
+| `preview` | `{"plan": {"id", "target", "head", "lost", "uncheckpointed", "not_undone", "not_covered"}, \
+"words"}` |
+| `restore`, `undo`, `redo` | `{"session", "checkpoint", "ready_ms", "safety"}` |
+| `ops` | `{"operations": [{"id", "at", "verb", "target", "to", "before", "back_to", "undone"}]}`, \
+oldest first |
+| `verify`, `checkpoint --verify` | `{"checkpoint", "verdict": {"state", "exit_code", "duration_ms", \
+"output", …}}`; the verdict is null when it is not waited for |
+| `bisect` | `{"culprit", "last_good", "card", "summary", "sections", "difference", "steps"}` |
+| `tag` | `{"tag", "checkpoint"}`; all of them: `{"tags": […]}` |
+| `note` | `{"checkpoint", "notes"}` |
 | `fork` | `{"sessions": [{"id", "name", "ready_ms"}]}` |
 | `park` | `{"session", "checkpoint"}` |
+| `restore --files` | `{"checkpoint", "landing", "safety"}` |
+| `apply` | `{"landing": {…}}`: `"source"`, `"target"`, \
+`"items": [{"path", "source", "action", "entry", "size_bytes", "what"}]`, \
+`"conflicts": [{"path", "source", "why", "forcible"}]`, `"left_out": [{"path", "why"}]`, \
+`"unchanged"`, `"done"` |
+| `export -o` | `{"exported": {"files", "deleted", "bytes", "left_out"}}` |
+| `cp` | `{"copied": {"files", "folders", "links", "bytes", "left_out"}}` |
 | `ls` | `{"sessions": […]}` |
 | `rm` | `{"removed": […]}` |
+| `pin`, `unpin` | `{"checkpoint": {…}}` |
+| `forget` | `{"forgotten": […], "kept": [{"id", "session", "label", "reasons"}], "frees_bytes", "exact", \
+"dry_run"}` |
+| `prune` | `{"removed", "forgotten", "freed_bytes", "pool", "dry_run"}` |
+| `du` | `{"checkpoints": [{"id", "unique_bytes", "files_bytes", "processes_bytes", "exact", …}], \
+"sessions", "bases", "other_bytes", "pool"}` |
 | `screen` | `{"text", "rows", "columns", "cursor", "title"}` |
 | `doctor` | `{"ok", "findings": [{"name", "ok", "version", "why", "fix", "optional"}]}` |
 | an error | `{"error": {"code", "message", "hint"}}`, and the exit status is not 0 |

@@ -7,9 +7,29 @@ to no terminal or when NO_COLOR is set.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
+
+from waypoint.answers import title
+from waypoint.words import age, clock, milliseconds, plural, shown, size
+
+__all__ = [
+    "Paint",
+    "age",
+    "clock",
+    "cut",
+    "milliseconds",
+    "plural",
+    "point_facts",
+    "point_title",
+    "sessions",
+    "shown",
+    "size",
+    "styled",
+    "table",
+    "wide",
+]
 
 
 class Paint:
@@ -44,60 +64,38 @@ class Paint:
         return self._in("36", text)
 
 
-# Quantities -----------------------------------------------------------------------------------------
+# Room -------------------------------------------------------------------------------------------------
+
+_ONE_CELL_EACH = re.compile(r"[ -~\u00a0-\u02ff…·→←–×✔✖✗●○│├─╯┼]*")
 
 
-def milliseconds(value: float) -> str:
-    """`4.2 ms`, `183 ms`, `2.1 s`, `3 min 20 s`."""
-    if value < 10:
-        return f"{value:.1f} ms"
-    if value < 1000:
-        return f"{value:.0f} ms"
-    if value < 60_000:
-        return f"{value / 1000:.1f} s"
-    minutes, seconds = divmod(round(value / 1000), 60)
-    return f"{minutes} min {seconds} s"
+def wide(text: str) -> int:
+    """How many columns of a terminal it takes."""
+    if _ONE_CELL_EACH.fullmatch(text):
+        return len(text)
+    from wcwidth import wcswidth  # only for those who write more than what is drawn here
+
+    return max(0, wcswidth(text))
 
 
-def size(value: int) -> str:
-    """`812 B`, `4.3 KB`, `12 MB`: powers of 1024, two digits."""
-    amount, units = float(value), ["B", "KB", "MB", "GB", "TB"]
-    while amount >= 999.5 and len(units) > 1:
-        amount /= 1024
-        units.pop(0)
-    return f"{amount:.1f} {units[0]}" if amount < 9.95 and units[0] != "B" else f"{amount:.0f} {units[0]}"
+def cut(text: str, room: int) -> str:
+    """The text, or as much of its beginning as there is room for."""
+    if len(text) <= room and wide(text) <= room:
+        return text
+    if room < 1:
+        return ""
+    end = min(len(text), room)
+    while end and wide(text[:end]) > room - 1:
+        end -= 1
+    return f"{text[:end].rstrip()}…"
 
 
-def plural(number: int, thing: str) -> str:
-    many = {"entry": "entries", "process": "processes"}.get(thing, f"{thing}s")
-    return f"{number:,} {thing if number == 1 else many}"
-
-
-def age(moment: str, now: datetime | None = None) -> str:
-    """`12 s ago`, `16 min ago`, `3 h ago`, `5 days ago`."""
-    then = datetime.fromisoformat(moment).astimezone()
-    seconds = max(0, ((now or datetime.now().astimezone()) - then).total_seconds())
-    for limit, unit, length in ((60, "s", 1), (3600, "min", 60), (86400, "h", 3600)):
-        if seconds < limit:
-            return f"{int(seconds // length)} {unit} ago"
-    return f"{plural(int(seconds // 86400), 'day')} ago"
-
-
-def clock(moment: str, now: datetime | None = None) -> str:
-    """`10:27` today, `16 Nov 10:27` before."""
-    then = datetime.fromisoformat(moment).astimezone()
-    today = (now or datetime.now().astimezone()).date()
-    if then.date() == today:
-        return f"{then:%H:%M}"
-    return f"{then:%-d %b %H:%M}" if then.year == today.year else f"{then:%-d %b %Y}"
+def styled(lines: Iterable[tuple[str, str]], paint: Paint) -> str:
+    """Lines in the manner that each has (see waypoint.answers)."""
+    return "\n".join(text if manner == "plain" else getattr(paint, manner)(text) for manner, text in lines)
 
 
 # Rows -------------------------------------------------------------------------------------------------
-
-
-def shown(text: str) -> str:
-    """A text of somebody else's, on one line and without anything that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], paint: Paint) -> str:
@@ -135,7 +133,8 @@ def point_title(point: Mapping[str, Any], paint: Paint) -> str:
     if point.get("name"):
         parts.append(paint.name(shown(point["name"])))
     if point.get("intent"):
-        parts.append(f'"{shown(point["intent"])}"')
+        words = cut(title(point), 72)
+        parts.append(f'"{words}"' if point["intent_from"] == "given" else words)
     return " ".join(parts)
 
 
@@ -143,39 +142,3 @@ def point_facts(point: Mapping[str, Any]) -> str:
     """What it took and what it holds."""
     held = "files only" if point.get("files_only") else plural(point["processes"], "process")
     return f"{held} · {size(point['size_bytes'])} · paused {milliseconds(point['pause_ms'])}"
-
-
-_KINDS = {"safety": "before a restore", "park": "parked", "auto": "automatic"}
-
-
-def timeline(
-    points: Sequence[Mapping[str, Any]],
-    heads: Sequence[str],
-    paint: Paint,
-    *,
-    with_session: bool = False,
-    now: datetime | None = None,
-) -> str:
-    """`waypoint log`: the last point first. `heads`: where sessions stand. What a point leaves out is said
-    where it begins and not again at every point after it."""
-    labels = [f"{point['session']}:{point['label']}" if with_session else point["label"] for point in points]
-    times = [clock(point["created_at"], now) for point in points]
-    wide, late = max(map(len, labels), default=0), max(map(len, times), default=0)
-    lines: list[str] = []
-    oldest, known = True, ()
-    for point, label, when in zip(points, labels, times, strict=True):
-        here = point["id"] in heads
-        title = shown(point["intent"]) or paint.dim(_KINDS.get(point["kind"], "no words given"))
-        if point.get("name"):
-            title = f"{paint.name(shown(point['name']))}  {title}"
-        if here:
-            title += paint.good("  ← here")
-        mark = paint.good("●") if here else paint.dim("○")
-        below = f"{' ' if oldest else paint.dim('│')}  {' ' * (wide + late + 2)}  "
-        lines[:0] = [
-            f"{mark}  {paint.bold(label)}{' ' * (wide - len(label))}  {when.rjust(late)}  {title}",
-            below + paint.dim(point_facts(point)),
-            *(below + paint.warn(shown(one)) for one in point.get("coverage", ()) if one not in known),
-        ]
-        oldest, known = False, tuple(point.get("coverage", ()))
-    return "\n".join(lines)

@@ -301,13 +301,24 @@ def checkpoint(console: Console) -> int:
         "intent": " ".join(given.intent),
         "name": given.name,
         "files_only": given.files_only,
+        "actor": os.environ.get("WAYPOINT_ACTOR") or "person",
+        "verify": given.verify,
+        "wait": given.wait,
     }
+    if given.wait and given.verify is None:
+        raise errors.UsageError("--wait goes with --verify", hint="a checkpoint is there when it is said")
     found = console.call("checkpoint", args, "taking a checkpoint")
     point = found["checkpoint"]
     title = render.point_title(point, console.paint)
     console.result(found, f"{title}  {console.paint.dim(render.point_facts(point))}")
     _coverage(console, point)
-    return 0
+    for warning in found.get("warnings", ()):
+        console.say(console.paint_aside.warn(warning))
+    if given.verify is None:
+        return 0
+    from waypoint.cli.timeline import tell_verdict
+
+    return tell_verdict(console, found)
 
 
 def _coverage(console: Console, point: Mapping[str, Any]) -> None:
@@ -316,83 +327,16 @@ def _coverage(console: Console, point: Mapping[str, Any]) -> None:
             console.aside(console.paint_aside.warn(f"  {render.shown(sentence)}"))
 
 
-def log(console: Console) -> int:
-    given = console.arguments
-    args = {"session": console.session, "all": True} if given.all else {"session": console.session}
-    found = console.call("log", args, "reading the history")
-    points = found["checkpoints"]
-    if given.number:
-        points = points[-given.number :]
-        found = {**found, "checkpoints": points}
-    if console.json:
-        console.result(found, None)
-        return 0
-    if given.all:
-        heads = [session["head"] for session in console.client.call("ls")["sessions"]]
-    else:
-        heads = [console.client.call("session", {"session": console.session})["session"]["head"]]
-    if not points:
-        console.hint("there are no points yet: `waypoint checkpoint` takes one")
-        return 0
-    console.result(found, render.timeline(points, heads, console.paint, with_session=given.all))
-    return 0
-
-
-def restore(console: Console) -> int:
-    given = console.arguments
-    if not given.yes and console.can_ask:
-        _announce(console)
-    console.confirm("Restore?", refused="restoring")
-    args = {
-        "session": console.session,
-        "ref": given.ref,
-        "safety": not given.no_safety,
-        "files_only": given.files_only,
-    }
-    return _restored(console, console.call("restore", args, "restoring"))
-
-
-def _announce(console: Console) -> None:
-    """What is about to happen, for a person who decides."""
-    paint = console.paint_aside
-    session = console.client.call("session", {"session": console.session})["session"]
-    points = {point["id"]: point for point in console.client.call("log", {"all": True})["checkpoints"]}
-    here = points.get(session.get("head") or "")
-    there = _meant(console.arguments.ref, session, list(points.values()))
-    target = paint.bold(console.arguments.ref)
-    if there:
-        when = f"{render.clock(there['created_at'])}, {render.age(there['created_at'])}"
-        target = f"{render.point_title(there, paint)} ({when})"
-    start = "where it is now"
-    if here:
-        start = f"where it is now ({render.point_title(here, paint)} and what came after it)"
-    console.aside(f"{paint.bold(session['name'])} goes from {start}\n  back to {target}")
-    if session["state"] == "live" and session.get("foreground"):
-        console.aside(f"  what runs now ends: {render.shown(session['foreground'])}")
-    if console.arguments.no_safety:
-        console.aside(paint.warn("  No safety checkpoint is taken: what is there now is lost."))
-    elif session["state"] == "live":
-        console.aside("  A safety checkpoint is taken first; `waypoint undo` comes back here.")
-
-
-def _meant(
-    ref: str, session: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Any] | None:
-    """The point that a plain ref means, to show it; the daemon has the last word on all of them."""
-    if ref == "@":
-        ref = session.get("head") or ref
-    own = [point for point in points if point["session"] in (session["name"], session["id"])]
-    for point in own:
-        if ref in (point["name"], point["label"]):
-            return point
-    return next((point for point in points if point["id"] == ref), None)
-
-
 def undo(console: Console) -> int:
-    return _restored(console, console.call("undo", {"session": console.session}, "going back"))
+    return restored(console, console.call("undo", {"session": console.session}, "going back"))
 
 
-def _restored(console: Console, found: Mapping[str, Any]) -> int:
+def redo(console: Console) -> int:
+    return restored(console, console.call("redo", {"session": console.session}, "going forward"))
+
+
+def restored(console: Console, found: Mapping[str, Any]) -> int:
+    """Says where a session stands now."""
     paint = console.paint
     title = render.point_title(found["checkpoint"], paint)
     took = paint.dim(f"ready in {render.milliseconds(found['ready_ms'])}")

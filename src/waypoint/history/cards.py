@@ -119,13 +119,14 @@ def write_card(
     intent_from: IntentFrom,
     difference: Difference,
     coverage: Sequence[str],
+    *,
+    own_words: bool = False,
 ) -> Card:
-    """The card of a checkpoint from its difference to its parent."""
+    """The card of a checkpoint from its difference to its parent. `own_words`: Waypoint itself named it."""
     lines = []
     if intent:
-        lines.append(
-            Line(topic="intent", text=intent, source="claimed" if intent_from == "given" else "observed")
-        )
+        claimed = intent_from in ("given", "git") and not own_words
+        lines.append(Line(topic="intent", text=intent, source="claimed" if claimed else "observed"))
     if counts := difference.files.headline():
         lines.append(Line(topic="files", text=counts, source="derived"))
     lines += [Line(topic="meaning", text=text, source="derived") for text in headline(difference.analysis)]

@@ -190,7 +190,8 @@ class Changes(Record, frozen=True):
         plain = _sum(folded.changes)
         words = _in_files(plain)
         names = [(fold.path.rpartition("/")[2], _in_files(fold)) for fold in folded.folds]
-        names = [(name, said) for name, said in names if said]
+        # What git wrote for itself is not worth a word beside what somebody else did.
+        names = [(name, said) for name, said in names if said and not (words and name == ".git")]
         if not words and names:
             more = ", …" if len(names) > _MOST_NAMED else ""
             inside = ", ".join(dict.fromkeys(name for name, _ in names[:_MOST_NAMED]))
@@ -206,7 +207,7 @@ class Changes(Record, frozen=True):
         kept: list[Change] = []
         noisy: dict[str, list[Change]] = {}
         for change in self.changes:
-            folder = noisy_folder(change.path, is_folder=change.entry == "folder")
+            folder = _folded_into(change.path, is_folder=change.entry == "folder")
             if folder is None:
                 kept.append(change)
             else:
@@ -266,6 +267,14 @@ def noisy_folder(path: str, *, is_folder: bool = False) -> str | None:
     return None
 
 
+def _folded_into(path: str, *, is_folder: bool) -> str | None:
+    """The folder that a path is summed up with: a noisy one, or the one that git keeps its own things in."""
+    noisy = noisy_folder(path, is_folder=is_folder)
+    before, inside, _ = f"{path}/".partition("/.git/") if is_folder else path.partition("/.git/")
+    own = f"{before}/.git" if inside else None
+    return min((one for one in (noisy, own) if one), key=len, default=None)
+
+
 def is_noise(name: str) -> bool:
     """Whether the first component of a volume's path is of no interest: the work folders of overlays."""
     return name.startswith("work-")
@@ -285,18 +294,22 @@ def box_path(path: str) -> str | None:
 
 
 def compare(old: PointView | None, new: PointView, deltas: Sequence[Delta] = ()) -> Changes:
-    """What changed from one point to another; `old` None is the base alone, which needs no deltas.
+    """What changed from one point to another. `old` None is the base alone; so is a view without a volume, on
+    either side. Then there are no deltas and none are needed.
 
     `deltas` are those of the two volumes (`kernel.deltas.differences(old, new, skip=is_noise)`), without a
     gap. Both points have to have the same base.
     """
-    if old is None:
-        old = PointView(None, new.base, hide=new.hidden)
-    elif old.base != new.base:
+    if old and old.base != new.base:
         raise UsageError(
             f"these points have different bases, {old.base} and {new.base}",
             hint="only what has the same base can be compared",
         )
+    # The base alone has no layers that would say what was mounted below it.
+    if old is None or old.volume is None:
+        old = PointView.bare(new)
+    elif new.volume is None:
+        new = PointView.bare(old)
     return _Comparison(old, new, deltas).run()
 
 
@@ -355,23 +368,29 @@ class _Comparison:
                 old, new = self.old.place(source), self.new.place(target)
                 if old and new and old.upper == delta.old_path and new.upper == delta.path:
                     self._moves(source, target)
-        for path in sorted(self._new_folders()):
+        for path in sorted(self._own_folders(self.new, self.old)):
             target = box_path(path)
-            new = self.new.place(target) if target else None
-            if (
-                not target
-                or not new
-                or new.lower is None
-                or target in self.arrived
-                or target in self.boundaries
-            ):
+            new = self.new.place(target) if target and target not in self.boundaries else None
+            if not target or not new or new.lower is None or target in self.arrived:
                 continue
             old = self.old.place(self._was(target))
             if old and old.lower == new.lower:
                 continue  # it is where it was, or has moved along with a folder above it
             home = self._old_home(new)
-            if home and home not in self.left and not self._still_shows(home, new.lower):
+            if home and home not in self.left and not _shows(self.new, home, new.lower):
                 self._moves(home, target)
+        # The other way round: a folder of the base that is back under its own name.
+        for path in sorted(self._own_folders(self.old, self.new)):
+            source = box_path(path)
+            old = self.old.place(source) if source and source not in self.boundaries else None
+            if not source or not old or old.lower is None or source in self.left:
+                continue
+            target = _natural(old)
+            new = self.new.place(target)
+            if not new or not new.entry.is_folder or new.lower != old.lower or target in self.arrived:
+                continue
+            if self._was(target) != source and not _shows(self.old, self._was(target), old.lower):
+                self._moves(source, target)
 
     def _was(self, path: str) -> str:
         """Where a path of the new tree was in the old one, as far as moved folders tell."""
@@ -385,26 +404,30 @@ class _Comparison:
         self.left.add(source)
         self.arrived[target] = source
 
-    def _new_folders(self) -> Iterator[str]:
-        """Folders of the new layer that may be folders of the base under another name."""
-        if self.old.volume is not None:
-            yield from (path for path, delta in self.by_path.items() if delta.after and delta.after.is_folder)
+    def _own_folders(self, view: PointView, other: PointView) -> Iterator[str]:
+        """Folders of a layer that may be folders of the base under another name."""
+        if other.volume is not None:
+            for delta in self.deltas:
+                entry, path = (
+                    (delta.after, delta.path) if view is self.new else (delta.before, delta.old_path)
+                )
+                if entry and path and entry.is_folder:
+                    yield path
             return
-        waiting = [region.upper for region in self.new.regions.values() if region.upper]
+        waiting = [region.upper for region in view.regions.values() if region.upper]
         while waiting:
             folder = waiting.pop()
-            for name in self.new.upper_names(folder):
+            for name in view.upper_names(folder):
                 path = joined(folder, name)
-                there = files.look(self.new.upper_path(path))
+                there = files.look(view.upper_path(path))
                 if there and there.is_folder:
                     yield path
                     waiting.append(path)
 
     def _old_home(self, place: Place) -> str | None:
         """Where the old tree showed the folder of the base that is at a place now."""
-        wanted, root = place.lower or "", place.region.lower or ""
-        natural = wanted[len(root) :].strip("/")
-        for path, lower in ((below(place.region.path, natural), wanted), *self._shown_before()):
+        wanted = place.lower or ""
+        for path, lower in ((_natural(place), wanted), *self._shown_before()):
             if wanted == lower or wanted.startswith(f"{lower}/"):
                 inside = wanted[len(lower) :].strip("/")
                 found = self.old.place(below(path, inside) if inside else path)
@@ -419,10 +442,6 @@ class _Comparison:
             place = self.old.place(path) if path else None
             if path and place and place.lower and place.entry.is_folder:
                 yield path, place.lower
-
-    def _still_shows(self, path: str, lower: str) -> bool:
-        place = self.new.place(path)
-        return place is not None and place.lower == lower
 
     # ---- both trees together -----------------------------------------------------------------
 
@@ -481,11 +500,15 @@ class _Comparison:
             other = self.new.child(new, name) if new else None
             if one and one.path in self.left:
                 one = None
-            if other and (source := self.arrived.get(other.path)):
-                self.waiting.append((self.old.place(source), other, True))
+            if other and other.path in self.arrived:
+                self._arrives(other.path)
                 other = None
             if one or other:
                 self.waiting.append((one, other, False))
+
+    def _arrives(self, path: str) -> None:
+        """A folder that was somewhere else before: to be compared with what it was there."""
+        self.waiting.append((self.old.place(self.arrived[path]), self.new.place(path), True))
 
     def _origin(self, upper: str) -> str | None:
         """What a path of the new volume was called in the old one; None for what is new."""
@@ -521,7 +544,9 @@ class _Comparison:
                 if entry.name in own or where in self.boundaries:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    if not (view is self.old and where in self.left):
+                    if view is self.new and where in self.arrived:
+                        self._arrives(where)
+                    elif view is self.new or where not in self.left:
                         waiting.append((where, joined(lower, entry.name), set()))
                     continue
                 if self.counted >= COUNTED_AT_MOST:
@@ -629,6 +654,18 @@ class _Comparison:
         if old.upper is not None and new.upper is not None and self.keeps_inodes:
             return False
         return new.entry.size > 0 and not self._reads_differently(old, new)
+
+
+def _natural(place: Place) -> str:
+    """Where the box sees the base's part of a folder when nothing was renamed."""
+    inside = (place.lower or "")[len(place.region.lower or "") :].strip("/")
+    return below(place.region.path, inside) if inside else place.region.path
+
+
+def _shows(view: PointView, path: str, lower: str) -> bool:
+    """Whether a folder of the base is seen at a path."""
+    place = view.place(path)
+    return place is not None and place.lower == lower
 
 
 def _likeness(place: Place) -> tuple[int, ...]:

@@ -18,7 +18,6 @@ contents, links and whether a file can be executed; it cannot say anything else.
 from __future__ import annotations
 
 import base64
-import difflib
 import hashlib
 import io
 import posixpath
@@ -29,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from waypoint.history.landing import Selection, carried, shown, why_it_stays, why_no_file
+from waypoint.history.patches import unified
 from waypoint.history.view import Place, PointView
 from waypoint.kernel import files
 from waypoint.model import Exported, LeftOut
@@ -41,8 +41,6 @@ WHITEOUT_PREFIX = ".wh."
 
 _LARGEST_IN_PATCH = 64 << 20
 _LOOKED_AT_FOR_TEXT = 8000
-_MOST_COMPARISONS = 25_000_000
-_CONTEXT = 3
 
 
 Write = Callable[[bytes], object]
@@ -200,7 +198,7 @@ def _of_wanted(name: str, was: Place | None, place: Place, old: PointView, new: 
     after = _version(new, place)
     if before and after and before.mode[:2] != after.mode[:2]:
         return [*_difference(name, before, None), *_difference(name, None, after)]
-    return list(_difference(name, before, after)) if after else []
+    return list(_difference(name, before, after))
 
 
 def _files_below(view: PointView, path: str) -> Iterator[Place]:
@@ -252,7 +250,7 @@ def _difference(name: str, before: _Version | None, after: _Version | None) -> I
         return
     yield b"--- %s\n" % (_with_tab(one) if before else b"/dev/null")
     yield b"+++ %s\n" % (_with_tab(other) if after else b"/dev/null")
-    yield from _hunks(_lines(old), _lines(new))
+    yield from unified(_lines(old), _lines(new))
 
 
 def _quoted(name: str) -> bytes:
@@ -280,43 +278,9 @@ def _is_binary(content: bytes) -> bool:
     return b"\0" in content[:_LOOKED_AT_FOR_TEXT]
 
 
-def _lines(content: bytes) -> list[str]:
-    # Latin-1 keeps every byte, whatever the encoding is.
-    lines = content.decode("latin-1").split("\n")
-    last = lines.pop()
-    return [f"{line}\n" for line in lines] + ([last] if last else [])
-
-
-def _hunks(old: list[str], new: list[str]) -> Iterator[bytes]:
-    for line in _unified(old, new):
-        yield line.encode("latin-1")
-        if not line.endswith("\n"):
-            yield b"\n\\ No newline at end of file\n"
-
-
-def _unified(old: list[str], new: list[str]) -> Iterator[str]:
-    start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    if (len(old) - start - end) * (len(new) - start - end) <= _MOST_COMPARISONS:
-        told = difflib.unified_diff(old, new, n=_CONTEXT)
-        yield from list(told)[2:]
-        return
-    # Too much to look for what is common: what lies between the first and the last difference is replaced.
-    top, bottom = max(0, start - _CONTEXT), max(0, end - _CONTEXT)
-    before, after = old[top : len(old) - bottom], new[top : len(new) - bottom]
-    yield f"@@ -{_span(top, len(before))} +{_span(top, len(after))} @@\n"
-    yield from (f" {line}" for line in before[: start - top])
-    yield from (f"-{line}" for line in before[start - top : len(before) - (end - bottom)])
-    yield from (f"+{line}" for line in after[start - top : len(after) - (end - bottom)])
-    yield from (f" {line}" for line in before[len(before) - (end - bottom) :])
-
-
-def _span(first: int, length: int) -> str:
-    return f"{first + 1 if length else first},{length}"
+def _lines(content: bytes) -> list[bytes]:
+    *ended, rest = content.split(b"\n")
+    return [line + b"\n" for line in ended] + [rest] * bool(rest)
 
 
 def _binary(old: bytes, new: bytes) -> Iterator[bytes]:

@@ -128,7 +128,7 @@ class LiveDifference(Record, frozen=True):
         ) and not (self.functions_added or self.functions_removed)
 
 
-_OWN_SHELL = "/dev/waypoint/bin/integration.bash"
+OWN_SHELL = "/dev/waypoint/bin/integration.bash"
 _UNREMARKABLE = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
 """Variables that change by themselves."""
 
@@ -136,8 +136,8 @@ _UNREMARKABLE = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
 def compare(old: Facts, new: Facts) -> LiveDifference:
     """From `old` to `new`. A process is the same if number and command are: both survive every restore. The
     session's own shell is always there and not mentioned."""
-    before = {(p.pid, p.command): p for p in old.processes if _OWN_SHELL not in p.command}
-    after = {(p.pid, p.command): p for p in new.processes if _OWN_SHELL not in p.command}
+    before = {(p.pid, p.command): p for p in old.processes if OWN_SHELL not in p.command}
+    after = {(p.pid, p.command): p for p in new.processes if OWN_SHELL not in p.command}
     ports_before = {(p.protocol, p.address, p.port): p for p in old.ports}
     ports_after = {(p.protocol, p.address, p.port): p for p in new.ports}
     names = sorted((old.shell.exported.keys() | new.shell.exported.keys()) - _UNREMARKABLE)

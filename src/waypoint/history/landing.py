@@ -190,7 +190,7 @@ class Rules(NamedTuple):
     """Paths of the box that were asked for by name."""
     outside: Sequence[str] = ()
     """Paths of the box that belong to no point: binds."""
-    why_kept: str = "deleted in the session"
+    why_kept: str = "deleted in the session; --delete lets it go here too"
 
 
 def plan(
@@ -209,7 +209,7 @@ class _Planning:
     ) -> None:
         self.selection, self.old, self.new, self.ground, self.rules = selection, old, new, ground, rules
         self.target = target
-        self.base = PointView(None, new.base, hide=new.hidden) if old.volume is not None else None
+        self.base = PointView.bare(new) if old.volume is not None else None
         self.steps: dict[str, Step] = {}
         self.removals: dict[str, Step] = {}
         self.conflicts: list[Conflict] = []
@@ -317,10 +317,8 @@ class _Planning:
         return True
 
     def _blocked(self, relative: str, error: OSError) -> None:
-        if error.errno == errno.ELOOP:
-            why = "a link of this machine is on the way there"
-        else:
-            why = os.strerror(error.errno or 0)
+        is_link = error.errno == errno.ELOOP
+        why = "a link is on the way there" if is_link else os.strerror(error.errno or 0)
         self._conflict(relative, why, forcible=False)
 
     def _compare(self, place: Place, relative: str, what: tuple[Facet, ...] | None, where: str) -> None:
@@ -399,8 +397,7 @@ class _Planning:
                 self._blocked(relative, error)
             return
         if not self.rules.delete:
-            why = f"{self.rules.why_kept}; --delete lets it go here too"
-            self.left_out.append(LeftOut(path=shown(path), why=why))
+            self.left_out.append(LeftOut(path=shown(path), why=self.rules.why_kept))
             return
         self._remove(relative)
 

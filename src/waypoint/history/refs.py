@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from waypoint.errors import InvalidName, NotFound, UsageError
+from waypoint.history.retention import parse_duration
 from waypoint.model import Checkpoint
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -19,6 +20,16 @@ _STEPS = re.compile(r"@(?:(-+)|~(\d+))?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _SHORTEST_PREFIX = 4
 RESERVED = frozenset({"good", "now", "base"})
+
+
+def split(ref: str) -> tuple[str | None, str]:
+    """The session that a ref names by itself, if it does, and the rest: `work:up`, or `work/up` as the log
+    writes it. A time of day is no session."""
+    for separator in (":", "/"):
+        session, found, rest = ref.partition(separator)
+        if found and not (separator == ":" and _CLOCK.fullmatch(ref)):
+            return session, rest
+    return None, ref
 
 
 def check_name(name: str, what: str) -> str:
@@ -63,6 +74,26 @@ def _at_clock(match: re.Match[str], points: Sequence[Checkpoint], now: datetime)
         moment -= timedelta(days=1)
     earlier = [point for point in points if datetime.fromisoformat(point.created_at) <= moment]
     return earlier[-1] if earlier else None
+
+
+def moment(text: str, now: datetime) -> datetime:
+    """A time that somebody means: `10:27`, `2h` (ago), `3d`, `2026-11-16`, `2026-11-16 10:27`."""
+    if clock := _CLOCK.fullmatch(text):
+        hour, minute, second = int(clock[1]), int(clock[2]), int(clock[3] or 0)
+        if hour < 24 and minute < 60 and second < 60:
+            found = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+            return found if found <= now else found - timedelta(days=1)
+    try:
+        return now - timedelta(seconds=parse_duration(text.replace(" ", "")))
+    except UsageError:
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is no time", hint="write 10:27, 2h (ago), 3d, 2026-11-16 or '2026-11-16 10:27'"
+        ) from None
+    return found if found.tzinfo else found.astimezone()
 
 
 def _last_good(

@@ -24,8 +24,8 @@ AUTOMATIC: tuple[Kind, ...] = ("auto", "safety")
 """What Waypoint took by itself, and may thin by itself when room is needed."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
-_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhdw])+")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw])")
 
 
 def parse_duration(text: str) -> float:

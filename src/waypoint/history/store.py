@@ -11,7 +11,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from waypoint.errors import AlreadyExists, DaemonError
+from waypoint.history.facts import ShellFact
 from waypoint.model import (
     Actor,
     BoxOptions,
@@ -115,6 +116,19 @@ _MIGRATIONS = (
         ground      TEXT NOT NULL
     );
     """,
+    """
+    CREATE TABLE landed (
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        path        BLOB NOT NULL,
+        stamp       TEXT NOT NULL,
+        PRIMARY KEY (session, path)
+    );
+    """,
+    """
+    ALTER TABLE sessions ADD COLUMN began TEXT;
+    ALTER TABLE cards ADD COLUMN summary TEXT;
+    UPDATE cards SET summary = json_extract(card, '$.summary');
+    """,
 )
 SCHEMA = len(_MIGRATIONS)
 
@@ -132,6 +146,12 @@ class SessionRow(Record, frozen=True):
     box: str | None
     auto: bool = False
     """Whether a point is taken after each command that changed something."""
+    began: ShellFact | None = None
+    """Its shell at the first prompt: what everybody's start-up files set is nothing that happened in it."""
+
+
+UNDOABLE = ("restore", "restore_files", "redo")
+"""Operations that `undo` takes back."""
 
 
 class OperationRow(Record, frozen=True):
@@ -205,6 +225,7 @@ class Store:
             forked_from=row["forked_from"],
             box=row["box"],
             auto=bool(row["auto"]),
+            began=msgspec.json.decode(row["began"], type=ShellFact) if row["began"] else None,
         )
 
     def sessions(self) -> list[SessionRow]:
@@ -216,16 +237,25 @@ class Store:
         return self._session(rows[0]) if rows else None
 
     def add_session(
-        self, session_id: str, name: str, options: BoxOptions, *, box: str, head: str | None = None
+        self,
+        session_id: str,
+        name: str,
+        options: BoxOptions,
+        *,
+        box: str,
+        head: str | None = None,
+        began: ShellFact | None = None,
     ) -> SessionRow:
         """A new session, which exists from here on. `head`: the checkpoint it is forked from."""
         packed = msgspec.json.encode(options).decode()
+        shell = msgspec.json.encode(began).decode() if began else None
         try:
             with self._transaction():
                 self._db.execute(
-                    "INSERT INTO sessions (id, name, state, created_at, options, head, forked_from, box)"
-                    " VALUES (?, ?, 'live', ?, ?, ?, ?, ?)",
-                    (session_id, name, time.time(), packed, head, head, box),
+                    "INSERT INTO sessions"
+                    " (id, name, state, created_at, options, head, forked_from, box, began)"
+                    " VALUES (?, ?, 'live', ?, ?, ?, ?, ?, ?)",
+                    (session_id, name, time.time(), packed, head, head, box, shell),
                 )
         except sqlite3.IntegrityError as error:
             raise AlreadyExists(f"there is a session {name!r} already", hint="choose another name") from error
@@ -285,7 +315,7 @@ class Store:
 
     # The last verdict and the card's line come along, so that a log of a thousand points is one question.
     _POINTS = """
-        SELECT c.*, s.name AS session_name, json_extract(d.card, '$.summary') AS summary,
+        SELECT c.*, s.name AS session_name, d.summary AS summary,
                v.id AS v_id, v.command AS v_command, v.state AS v_state, v.at AS v_at,
                v.exit_code AS v_exit_code, v.duration_ms AS v_duration_ms, v.output AS v_output,
                (SELECT group_concat(t.name, ' ') FROM tags t WHERE t.checkpoint = c.id) AS tags
@@ -312,6 +342,11 @@ class Store:
 
     def name_taken(self, session_id: str, name: str) -> bool:
         return bool(self._rows("SELECT 1 FROM checkpoints WHERE session = ? AND name = ?", session_id, name))
+
+    def next_number(self, session_id: str) -> int:
+        """The one that the session's next checkpoint will have."""
+        rows = self._rows("SELECT points + 1 AS number FROM sessions WHERE id = ?", session_id)
+        return int(rows[0]["number"]) if rows else 1
 
     def add_checkpoint(
         self,
@@ -376,13 +411,13 @@ class Store:
 
     # ---- cards, verdicts, tags, notes ---------------------------------------------------------
 
-    def set_card(self, checkpoint_id: str, card: bytes) -> None:
+    def set_card(self, checkpoint_id: str, card: bytes, summary: str) -> None:
         """A card, computed or computed again; nothing when its checkpoint has gone meanwhile."""
         with self._transaction():
             self._db.execute(
-                "INSERT OR REPLACE INTO cards (checkpoint, at, card)"
-                " SELECT id, ?, ? FROM checkpoints WHERE id = ?",
-                (time.time(), card.decode(), checkpoint_id),
+                "INSERT OR REPLACE INTO cards (checkpoint, at, card, summary)"
+                " SELECT id, ?, ?, ? FROM checkpoints WHERE id = ?",
+                (time.time(), card.decode(), summary, checkpoint_id),
             )
 
     def card(self, checkpoint_id: str) -> bytes | None:
@@ -443,6 +478,11 @@ class Store:
             if checkpoint_id is not None:
                 self._db.execute("INSERT INTO tags VALUES (?, ?, ?)", (session_id, name, checkpoint_id))
             return bool(gone)
+
+    def tags(self, session_id: str) -> dict[str, str]:
+        """The tags of a session and the points they name, which may be another session's."""
+        rows = self._rows("SELECT name, checkpoint FROM tags WHERE session = ? ORDER BY name", session_id)
+        return {row["name"]: row["checkpoint"] for row in rows}
 
     def add_note(self, checkpoint_id: str, text: str) -> None:
         with self._transaction():
@@ -516,6 +556,14 @@ class Store:
             if undoes is not None:
                 self._db.execute("UPDATE operations SET undone = 1 WHERE id = ?", (undoes,))
 
+    def changed(self, session_id: str, verb: str, *, target: str, before: str | None) -> None:
+        """Something of a point was brought into a session, which stands where it stood."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO operations (session, at, verb, target, before) VALUES (?, ?, ?, ?, ?)",
+                (session_id, time.time(), verb, target, before),
+            )
+
     def operations(self, session_id: str) -> list[OperationRow]:
         """What moved a session, oldest first."""
         rows = self._rows("SELECT * FROM operations WHERE session = ? ORDER BY id", session_id)
@@ -531,3 +579,18 @@ class Store:
             )
             for row in rows
         ]
+
+    # ---- landings ----------------------------------------------------------------------------
+
+    def landed(self, session_id: str) -> dict[bytes, str]:
+        """What a session has landed on this machine: which path was given which file."""
+        rows = self._rows("SELECT path, stamp FROM landed WHERE session = ?", session_id)
+        return {row["path"]: row["stamp"] for row in rows}
+
+    def set_landed(self, session_id: str, stamps: Mapping[bytes, str]) -> None:
+        """Nothing when the session has gone meanwhile."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO landed SELECT id, ?, ? FROM sessions WHERE id = ?",
+                [(path, stamp, session_id) for path, stamp in stamps.items()],
+            )

@@ -103,6 +103,14 @@ class PointView:
         self._covered = self._find_covered()
         self._places: dict[str, Place | None] = {}
 
+    @classmethod
+    def bare(cls, view: PointView) -> PointView:
+        """The base alone, with the same mounts below it as another view of it."""
+        found = cls(None, view.base, hide=view.hidden)
+        found.regions = dict(view.regions)
+        found._covered = view._covered
+        return found
+
     def _find_covered(self) -> frozenset[str]:
         """What the host has mounted below the base and an overlay of it does not see."""
         found = set()

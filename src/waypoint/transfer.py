@@ -1,0 +1,690 @@
+"""Files in and out of sessions: landing a result, exporting it, copying, bringing single files back.
+
+What changed comes from views of points (or of a throwaway snapshot of the present); whatever is written goes
+through `kernel.placing`, be it to the host or into a live box. Paths of the host are looked up from the root
+of whoever asked: a client in a mount namespace of its own means the files that it sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import posixpath
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from waypoint.errors import (
+    LandingConflict,
+    MachineError,
+    NoSpace,
+    NotFound,
+    SessionDead,
+    UsageError,
+    WaypointError,
+)
+from waypoint.history import exports, landing
+from waypoint.history.changes import Changes, compare, is_noise
+from waypoint.history.landing import Rules, Selection, Step, carried, place_of, shown, why_no_file
+from waypoint.history.store import SessionRow
+from waypoint.history.view import Place, PointView
+from waypoint.kernel import files
+from waypoint.kernel.deltas import differences
+from waypoint.kernel.files import Entry
+from waypoint.kernel.placing import ANYTHING, Dress, Expected, Folder, Moved
+from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
+from waypoint.sessions import Live, Sessions
+from waypoint.story import BASE, Moment, Story
+
+_MOST_CONFLICTS_TOLD = 200
+
+
+class Request(NamedTuple):
+    """Which changes are meant: those of the session since its base, unless it is said otherwise."""
+
+    ref: str | None = None
+    """Up to this point; None: up to now."""
+    since: str | None = None
+    """From this point; None: from the base."""
+    source: str | None = None
+    """The folder of the box that stands for where they land."""
+    paths: Sequence[str] = ()
+    """Only what is at or below these."""
+
+
+class _Found(NamedTuple):
+    """A request, answered: both trees, and what of them was asked for."""
+
+    old: PointView
+    new: PointView
+    selection: Selection
+    named: tuple[str, ...]
+
+
+class _Piece(NamedTuple):
+    """One thing of a tree that is being copied."""
+
+    path: str
+    """Relative to the top, which is the empty path."""
+    entry: Entry
+    data: str | None
+    """Where the bytes of a regular file can be read, until the next piece is asked for."""
+    target: str | None
+    """Where a link points."""
+    attributes: dict[str, bytes]
+    identity: tuple[int, int] | None
+    """Device and inode of a folder, or of what has several names."""
+
+
+class _Nowhere:
+    """A folder that does not exist yet."""
+
+    def at(self, path: str) -> contextlib.AbstractContextManager[str]:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    def names(self, _path: str) -> list[str]:
+        return []
+
+
+class Transfers:
+    """What carries files for the sessions of one home."""
+
+    def __init__(self, sessions: Sessions, story: Story) -> None:
+        self._sessions, self._story = sessions, story
+
+    # ---- apply and export --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _answered(self, row: SessionRow, request: Request, default: str | None) -> Iterator[_Found]:
+        """`default`: the source when none was given; None chooses as `apply` does."""
+        with (
+            self._story.moment(row, request.since or BASE) as old,
+            self._story.moment(row, request.ref) as new,
+        ):
+            changes = _changes(old, new)
+            before = PointView.bare(new.view) if old.view.volume is None else old.view
+            views = (new.view, before)
+            source = self._source(request, new, views, default)
+            paths = tuple(_named(posixpath.join(source, path), views) for path in request.paths)
+            for path in paths:
+                if not landing.is_inside(path, source):
+                    raise UsageError(
+                        f"{shown(path)} is not below {shown(source)}", hint="say with --from where to start"
+                    )
+            yield _Found(before, new.view, landing.select(changes, new.view, source, paths), paths)
+
+    def _source(
+        self, request: Request, moment: Moment, views: Sequence[PointView], default: str | None
+    ) -> str:
+        """The folder of the box that stands for where things land: the one that was given; else the one
+        folder that was named by its whole path; else the one the shell is in."""
+        whole = [path for path in request.paths if path.startswith("/")]
+        given = request.source or default
+        if given is None and len(request.paths) == 1 and whole:
+            found = _named(whole[0], views)
+            return found if _is_folder(found, views) else posixpath.dirname(found)
+        if given is None and whole:
+            raise UsageError(
+                "which folder of the session stands for the target?",
+                hint="say it with --from; paths that do not begin with / start there",
+            )
+        if given is None and moment.point and moment.point.files_only:
+            raise UsageError(
+                f"{moment.label} does not know where the shell was", hint="say with --from where to start"
+            )
+        source = _named(posixpath.join(moment.facts.shell.cwd, given or ""), views)
+        if not _is_folder(source, views):
+            raise UsageError(f"{shown(source)} is no folder of the session", hint="give a folder with --from")
+        return source
+
+    def apply(
+        self,
+        row: SessionRow,
+        outside: Folder,
+        to: str,
+        request: Request,
+        *,
+        delete: bool = False,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> Landing:
+        """Brings what has changed in a session to a folder of the host. Conflicts refuse all of it, unless it
+        is forced; then those that cannot be are left."""
+        to = posixpath.normpath(to)
+        with (
+            _in_words(),
+            self._answered(row, request, "/" if to == "/" else None) as found,
+            contextlib.ExitStack() as held,
+        ):
+            ground = None
+            with contextlib.suppress(FileNotFoundError):
+                ground = held.enter_context(outside.enter(to, durable=True))
+            known = set(self._sessions.store.landed(row.id).values())
+            rules = Rules(
+                delete=delete,
+                since_ns=self._began_ns(row, found.new),
+                landed=lambda _, status: _stamp(status) in known,
+                named=found.named,
+                outside=[bind.box for bind in row.options.binds],
+            )
+            plan = landing.plan(found.selection, found.old, found.new, ground or _Nowhere(), to, rules)
+            if dry_run:
+                return plan.landing
+            _refuse(plan.landing, force=force)
+            if plan.steps:
+                ground = ground or held.enter_context(_made_folder(outside, to))
+                self._land(row, plan.steps, found.new, ground, to)
+            lost = tuple(
+                LeftOut(
+                    path=shown(posixpath.join(to, path)), why=f"landed without {name}: not possible there"
+                )
+                for path, name in (ground.lost if ground else ())
+            )
+            return msgspec.structs.replace(plan.landing, left_out=plan.landing.left_out + lost, done=True)
+
+    def _land(self, row: SessionRow, steps: Sequence[Step], view: PointView, ground: Folder, to: str) -> None:
+        stamps: dict[bytes, str] = {}
+        try:
+            for path, status in carry_out(steps, view, ground, times=False, insist=True):
+                stamps[os.fsencode(posixpath.join(to, path))] = _stamp(status)
+        except Moved as moved:
+            raise LandingConflict(
+                f"{shown(posixpath.join(to, moved.path))} changed while this was landing",
+                hint="what came before it has landed; look again, and land the rest",
+            ) from moved
+        finally:
+            # What has landed is known as such, whatever became of the rest.
+            self._sessions.store.set_landed(row.id, stamps)
+
+    def _began_ns(self, row: SessionRow, view: PointView) -> int:
+        """When what a session has been layered on was last known to be what the session saw. A fork has seen
+        what its origin began with."""
+        began = [int(row.created_at * 1e9)]
+        origin: SessionRow | None = row
+        while origin and origin.forked_from:
+            point = self._sessions.store.checkpoint(origin.forked_from)
+            origin = self._sessions.store.session(point.session) if point else None
+            if origin:
+                began.append(int(origin.created_at * 1e9))
+        # Its layer keeps its birth through snapshots, where the pool knows births at all.
+        if born := files.born(f"{view.volume}/upper"):
+            began.append(born[0] * 1_000_000_000 + born[1])
+        return min(began)
+
+    def export(
+        self,
+        row: SessionRow,
+        write: Callable[[bytes], object],
+        request: Request,
+        *,
+        patch: bool = False,
+        whiteouts: bool = False,
+    ) -> Exported:
+        """The same changes as a tar or as a patch."""
+        with _in_words(), self._answered(row, request, "/") as found:
+            if patch:
+                return exports.write_patch(found.selection, found.old, found.new, write, named=found.named)
+            return exports.write_tar(
+                found.selection, found.new, write, named=found.named, whiteouts=whiteouts
+            )
+
+    # ---- single files back -------------------------------------------------------------------
+
+    def restore_files(
+        self,
+        row: SessionRow,
+        ref: str,
+        paths: Sequence[str],
+        *,
+        delete: bool = False,
+        safety: bool = True,
+        dry_run: bool = False,
+    ) -> FilesRestored:
+        """Files and folders of a point, back in the session as they were there. What was made since stays,
+        unless `delete`. The present is kept in a safety checkpoint first."""
+        if not paths:
+            raise UsageError("which files?", hint="name files or folders of the session")
+        point = self._sessions.point(row, ref)
+        with (
+            _in_words(),
+            self._story.moment(row, None) as now,
+            self._story.moment(row, point.id) as then,
+            self._steady(row) as live,
+            self._root(live) as root,
+        ):
+            views = (then.view, now.view)
+            cwd = now.facts.shell.cwd
+            named = [_named(posixpath.join(cwd, path), views, follow=False) for path in paths]
+            selection = landing.select(_changes(now, then), then.view, "/", named)
+            rules = Rules(
+                delete=delete,
+                judge=False,
+                named=named,
+                outside=[bind.box for bind in row.options.binds],
+                why_kept=f"made since {point.name or point.label}; --delete lets it go",
+            )
+            plan = landing.plan(selection, now.view, then.view, root, "/", rules)
+            if dry_run:
+                return FilesRestored(checkpoint=point, landing=plan.landing)
+            _refuse(plan.landing, force=False)
+            kept = None
+            if plan.steps:
+                kept = self._keep(row, point) if safety else None
+                # Before, so that an undo finds its way also from the middle of it.
+                before = kept.id if kept else None
+                self._sessions.store.changed(row.id, "restore_files", target=point.id, before=before)
+                for _ in carry_out(plan.steps, then.view, root, times=True, insist=False):
+                    pass
+            done = msgspec.structs.replace(plan.landing, done=True)
+            return FilesRestored(checkpoint=point, landing=done, safety=kept)
+
+    def _keep(self, row: SessionRow, point: Checkpoint) -> Checkpoint:
+        try:
+            return self._sessions.checkpoint(
+                row,
+                f"before files of {point.name or point.label} came back",
+                kind="safety",
+                actor="automatic",
+            )
+        except WaypointError as error:
+            error.hint = (
+                f"the present could not be saved first; `--no-safety` goes without. {error.hint}".strip()
+            )
+            raise
+
+    # ---- copying -----------------------------------------------------------------------------
+
+    def copy_in(
+        self, row: SessionRow, outside: Folder, sources: Sequence[str], target: str, *, follow: bool = False
+    ) -> Copied:
+        """Files and folders of the host into a live session."""
+        with _in_words(), self._steady(row) as live, self._root(live) as root:
+            cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
+            given = [(path, _pieces_outside(outside, path, follow=follow)) for path in sources]
+            return _copy(given, root, posixpath.join(cwd, target))
+
+    def copy_out(
+        self,
+        row: SessionRow,
+        outside: Folder,
+        sources: Sequence[str],
+        target: str,
+        *,
+        ref: str | None = None,
+        follow: bool = False,
+    ) -> Copied:
+        """Files and folders of a session as it is now, or of one of its points, to the host."""
+        with _in_words():
+            if ref is not None:
+                with self._story.moment(row, ref) as then:
+                    paths = [posixpath.join(then.facts.shell.cwd, path) for path in sources]
+                    given = [(path, _pieces_of(then.view, path, follow=follow)) for path in paths]
+                    return _copy(given, outside, target, rights=False)
+            live = self._sessions.live(row)
+            with self._root(live) as root:
+                cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
+                paths = [posixpath.join(cwd, path) for path in sources]
+                given = [(path, _pieces_outside(root, path, follow=follow)) for path in paths]
+                return _copy(given, outside, target, rights=False)
+
+    @contextlib.contextmanager
+    def _steady(self, row: SessionRow) -> Iterator[Live]:
+        """A session that no checkpoint finds half changed and no restore takes away meanwhile."""
+        while True:
+            live = self._sessions.live(self._sessions.find(row.id))
+            with live.state:
+                if not live.ended.is_set():
+                    yield live
+                    return
+
+    @contextlib.contextmanager
+    def _root(self, live: Live) -> Iterator[Folder]:
+        """The root that a live session sees."""
+        try:
+            root = Folder.root_of(live.box.pid)
+        except OSError as error:
+            raise SessionDead("the session has just ended") from error
+        with root:
+            if not live.box.alive:  # then the number may be somebody else's by now
+                raise SessionDead("the session has just ended")
+            yield root
+
+
+def _changes(old: Moment, new: Moment) -> Changes:
+    if new.view.volume is None:
+        raise UsageError("the base is where everything starts", hint="give it as the first of the two")
+    if old.view.volume is None:
+        return compare(None, new.view)
+    return compare(old.view, new.view, differences(old.view.volume, new.view.volume, skip=is_noise))
+
+
+def _named(path: str, views: Sequence[PointView], *, follow: bool = True) -> str:
+    try:
+        return place_of(path, views, follow=follow)
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"the session has no {shown(path)}", hint="paths are those of the session, from its folder on"
+        ) from error
+
+
+def _is_folder(path: str, views: Sequence[PointView]) -> bool:
+    return any(place.entry.is_folder for view in views if (place := view.place(path)))
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_dev}:{status.st_ino}:{status.st_ctime_ns}:{status.st_size}"
+
+
+def _made_folder(outside: Folder, path: str) -> Folder:
+    with contextlib.closing(outside.destination(path)[0]) as above:
+        above.put_folder(posixpath.basename(path), Dress(mode=0o755), instead_of=None)
+    return outside.enter(path, durable=True)
+
+
+def _refuse(planned: Landing, *, force: bool) -> None:
+    """Conflicts, as an error that names them."""
+    if force or not planned.conflicts:
+        return
+    first = planned.conflicts[0]
+    more = len(planned.conflicts) - 1
+    said = f"{first.path}: {first.why}" + (f", and {more} more" if more else "")
+    forcible = all(conflict.forcible for conflict in planned.conflicts)
+    raise LandingConflict(
+        f"nothing was changed, there {'are conflicts' if more else 'is a conflict'}: {said}",
+        hint="`--force` replaces what is here" if forcible else "name the paths that are to land",
+        conflicts=msgspec.to_builtins(planned.conflicts[:_MOST_CONFLICTS_TOLD]),
+    )
+
+
+# ---- carrying out -------------------------------------------------------------------------------
+
+
+def carry_out(
+    steps: Sequence[Step], view: PointView, ground: Folder, *, times: bool, insist: bool
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Does what a plan says, telling what has got its place. `times`: files are as old as they were; else
+    they are new, and what is built from them is built again. `insist`: only places that are as the plan saw
+    them."""
+    _check_room(steps, ground)
+    names: dict[int, str] = {}
+    replaced: list[str] = []
+    for step in steps:
+        replaces_folder = step.there is not None and step.there.is_folder and "type" in step.what
+        expected: Expected = step.there if insist or replaces_folder else ANYTHING
+        place = step.place
+        if place is None:
+            if not any(landing.is_inside(step.path, folder) for folder in replaced):
+                ground.remove(step.path, instead_of=expected)
+            continue
+        if replaces_folder:
+            replaced.append(step.path)  # with all that was in it
+        dress = _dress(step, place, view, ground, times=times)
+        if step.action == "mode":
+            ground.dress(step.path, dress, instead_of=expected)
+        elif place.entry.is_folder:
+            ground.put_folder(step.path, dress, instead_of=expected)
+        elif place.entry.is_link:
+            where = view.host_path(place)
+            target = files.target(where) if where else None
+            if target is None:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
+            yield step.path, ground.put_link(step.path, target, dress, instead_of=expected)
+        elif place.upper is not None and (first := names.get(place.entry.inode)):
+            yield step.path, ground.put_name(step.path, first, instead_of=expected)
+        else:
+            where = view.data_path(place)
+            if where is None:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
+            yield step.path, ground.put_file(step.path, where, dress, instead_of=expected)
+            if place.upper is not None and place.entry.links > 1:
+                names[place.entry.inode] = step.path
+    if times:
+        _set_times(steps, ground)
+    ground.flush()
+
+
+def _dress(step: Step, place: Place, view: PointView, ground: Folder, *, times: bool) -> Dress:
+    """What is brought of owner, mode and attributes; what is not is as it is there."""
+    entry, there = place.entry, step.there
+    mtime = entry.mtime_ns if times else None
+    wanted: dict[str, bytes | None] = {**carried(view.attributes(place))}
+    if there is None or "type" in step.what:
+        return Dress(entry.mode, (entry.uid, entry.gid), wanted, mtime)
+    with ground.at(step.path) as where:
+        present = carried(files.attributes(where))
+    if step.action == "mode":
+        return Dress(
+            entry.mode if "mode" in step.what else None,
+            (entry.uid, entry.gid) if "owner" in step.what else None,
+            {**dict.fromkeys(present), **wanted} if "xattr" in step.what else None,
+            mtime,
+        )
+    return Dress(
+        entry.mode if "mode" in step.what else there.mode,
+        (entry.uid, entry.gid) if "owner" in step.what else (there.uid, there.gid),
+        wanted if "xattr" in step.what else {**present},
+        mtime,
+    )
+
+
+def _set_times(steps: Sequence[Step], ground: Folder) -> None:
+    """Folders last: whatever is made in one makes it young again."""
+    for step in reversed(steps):
+        if step.place and step.place.entry.is_folder:
+            with contextlib.suppress(FileNotFoundError):
+                ground.dress(step.path, Dress(mtime_ns=step.place.entry.mtime_ns))
+
+
+def _check_room(steps: Sequence[Step], ground: Folder) -> None:
+    needed = sum(
+        step.place.entry.size
+        for step in steps
+        if step.place and step.place.entry.is_file and "content" in step.what
+    )
+    room = os.statvfs(f"/proc/self/fd/{ground.fd}")
+    if needed > room.f_bavail * room.f_frsize:
+        raise NoSpace(
+            f"{needed >> 20} MB are to be written and there is no room for them", hint="nothing was changed"
+        )
+
+
+# ---- copying ------------------------------------------------------------------------------------
+
+
+def _is_content_of(path: str) -> bool:
+    """`folder/.`: what is in it, and not it."""
+    return path.endswith("/.") or posixpath.normpath(path) == "/"
+
+
+def _pieces_outside(root: Folder, path: str, *, follow: bool) -> Iterator[_Piece]:
+    """What is at a path of a root, with all below it."""
+    plain = posixpath.normpath(path)
+    if follow or path.endswith(("/", "/.")):
+        with contextlib.suppress(NotADirectoryError), root.enter(path) as folder:
+            yield from _pieces_in(folder, "")
+            return
+    if follow:
+        above, name = root.destination(path)
+    else:
+        above, name = root.enter(posixpath.dirname(path.rstrip("/"))), posixpath.basename(plain)
+    with above:
+        yield from _pieces_in(above, name)
+
+
+def _pieces_in(folder: Folder, path: str) -> Iterator[_Piece]:
+    found = False
+    for node in folder.walk(path):
+        found = True
+        status = os.lstat(node.where)
+        yield _Piece(
+            node.path,
+            node.entry,
+            node.data if node.entry.is_file else None,
+            files.target(node.where) if node.entry.is_link else None,
+            files.attributes(node.where),
+            (status.st_dev, status.st_ino) if node.entry.is_folder or status.st_nlink > 1 else None,
+        )
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def _pieces_of(view: PointView, path: str, *, follow: bool) -> Iterator[_Piece]:
+    """What is at a path of a point, with all below it."""
+    top = view.resolve(path, follow=follow or path.endswith(("/", "/.")))
+    if top is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    waiting = [("", top)]
+    while waiting:
+        inside, place = waiting.pop()
+        where = view.host_path(place)
+        own = place.entry.links > 1 and place.upper is not None
+        yield _Piece(
+            inside,
+            place.entry,
+            view.data_path(place),
+            files.target(where) if where and place.entry.is_link else None,
+            view.attributes(place),
+            (0, place.entry.inode) if own else None,
+        )
+        children = [(name, view.child(place, name)) for name in reversed(view.children(place))]
+        waiting += [(posixpath.join(inside, name), child) for name, child in children if child]
+
+
+def _copy(
+    given: Sequence[tuple[str, Iterator[_Piece]]], root: Folder, target: str, *, rights: bool = True
+) -> Copied:
+    """Copies as `cp -a` does: into the target when that is a folder, else to it. Without `rights` no file
+    arrives that lends its own to whoever runs it."""
+    folder: Folder | None = None
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        folder = root.enter(target)
+    if folder is None and (len(given) > 1 or target.endswith("/")):
+        raise NotFound(f"there is no folder {shown(target)}", hint="make it first")
+    name = ""
+    if folder is None:
+        try:
+            folder, name = root.destination(target)
+        except FileNotFoundError as error:
+            above = shown(posixpath.dirname(target))
+            raise NotFound(f"there is no folder {above}", hint="make it first") from error
+    with folder:
+        copying = _Copying(folder, rights=rights)
+        for path, pieces in given:
+            own = "" if _is_content_of(path) else posixpath.basename(posixpath.normpath(path))
+            copying.tree(path, pieces, name or own)
+        return copying.finish(target)
+
+
+class _Copying:
+    """A copy under way."""
+
+    def __init__(self, folder: Folder, *, rights: bool) -> None:
+        self._folder, self._rights = folder, rights
+        self._names: dict[tuple[int, int], str] = {}
+        self._made: set[tuple[int, int]] = set()
+        """Folders that are of the copy's own making: one that is copied into itself has an end."""
+        self._times: list[tuple[str, int]] = []
+        self._left_out: list[LeftOut] = []
+        self._files = self._folders = self._links = self._bytes = 0
+
+    def tree(self, source: str, pieces: Iterator[_Piece], base: str) -> None:
+        self._names.clear()
+        own: str | None = None
+        try:
+            for piece in pieces:
+                path = "/".join(filter(None, (base, piece.path)))
+                if own is not None and landing.is_inside(piece.path, own):
+                    continue
+                if piece.entry.is_folder and piece.identity in self._made:
+                    own = piece.path
+                elif why := why_no_file(piece.entry):
+                    self._leave(posixpath.join(source, piece.path), why)
+                elif path:
+                    self._one(piece, path)
+        except FileNotFoundError as error:
+            if self._files or self._folders or self._links:
+                raise
+            raise NotFound(f"there is no {shown(source)}", hint="look where it is") from error
+
+    def _leave(self, path: str, why: str) -> None:
+        self._left_out.append(LeftOut(path=shown(path), why=why))
+
+    def _one(self, piece: _Piece, path: str) -> None:
+        entry, folder = piece.entry, self._folder
+        there = folder.look(path)
+        if there and there.is_folder != entry.is_folder:
+            raise UsageError(
+                f"{shown(path)} is a {there.kind} there", hint="remove it first, or choose another place"
+            )
+        dress = self._dress(piece, path)
+        if entry.is_folder:
+            if there is None:
+                status = folder.put_folder(path, dress)
+                self._made.add((status.st_dev, status.st_ino))
+                self._times.append((path, entry.mtime_ns))
+            self._folders += 1
+        elif entry.is_link:
+            folder.put_link(path, piece.target or "", dress)
+            self._links += 1
+        elif piece.identity and piece.identity in self._names:
+            folder.put_name(path, self._names[piece.identity])
+            self._files += 1
+        else:
+            if piece.data is None:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            self._bytes += folder.put_file(path, piece.data, dress).st_size
+            self._files += 1
+            if piece.identity:
+                self._names[piece.identity] = path
+
+    def _dress(self, piece: _Piece, path: str) -> Dress:
+        entry, attributes = piece.entry, carried(piece.attributes)
+        mode = entry.mode
+        if entry.is_file and not self._rights:
+            lends = mode & (stat.S_ISUID | stat.S_ISGID)
+            if lends or "security.capability" in attributes:
+                self._leave(path, "came without the rights that it lends to whoever runs it")
+                mode &= ~(stat.S_ISUID | stat.S_ISGID)
+                attributes.pop("security.capability", None)
+        return Dress(mode, (entry.uid, entry.gid), {**attributes}, entry.mtime_ns)
+
+    def finish(self, target: str) -> Copied:
+        for path, mtime_ns in reversed(self._times):
+            with contextlib.suppress(FileNotFoundError):
+                self._folder.dress(path, Dress(mtime_ns=mtime_ns))
+        for path, attribute in self._folder.lost:
+            self._leave(posixpath.join(target, path), f"came without {attribute}: not possible there")
+        return Copied(
+            files=self._files,
+            folders=self._folders,
+            links=self._links,
+            bytes=self._bytes,
+            left_out=tuple(self._left_out),
+        )
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """What the kernel refuses, as an error that helps."""
+    try:
+        yield
+    except Moved as moved:
+        raise LandingConflict(f"{shown(moved.path)} changed meanwhile", hint="look again") from moved
+    except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else ""
+        where = "" if name.startswith("/proc/self/fd/") else f"{shown(name)}: "
+        said = f"{where}{os.strerror(error.errno or 0)}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"no space left: {said}", hint="free some, and do it again") from error
+        if error.errno == errno.ELOOP:
+            raise UsageError(
+                f"{where}a link is on the way there that is not followed", hint="name the place itself"
+            ) from error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise NotFound(said, hint="is it still there?") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EXDEV):
+            raise UsageError(said, hint="nothing can be written there") from error
+        raise MachineError(said) from error

@@ -1,0 +1,416 @@
+"""Room: what takes it, what may go, and what happens before it runs out.
+
+Forgetting takes a point's row and then its bytes. Which points a policy means is decided in
+history/retention.py, what they would give back is found out in kernel/extents.py. Here both meet what is
+protected: where sessions stand, what they were forked from, what `undo` and `redo` go back to, what is being
+verified.
+
+The pool is watched at every checkpoint. From 80% on every answer carries a warning. From 90% on the oldest
+points that Waypoint took by itself are forgotten, until it is less full again. A checkpoint that would not
+fit is refused before anything is frozen: the session does not notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from waypoint import bases
+from waypoint.errors import NoSpace, UsageError
+from waypoint.history.retention import AUTOMATIC, Policy, choose, holds
+from waypoint.history.store import UNDOABLE, SessionRow
+from waypoint.kernel import extents, processes
+from waypoint.kernel.extents import Growth, Space
+from waypoint.kernel.pool import BtrfsPool
+from waypoint.model import (
+    BaseUse,
+    Checkpoint,
+    Cost,
+    DiskUse,
+    Forgotten,
+    KeptPoint,
+    PoolUse,
+    Pruned,
+    VolumeUse,
+)
+from waypoint.sessions import Live, Sessions
+
+log = logging.getLogger("waypoint")
+
+WARN_PERCENT = 80.0
+THIN_PERCENT = 90.0
+THIN_UNTIL_PERCENT = 85.0
+AUTOMATIC_KEPT = 5
+"""Of the points that Waypoint took by itself, so many of each session stay when room is made."""
+MARGIN_BYTES = 32 << 20
+"""What a checkpoint needs beside its memory images: file system metadata, and room to give it up again."""
+PLENTY_BYTES = 8 << 30
+"""With so much free nobody is warned and nothing thinned, however full the disk that others use too."""
+_BATCH = 8
+_MIB = 1 << 20
+_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+_COST_SECONDS = 20.0
+_FORGET_SECONDS = 2.0
+_MAKE_ROOM = (
+    "`waypoint forget --keep-last 10` forgets old points, `waypoint prune --auto` those taken automatically;"
+    " `waypoint du` shows what takes the room"
+)
+
+
+class Upkeep:
+    """The room of one home. One of these lives in the daemon."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions, self._home, self._store = sessions, sessions.home, sessions.store
+        self._turn = threading.Lock()
+        """Whoever forgets or thins: one at a time."""
+        self._notices: deque[str] = deque(maxlen=5)
+        sessions.before_checkpoint.append(self._make_sure)
+        sessions.after_checkpoint.append(lambda _, __: sessions.later(self.watch))
+
+    # ---- how full it is ----------------------------------------------------------------------
+
+    def pool(self) -> PoolUse:
+        usage = self._sessions.pool.usage()
+        reachable = usage.used_bytes + usage.free_bytes
+        return PoolUse(
+            kind=self._sessions.pool.kind,
+            total_bytes=usage.total_bytes,
+            used_bytes=usage.used_bytes,
+            free_bytes=usage.free_bytes,
+            percent=round(100 * usage.used_bytes / reachable, 1) if reachable else 100.0,
+        )
+
+    def warnings(self, *, telling: bool) -> list[str]:
+        """What people should know. `telling`: somebody hears it now, so what was done is not said again."""
+        found = list(self._notices)
+        if telling:
+            self._notices.clear()
+        pool = self.pool()
+        if pool.percent >= WARN_PERCENT and not self._has_plenty(pool):
+            left = f"{pool.free_bytes // _MIB:,} MiB left"
+            found.append(f"the pool is {pool.percent:.0f}% full ({left}): {_MAKE_ROOM}")
+        return found
+
+    def _has_plenty(self, pool: PoolUse) -> bool:
+        """A pool of its own size is full when it is; a disk that others fill too, when little is left."""
+        found = self._sessions.pool
+        has_own_size = isinstance(found, BtrfsPool) and found.image is not None
+        return not has_own_size and pool.free_bytes >= PLENTY_BYTES
+
+    # ---- what stays --------------------------------------------------------------------------
+
+    def protected(self) -> dict[str, str]:
+        """The points that nothing may forget, each with the reason."""
+        found = dict.fromkeys(self._store.being_verified(), "it is being verified")
+        for row in self._store.sessions():
+            done = [op for op in self._store.operations(row.id) if not op.undone]
+            for op in done[-1:] + [op for op in done if op.verb in UNDOABLE][-1:]:
+                if op.before:
+                    verb = "redo" if op.verb == "undo" else "undo"
+                    found[op.before] = f"`waypoint {verb} -s {row.name}` goes back to it"
+            if row.forked_from:
+                found[row.forked_from] = f"session {row.name!r} was forked from it"
+        for row in self._store.sessions():
+            if row.head:
+                found[row.head] = f"session {row.name!r} stands on it"
+        return found
+
+    def pin(self, point: Checkpoint, *, pinned: bool) -> Checkpoint:
+        """Keeps a point whatever a policy says, or no longer."""
+        self._store.set_pinned(point.id, pinned=pinned)
+        return self._store.checkpoint(point.id) or point
+
+    # ---- forgetting --------------------------------------------------------------------------
+
+    def forget(
+        self,
+        row: SessionRow | None,
+        policy: Policy,
+        *,
+        dry_run: bool = False,
+        only: Collection[str] | None = None,
+    ) -> Forgotten:
+        """What a policy does not keep, of a session or of all. `only`: nothing but what was shown before."""
+        policy.check()
+        with self._turn:
+            points = self._store.checkpoints(row.id if row else None)
+            decision = choose(points, policy, protected=self.protected(), now=datetime.now().astimezone())
+            by_id = {point.id: point for point in points}
+            going = [by_id[one] for one in decision.forget if only is None or one in only]
+            kept = [_kept(by_id[one.id], one.reasons) for one in decision.keep]
+            return self._forget(going, kept, dry_run=dry_run)
+
+    def forget_points(
+        self, points: Sequence[Checkpoint], *, force: bool = False, dry_run: bool = False
+    ) -> Forgotten:
+        """These very points: all of them, or none and the reason. `force`: also what is named or pinned."""
+        with self._turn:
+            protected = self.protected()
+            for point in points:
+                if why := protected.get(point.id):
+                    raise UsageError(
+                        f"{point.label} cannot be forgotten: {why}", hint=_how_to_let_go(why, point)
+                    )
+                held = [] if force else holds(point, Policy(keep_good=False))
+                if held:
+                    raise UsageError(
+                        f"{point.label} is kept: {', '.join(held)}", hint="--force forgets it all the same"
+                    )
+            return self._forget(list(dict.fromkeys(points)), [], dry_run=dry_run)
+
+    def _forget(self, points: Sequence[Checkpoint], kept: list[KeptPoint], *, dry_run: bool) -> Forgotten:
+        space = self._freed(points, seconds=_FORGET_SECONDS)
+        gone = []
+        for point in points:
+            if dry_run or self._sessions.forget(point.id):
+                gone.append(point)
+            else:
+                kept.append(_kept(point, ("a session has just gone there",)))
+        if gone and not dry_run:
+            log.info("forgot %s", ", ".join(f"{point.session}:{point.label}" for point in gone))
+            self._sessions.later(self._sessions.pool.reclaim)
+        return Forgotten(
+            forgotten=tuple(gone),
+            kept=tuple(kept),
+            frees_bytes=space.total_bytes,
+            exact=space.exact,
+            dry_run=dry_run,
+        )
+
+    # ---- what takes how much -----------------------------------------------------------------
+
+    def _files(self, point_id: str) -> Path:
+        return self._home.checkpoints / point_id / "files"
+
+    def _images(self, point_id: str) -> Path:
+        return self._home.checkpoints / point_id / "images"
+
+    def _freed(self, points: Sequence[Checkpoint], *, seconds: float) -> Space:
+        """What would come back with these points gone."""
+        if not points:
+            return Space()
+        self._settle()
+        images = [self._images(point.id) for point in points]
+        if self._sessions.pool.kind != "btrfs":
+            trees = [self._files(point.id) for point in points]
+            return extents.freed_by_walk([*trees, *images], seconds=seconds)
+        lines = _Lines(self._store.checkpoints(), self._store.sessions(), self._files, self._home.sessions)
+        group = {point.id for point in points}
+        return extents.freed([lines.growth(point, group) for point in points], images, seconds=seconds)
+
+    def du(self, row: SessionRow | None = None) -> DiskUse:
+        """What each point (of a session, or of all) and each session uniquely costs."""
+        pool = self._sessions.pool
+        self._settle()
+        left = _countdown(_COST_SECONDS)
+        everything = self._store.checkpoints()
+        rows = self._store.sessions()
+        lines = _Lines(everything, rows, self._files, self._home.sessions)
+        costs, volumes = [], []
+        for point in everything:
+            if row is None or point.session == row.name:
+                files = self._tree_cost(lines.growth(point, {point.id}), left())
+                memory = self._folder_cost(self._images(point.id), left())
+                costs.append(_cost(point, files, memory))
+        for one in rows:
+            if one.box and (row is None or one.id == row.id):
+                head = self._files(one.head) if one.head else None
+                space = self._tree_cost(Growth(self._home.sessions / one.box, head), left())
+                volumes.append(VolumeUse(session=one.name, unique_bytes=space.total_bytes, exact=space.exact))
+        found = [BaseUse(name=base.name, size_bytes=base.size_bytes) for base in bases.list_bases(pool)]
+        use = self.pool()
+        known = [cost.unique_bytes for cost in costs] + [volume.unique_bytes for volume in volumes]
+        known += [base.size_bytes for base in found]
+        return DiskUse(
+            checkpoints=tuple(costs),
+            sessions=tuple(volumes),
+            bases=tuple(found),
+            other_bytes=max(0, use.used_bytes - sum(known)),
+            pool=use,
+        )
+
+    def _settle(self) -> None:
+        """What was written just now has no place on the disk yet, what was deleted has not left it yet."""
+        self._sessions.pool.sync()
+        self._sessions.pool.reclaim()
+
+    def _tree_cost(self, growth: Growth, seconds: float) -> Space:
+        if self._sessions.pool.kind == "btrfs":
+            return extents.freed([growth], seconds=seconds)
+        return extents.freed_by_walk([growth.path], seconds=seconds)
+
+    def _folder_cost(self, folder: Path, seconds: float) -> Space:
+        if self._sessions.pool.kind == "btrfs":
+            return extents.freed((), [folder], seconds=seconds)
+        return extents.freed_by_walk([folder], seconds=seconds)
+
+    # ---- making room -------------------------------------------------------------------------
+
+    def prune(self, *, automatic: bool = False, dry_run: bool = False) -> Pruned:
+        """Frees bytes now: what belongs to nothing, what was deleted and is not given back yet and, if asked
+        for, old points that Waypoint took by itself."""
+        pool, before = self._sessions.pool, self.pool()
+        with self._turn:
+            points = self._thinnable() if automatic else []
+            remains = self._sessions.abandoned()
+            if dry_run:
+                freed = self._freed(points, seconds=_FORGET_SECONDS).total_bytes
+                gone = points
+            else:
+                gone = [point for point in points if self._sessions.forget(point.id)]
+                self._sessions.clear(remains)
+                self._settle()
+                freed = max(0, before.used_bytes - pool.usage().used_bytes)
+        return Pruned(
+            removed=tuple(str(path.relative_to(self._home.pool)) for path in remains),
+            forgotten=tuple(gone),
+            freed_bytes=freed,
+            pool=self.pool(),
+            dry_run=dry_run,
+        )
+
+    def _thinnable(self) -> list[Checkpoint]:
+        """Points that Waypoint took by itself and that nothing keeps, oldest first."""
+        points = self._store.checkpoints()
+        policy = Policy(keep_last=AUTOMATIC_KEPT, kinds=AUTOMATIC)
+        decision = choose(points, policy, protected=self.protected(), now=datetime.now().astimezone())
+        by_id = {point.id: point for point in points}
+        return [by_id[one] for one in decision.forget]
+
+    def watch(self) -> None:
+        """After a checkpoint: what could not be deleted before is tried again, and a pool that fills up is
+        thinned."""
+        self._sessions.clear(self._sessions.leftovers)
+        pool = self.pool()
+        if pool.percent >= THIN_PERCENT and not self._has_plenty(pool):
+            self._thin(lambda: self.pool().percent < THIN_UNTIL_PERCENT)
+
+    def _thin(self, enough: Callable[[], bool]) -> None:
+        """Forgets automatic points, the oldest first, a few at a time, until it is enough."""
+        with self._turn:
+            waiting, gone = self._thinnable(), 0
+            while waiting and not enough():
+                for point in waiting[:_BATCH]:
+                    gone += self._sessions.forget(point.id)
+                del waiting[:_BATCH]
+                self._settle()
+        if gone:
+            said = f"the pool was nearly full: {gone} old automatic points were forgotten to make room"
+            log.warning("%s", said)
+            self._notices.append(said)
+
+    def _make_sure(self, live: Live | None) -> None:
+        """Before a checkpoint: NoSpace unless there is room for it, after thinning if need be."""
+        pool = self._sessions.pool
+        free = pool.usage().free_bytes
+        if free >= MARGIN_BYTES + 2 * _MEMORY_BYTES:  # no need to look
+            return
+        need = MARGIN_BYTES + (_dump_bytes(live) if live else 0)
+        if free >= need + _unwritten_bytes():
+            return
+        pool.sync()
+        self._thin(lambda: pool.usage().free_bytes >= need)
+        free = pool.usage().free_bytes
+        if free < need:
+            raise NoSpace(
+                f"there is no room for a checkpoint: it may need {need // _MIB:,} MiB"
+                f" and the pool has {free // _MIB:,} MiB left; the session goes on untouched",
+                hint=_MAKE_ROOM,
+                need_bytes=need,
+                free_bytes=free,
+            )
+
+
+def _dump_bytes(live: Live) -> int:
+    """The most its memory images may take: they are compressed, but only once room was claimed for all of it.
+    Memory that processes share is written once."""
+    found = [processes.memory_bytes(process.host_pid) for process in processes.below(live.box.pid)]
+    return sum(own for own, _ in found) + max((shared for _, shared in found), default=0)
+
+
+def _unwritten_bytes() -> int:
+    """What of all files on this machine is only in memory yet and will want room."""
+    found = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(("Dirty:", "Writeback:")):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+def _countdown(seconds: float) -> Callable[[], float]:
+    """For several questions that share a time limit: how long the next may take."""
+    deadline = time.monotonic() + seconds
+    return lambda: max(0.02, min(2.0, deadline - time.monotonic()))
+
+
+def _kept(point: Checkpoint, reasons: tuple[str, ...]) -> KeptPoint:
+    return KeptPoint(id=point.id, session=point.session, label=point.label, reasons=reasons)
+
+
+def _how_to_let_go(why: str, point: Checkpoint) -> str:
+    if "stands on it" in why:
+        return "take another checkpoint first, or remove the session"
+    if "forked from" in why:
+        return "remove that session first: `waypoint rm`"
+    return f"`waypoint show {point.label}` tells more"
+
+
+def _cost(point: Checkpoint, files: Space, memory: Space) -> Cost:
+    return Cost(
+        id=point.id,
+        session=point.session,
+        label=point.label,
+        name=point.name,
+        kind=point.kind,
+        created_at=point.created_at,
+        pinned=point.pinned,
+        unique_bytes=files.total_bytes + memory.total_bytes,
+        files_bytes=files.total_bytes,
+        processes_bytes=memory.total_bytes,
+        exact=files.exact and memory.exact,
+    )
+
+
+class _Lines:
+    """Which tree grew from which: checkpoints from their parents, sessions from where they stand."""
+
+    def __init__(
+        self,
+        points: Sequence[Checkpoint],
+        rows: Sequence[SessionRow],
+        files: Callable[[str], Path],
+        volumes: Path,
+    ) -> None:
+        self._files = files
+        self._known = {point.id for point in points}
+        self._children: dict[str, list[str]] = {}
+        self._volumes: dict[str, list[Path]] = {}
+        for point in points:
+            if point.parent:
+                self._children.setdefault(point.parent, []).append(point.id)
+        for row in rows:
+            if row.head and row.box:
+                self._volumes.setdefault(row.head, []).append(volumes / row.box)
+
+    def growth(self, point: Checkpoint, going: Collection[str]) -> Growth:
+        """A point between its parent and the nearest that grew from it and stay when `going` go."""
+        since = self._files(point.parent) if point.parent in self._known and point.parent else None
+        return Growth(self._files(point.id), since, tuple(self._later(point.id, going)))
+
+    def _later(self, point_id: str, going: Collection[str]) -> Iterator[Path]:
+        waiting = [point_id]
+        while waiting:
+            one = waiting.pop()
+            yield from self._volumes.get(one, ())
+            for child in self._children.get(one, ()):
+                if child in going:
+                    waiting.append(child)
+                else:
+                    yield self._files(child)

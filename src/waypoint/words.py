@@ -1,0 +1,58 @@
+"""Quantities, times and other people's words, the way a person reads them.
+
+Shared by what tells (history/telling.py) and by the faces, so that a size is written in one way everywhere.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+def milliseconds(value: float) -> str:
+    """`4.2 ms`, `183 ms`, `2.1 s`, `3 min 20 s`."""
+    if value < 10:
+        return f"{value:.1f} ms"
+    if value < 1000:
+        return f"{value:.0f} ms"
+    if value < 60_000:
+        return f"{value / 1000:.1f} s"
+    minutes, seconds = divmod(round(value / 1000), 60)
+    return f"{minutes} min {seconds} s"
+
+
+def size(value: int) -> str:
+    """`812 B`, `4.3 KB`, `12 MB`: powers of 1024, two digits."""
+    amount, units = float(value), ["B", "KB", "MB", "GB", "TB"]
+    while amount >= 999.5 and len(units) > 1:
+        amount /= 1024
+        units.pop(0)
+    return f"{amount:.1f} {units[0]}" if amount < 9.95 and units[0] != "B" else f"{amount:.0f} {units[0]}"
+
+
+def plural(number: int, thing: str) -> str:
+    many = {"entry": "entries", "process": "processes", "repository": "repositories"}.get(thing, f"{thing}s")
+    return f"{number:,} {thing if number == 1 else many}"
+
+
+def age(moment: str, now: datetime | None = None) -> str:
+    """`12 s ago`, `16 min ago`, `3 h ago`, `5 days ago`."""
+    then = datetime.fromisoformat(moment).astimezone()
+    seconds = max(0, ((now or datetime.now().astimezone()) - then).total_seconds())
+    for limit, unit, length in ((60, "s", 1), (3600, "min", 60), (86400, "h", 3600)):
+        if seconds < limit:
+            return f"{int(seconds // length)} {unit} ago"
+    return f"{plural(int(seconds // 86400), 'day')} ago"
+
+
+def clock(moment: str, now: datetime | None = None) -> str:
+    """`10:27` today, `16 Nov 10:27` before."""
+    then = datetime.fromisoformat(moment).astimezone()
+    today = (now or datetime.now().astimezone()).date()
+    if then.date() == today:
+        return f"{then:%H:%M}"
+    return f"{then:%-d %b %H:%M}" if then.year == today.year else f"{then:%-d %b %Y}"
+
+
+def shown(text: str) -> str:
+    """A text of somebody else's, on one line and without anything that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
