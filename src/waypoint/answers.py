@@ -331,6 +331,8 @@ class Status(Answer):
             lines += _left_out(diff.gaps, diff.redacted)
         elif self.data["difference"] is not None:
             lines.append(("dim", _row("since", "nothing changed: all of it is in that point")))
+        if self.data["missing"]:
+            lines.append(("warn", _row("missing", shown(self.data["missing"]))))
         return lines
 
     def __repr__(self) -> str:

@@ -322,8 +322,8 @@ class Sessions:
         other, ref = refs.split(ref)
         if other:
             row = self.find(other)
-        if tagged := self.store.checkpoint(self.store.tags(row.id).get(ref, "")):
-            return tagged
+        if found := self.store.checkpoint(ref) or self.store.checkpoint(self.store.tags(row.id).get(ref, "")):
+            return found
         everything = self.store.checkpoints()
         own = [point for point in everything if point.session == row.name]
         return refs.resolve(ref, own, everything, row.head, datetime.now().astimezone())

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
+from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
 from waypoint.history.cards import summarize
 from waypoint.history.secrets import Redactor
@@ -110,15 +110,18 @@ def status(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     row = daemon.sessions.find(args.get("session"))
     described = daemon.sessions.describe(row)
     head = daemon.sessions.store.checkpoint(row.head) if row.head else None
-    found = None
-    with contextlib.suppress(SessionDead):
+    found, missing = None, None
+    try:
         before = head.id if head else BASE
         with daemon.story.moment(row, before) as old, daemon.story.moment(row, None) as now:
             found = daemon.story.difference(old, now)
+    except (WaypointError, OSError) as error:
+        missing = str(error)
     return {
         "session": described,
         "head": head,
         "head_called": called(head, row.name) if head else None,
+        "missing": missing,
         "summary": summarize(found) if found else None,
         "sections": tell(found) if found else (),
         "difference": found,

@@ -837,7 +837,7 @@ def ways(old: Facts, new: Facts) -> set[str]:
 
 
 @settings(
-    max_examples=100,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

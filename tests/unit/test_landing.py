@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from waypoint.cli import render
@@ -579,6 +579,11 @@ def trees(draw: st.DrawFn) -> dict[str, tuple[str, Any]]:
     return found
 
 
+def clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path)
+
+
 def filled(tree: Tree) -> Tree:
     """Without folders that hold nothing: git knows none."""
     return {
@@ -652,7 +657,7 @@ everything = settings(
 @given(old=trees(), new=trees())
 def test_whatever_changed_has_landed_afterwards(old: Tree, new: Tree, tmp_path: Path) -> None:
     with contextlib.ExitStack() as undo:
-        undo.callback(lambda: [shutil.rmtree(one) for one in tmp_path.iterdir()])
+        undo.callback(clear, tmp_path)
         world = World(tmp_path)
         build(world.base / "app", old)
         build(world.target, old)
@@ -682,11 +687,13 @@ def picture_of_view(view: PointView) -> dict[str, tuple[str, Any]]:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-@everything
+@settings(everything, max_examples=25)
 @given(old=trees().map(filled), new=trees().map(filled))
 def test_a_patch_says_all_that_a_patch_can_say(old: Tree, new: Tree, tmp_path: Path) -> None:
+    # git looks at what is below a link before it knows that the link goes.
+    assume(all({old[path][0], new[path][0]} != {"link", "folder"} for path in {*old} & {*new}))
     with contextlib.ExitStack() as undo:
-        undo.callback(lambda: [shutil.rmtree(one) for one in tmp_path.iterdir()])
+        undo.callback(clear, tmp_path)
         world = World(tmp_path)
         build(world.base / "app", old)
         build(world.target, old)

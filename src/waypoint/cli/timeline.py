@@ -136,11 +136,10 @@ class Timeline:
         own = [self._label(point) for point in points if self._is_own(point)]
         self._label_width = max((len(label) for label in own), default=2)
         self._time_width = max((len(self._when(point)) for point in points), default=5)
-        self._short = any(
-            render.wide(answers.verdict(point["verdict"])) > self._width // 2 for point in points
-        )
+        most = self._width * 2 // 5
+        self._short = any(render.wide(answers.verdict(point["verdict"])) > most for point in points)
         verdicts = [render.wide(self._verdict(point)) for point in points]
-        self._verdict_width = min(max(verdicts, default=0), self._width * 2 // 5)
+        self._verdict_width = min(max(verdicts, default=0), most)
         if self._width < _NARROW:
             self._verdict_width = 1
 

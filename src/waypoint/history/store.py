@@ -126,8 +126,10 @@ _MIGRATIONS = (
     """,
     """
     ALTER TABLE sessions ADD COLUMN began TEXT;
-    ALTER TABLE cards ADD COLUMN summary TEXT;
-    UPDATE cards SET summary = json_extract(card, '$.summary');
+    ALTER TABLE checkpoints ADD COLUMN summary TEXT;
+    UPDATE checkpoints SET summary =
+        (SELECT json_extract(card, '$.summary') FROM cards WHERE checkpoint = checkpoints.id);
+    CREATE INDEX tags_by_checkpoint ON tags (checkpoint);
     """,
 )
 SCHEMA = len(_MIGRATIONS)
@@ -315,13 +317,12 @@ class Store:
 
     # The last verdict and the card's line come along, so that a log of a thousand points is one question.
     _POINTS = """
-        SELECT c.*, s.name AS session_name, d.summary AS summary,
+        SELECT c.*, s.name AS session_name,
                v.id AS v_id, v.command AS v_command, v.state AS v_state, v.at AS v_at,
                v.exit_code AS v_exit_code, v.duration_ms AS v_duration_ms, v.output AS v_output,
                (SELECT group_concat(t.name, ' ') FROM tags t WHERE t.checkpoint = c.id) AS tags
         FROM checkpoints c
         JOIN sessions s ON s.id = c.session
-        LEFT JOIN cards d ON d.checkpoint = c.id
         LEFT JOIN verdicts v ON v.id = (SELECT max(id) FROM verdicts WHERE checkpoint = c.id)
     """
 
@@ -415,10 +416,12 @@ class Store:
         """A card, computed or computed again; nothing when its checkpoint has gone meanwhile."""
         with self._transaction():
             self._db.execute(
-                "INSERT OR REPLACE INTO cards (checkpoint, at, card, summary)"
-                " SELECT id, ?, ?, ? FROM checkpoints WHERE id = ?",
-                (time.time(), card.decode(), summary, checkpoint_id),
+                "INSERT OR REPLACE INTO cards (checkpoint, at, card)"
+                " SELECT id, ?, ? FROM checkpoints WHERE id = ?",
+                (time.time(), card.decode(), checkpoint_id),
             )
+            # Beside the point, where a log finds it without touching the cards, which may be large.
+            self._db.execute("UPDATE checkpoints SET summary = ? WHERE id = ?", (summary, checkpoint_id))
 
     def card(self, checkpoint_id: str) -> bytes | None:
         rows = self._rows("SELECT card FROM cards WHERE checkpoint = ?", checkpoint_id)
