@@ -412,15 +412,16 @@ class Box:
                 )
             finally:
                 os.close(writer)
-            pid, last = 0, ""
-            for line in report:
-                last = line.strip()
-                if last.startswith("pid "):
-                    pid = int(last[4:])
+            pid, outcome = 0, ""
+            for line in report:  # from two processes, in any order
+                if line.startswith("pid "):
+                    pid = int(line[4:])
+                else:
+                    outcome = line.strip()
             starter.wait()
-            if last != "ready":
+            if outcome != "ready":
                 socket_path(home, box_id).unlink(missing_ok=True)
-                raise _failure(last or "failed 0 keeper -")
+                raise _failure(outcome or "failed 0 keeper -")
             return cls(box_id, pid, volume, Keeper(socket_path(home, box_id)))
 
     @classmethod

@@ -283,8 +283,11 @@ def spawn(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
     for done in caught_up:
         done.wait()
     os.close(ended)
-    with contextlib.suppress(wire.Closed):
-        connection.result({"exit_code": program.exit_code})
+    with contextlib.suppress(wire.Closed, OSError):
+        if program.exit_code is not None:
+            connection.result({"exit_code": program.exit_code})
+        # The thread that feeds the program reads from here: a mere close would not be noticed on either side.
+        connection.socket.shutdown(socket.SHUT_RDWR)
     return Answered()
 
 

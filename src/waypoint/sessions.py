@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -48,6 +49,7 @@ from waypoint.errors import (
     AlreadyExists,
     CannotCheckpoint,
     CannotRestore,
+    NoSpace,
     NotFound,
     SessionDead,
     UsageError,
@@ -100,6 +102,17 @@ class BoxFacts(Record, frozen=True):
 def new_id() -> str:
     """Twelve hexadecimal digits."""
     return secrets.token_hex(6)
+
+
+@contextlib.contextmanager
+def _running_out_of_space() -> Iterator[None]:
+    """What is written here is small; the pool may be full all the same."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace("no space left in the pool", hint="free some with `waypoint prune`") from error
+        raise
 
 
 @dataclass
@@ -731,6 +744,7 @@ class Sessions:
                 )
             return self._capture(row, live, intent, name=name, files_only=files_only, kind=kind, actor=actor)
 
+    @_running_out_of_space()
     def _capture(
         self,
         row: SessionRow,
@@ -791,6 +805,7 @@ class Sessions:
                 (images / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[-1]))
                 addresses = tuple(criu.bound_addresses(images)) if row.options.net == "nat" else ()
                 (images / _BOX_FILE).write_bytes(msgspec.json.encode(BoxFacts(addresses=addresses)))
+                tree.seal(images)
                 pause_ms, count = stats.pause_ms, saved.processes
                 covered += saved.notes
                 if saved.outside_pipes:
@@ -892,6 +907,7 @@ class Sessions:
             undo.callback(self._delete, volume)
             state, facts = None, BoxFacts()
             if whole:
+                tree.check(images)
                 state = msgspec.json.decode((images / _TERMINAL_FILE).read_bytes(), type=TerminalState)
                 facts = msgspec.json.decode((images / _BOX_FILE).read_bytes(), type=BoxFacts)
             box, _ = self._build_box(

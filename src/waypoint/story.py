@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import secrets as randomness
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -175,7 +177,8 @@ class Story:
     def compute(self, point: Checkpoint) -> Card:
         """The card of a checkpoint, from the checkpoint itself and its parent (or the base)."""
         row = self._sessions.find(point.session)
-        covered = coverage(row.options, self._sessions.base_of(row.options), self._sessions.home)
+        base_folder = self._sessions.base_of(row.options)
+        covered = list(coverage(row.options, base_folder, self._sessions.home))
         try:
             parent = self._sessions.store.checkpoint(point.parent) if point.parent else None
             with self.moment(row, BASE) as base:
@@ -188,6 +191,7 @@ class Story:
                 live=live_facts.LiveDifference(),
                 gaps=(f"all of it: {error}",),
             )
+        covered += _split_links(found.files, base_folder)
         intent, source = point.intent, point.intent_from
         if not intent:
             commits = [

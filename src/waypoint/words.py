@@ -55,4 +55,6 @@ def clock(moment: str, now: datetime | None = None) -> str:
 
 def shown(text: str) -> str:
     """A text of somebody else's, on one line and without anything that a terminal would obey."""
+    if text.isprintable():
+        return text.strip()
     return "".join(letter if letter.isprintable() else " " for letter in text).strip()

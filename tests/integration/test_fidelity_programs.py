@@ -67,14 +67,18 @@ while True:
                 json.dump(eval(line), out)
 """
 
-    def __init__(self, session: waypoint.Session, program: str, start: str = "python3 /tmp/program.py") -> None:
+    def __init__(
+        self, session: waypoint.Session, program: str, start: str = "python3 /tmp/program.py"
+    ) -> None:
         write(session, "/tmp/program.py", program + self._SERVE)
         session.run("rm -f /tmp/ask /tmp/answer; mkfifo -m 666 /tmp/ask /tmp/answer").check()
         session.run(f"{start} 2>/tmp/program.err &").check()
 
     @staticmethod
     def ask(session: waypoint.Session, question: str) -> Any:
-        script = 'timeout 20 sh -c \'printf "%s\\n" "$0" >/tmp/ask; cat /tmp/answer\' "$0" || cat /tmp/program.err'
+        script = (
+            'timeout 20 sh -c \'printf "%s\\n" "$0" >/tmp/ask; cat /tmp/answer\' "$0" || cat /tmp/program.err'
+        )
         told, _ = session.spawn(["sh", "-c", script, question]).communicate()
         return json.loads(told)
 
@@ -104,9 +108,11 @@ def test_a_python_repl_keeps_what_it_knows(session: waypoint.Session, revive: Re
 
 
 def test_tmux_with_panes_and_an_editor_in_one_of_them(session: waypoint.Session, revive: Revive) -> None:
-    session.type("tmux -f /dev/null new-session -s work 'bash --norc'\r")
+    write(session, "/tmp/tmux.conf", "set -g assume-paste-time 0\nset -g escape-time 0\n")
+    session.type("tmux -f /tmp/tmux.conf new-session -s work 'bash --norc'\r")
     shows(session, r"^bash-[\d.]+# *$")
     session.type("kept=in-the-pane; cd /usr/share\r")
+    shows(session, r"share\nbash-[\d.]+# *$")
     session.type('\x02"')
     shows(session, "─────")
     session.type("vim -u NONE -N /tmp/text\r")
@@ -114,7 +120,9 @@ def test_tmux_with_panes_and_an_editor_in_one_of_them(session: waypoint.Session,
     session.type("ione, begun")
     shows(session, "^one, begun")
     point = session.checkpoint()
-    session.type("\x1b:q!\r\x02d")
+    session.type("\x1b:q!\r")
+    until(lambda: "begun" not in session.screen())
+    session.type("\x02d")
     until(lambda: session.info.foreground is None)
     revived = revive(session, point)
     shows(revived, "^one, begun")
@@ -198,14 +206,13 @@ def test_a_daemonised_redis_keeps_its_data_and_its_clients(session: waypoint.Ses
     point = session.checkpoint()
     session.run("redis-cli -p 6400 flushall; redis-cli -p 6400 shutdown nosave")
     revived = revive(session, point)
-    assert revived.run("redis-cli -p 6400 get key; redis-cli -p 6400 lrange list 0 -1").output == (
-        "in memory only\na\nb\nc\n"
-    )
+    told = revived.run("redis-cli -p 6400 --raw get key; redis-cli -p 6400 --raw lrange list 0 -1")
+    assert told.output == "in memory only\na\nb\nc\n"
     revived.run("redis-cli -p 6400 lpush queue job").check()
     until(lambda: revived.run("cat /tmp/popped").output == "queue\njob\n")
     # Whatever became of its parents, it belongs to the next checkpoint too.
     again = revived.checkpoint().fork(name="again")[0]
-    assert again.run("redis-cli -p 6400 get key").output == "in memory only\n"
+    assert again.run("redis-cli -p 6400 --raw get key").output == "in memory only\n"
 
 
 # ---- threads, memory, processes ------------------------------------------------------------------
@@ -257,33 +264,11 @@ def work(n):
 pool = multiprocessing.Pool(3)
 """
     Answering(session, program)
-    first = set(Answering.ask(session, "pool.map(work, [1] * 60, chunksize=1)"))
+    Answering.ask(session, "pool.map(work, [1] * 60, chunksize=1)")
+    workers = Answering.ask(session, "[process.pid for process in pool._pool]")
     revived = revive(session, session.checkpoint())
-    assert set(Answering.ask(revived, "pool.map(work, [1] * 60, chunksize=1)")) <= first
+    assert set(Answering.ask(revived, "pool.map(work, [1] * 60, chunksize=1)")) <= set(workers)
     assert Answering.ask(revived, "shared.value") == 120
-
-
-@pytest.mark.slow
-def test_a_gigabyte_of_memory_comes_back_bit_by_bit(session: waypoint.Session) -> None:
-    free = int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1])  # type: ignore[index]
-    if free < 4 << 20:
-        pytest.skip("needs 4 GB of free memory")
-    program = """
-import os, zlib
-memory, block = bytearray(1 << 30), os.urandom(1 << 20)
-for at in range(0, 1 << 30, 1 << 20):
-    memory[at : at + 8], memory[at + 8 : at + (1 << 20)] = at.to_bytes(8, "big"), block[8:]
-"""
-    Answering(session, program)
-    checksum = Answering.ask(session, "zlib.crc32(memory)")
-    point = session.checkpoint()
-    assert point.info.size_bytes > 1 << 30
-    Answering.ask(session, "memory.__setitem__(slice(0, 1 << 29), bytes(1 << 29))")
-    fork = point.fork(name="copy")[0]
-    assert Answering.ask(fork, "zlib.crc32(memory)") == checksum
-    fork.stop()
-    session.restore(point, safety=False)
-    assert Answering.ask(session, "(zlib.crc32(memory), len(memory))") == [checksum, 1 << 30]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +279,9 @@ def test_a_process_of_another_user_stays_that_users(
 ) -> None:
     command = "/usr/bin/python3 /tmp/program.py"
     start = f"{how} '{command}'" if how.startswith("su") else f"{how} {command}"
-    Answering(session, "import os\nhow = 'as before'\nown = open('/tmp/own', 'w')", start.replace("/tmp/own", ""))
+    Answering(
+        session, "import os\nhow = 'as before'\nown = open('/tmp/own', 'w')", start.replace("/tmp/own", "")
+    )
     user = Answering.ask(session, "os.getresuid() + os.getresgid()")
     assert user[0] == 65534
     assert set(user) == {65534}
@@ -396,7 +383,8 @@ def left():
     until(lambda: all(now > then for now, then in zip(Answering.ask(revived, "beats"), before, strict=True)))
     Answering.ask(revived, "ticks()")
     until(lambda: Answering.ask(revived, "ticks()"))
-    assert all(980 < seconds < 1000 for seconds in Answering.ask(revived, "left()"))
+    left = Answering.ask(revived, "left()")
+    assert all(950 < seconds <= 1000 for seconds in left), left
 
 
 def test_signal_handlers_masks_and_waiting_signals_are_kept(
@@ -503,7 +491,9 @@ def test_new_programs_of_a_revived_shell_have_its_environment(
     before = session.run("env | grep -v ^_= | sort").output
     revived = revive(session, session.checkpoint())
     assert revived.run("env | grep -v ^_= | sort").output == before
-    told, _ = revived.spawn(["sh", "-c", "pwd; echo $GIVEN $PATH; echo ${LANG-none}"], shell_env=True).communicate()
+    told, _ = revived.spawn(
+        ["sh", "-c", "pwd; echo $GIVEN $PATH; echo ${LANG-none}"], shell_env=True
+    ).communicate()
     assert told.decode().splitlines()[0] == "/usr/share"
     assert told.decode().splitlines()[1].startswith("value ")
     assert told.decode().endswith(":/opt/nowhere\nnone\n")
@@ -521,3 +511,29 @@ def test_a_process_that_is_being_traced_is_refused_by_name(session: waypoint.Ses
     assert session.run("pgrep sleep; kill %1").ok
     session.run("wait")
     session.checkpoint()
+
+
+# ---- last, because the disk is busy for a while after it -----------------------------------------
+
+
+@pytest.mark.slow
+def test_a_gigabyte_of_memory_comes_back_bit_by_bit(session: waypoint.Session) -> None:
+    free = int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1])  # type: ignore[index]
+    if free < 4 << 20:
+        pytest.skip("needs 4 GB of free memory")
+    program = """
+import os, zlib
+memory = bytearray(os.urandom(1 << 20)) * (1 << 10)
+for at in range(0, 1 << 30, 1 << 12):
+    memory[at : at + 8] = at.to_bytes(8, "big")
+"""
+    Answering(session, program)
+    checksum = Answering.ask(session, "zlib.crc32(memory)")
+    point = session.checkpoint()
+    assert point.info.size_bytes > 1 << 30
+    Answering.ask(session, "memory.__setitem__(slice(0, 1 << 29), bytes(1 << 29))")
+    fork = point.fork(name="copy")[0]
+    assert Answering.ask(fork, "zlib.crc32(memory)") == checksum
+    fork.stop()
+    session.restore(point, safety=False)
+    assert Answering.ask(session, "(zlib.crc32(memory), len(memory))") == [checksum, 1 << 30]

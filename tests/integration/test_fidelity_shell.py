@@ -104,8 +104,8 @@ class TestTheShellsMemory:
         assert told.output == "two words\nand a second line\n\nunset\n"
 
     def test_unexported_variables_of_every_kind(self, shell: waypoint.Session) -> None:
-        assert shell.run("printf %s \"$unexported\"").output_bytes == b"\x01\xff"
-        assert shell.run("printf %s \"$reference\"").output_bytes == b"\x01\xff"
+        assert shell.run('printf %s "$unexported"').output_bytes == b"\x01\xff"
+        assert shell.run('printf %s "$reference"').output_bytes == b"\x01\xff"
         assert shell.run('echo "${list[1]}" "${!list[@]}" "${map[k y]}"').output == "two three 0 1 7 v w\n"
         assert shell.run("number+=2; echo $number; number=5").output == "7\n"
         assert "readonly" in shell.run("fixed=2").output
@@ -143,7 +143,9 @@ class TestTheShellsMemory:
 
     def test_the_history_and_the_key_that_walks_it(self, shell: waypoint.Session) -> None:
         told = shell.run("history; echo $HISTSIZE").output
-        assert re.search(r"^ +\d+  echo 'said before'; \(exit 3\)\n +\d+  echo typed by hand\n", told, re.MULTILINE)
+        assert re.search(
+            r"^ +\d+  echo 'said before'; \(exit 3\)\n +\d+  echo typed by hand\n", told, re.MULTILINE
+        )
         assert told.endswith("\n77\n")
         shell.run("echo found again")
         shows(shell, r"^prompt>\Z")
@@ -183,10 +185,10 @@ def test_a_shell_whose_output_goes_to_a_file(session: waypoint.Session, revive: 
 def test_a_coprocess_and_a_process_substitution_stay_connected(
     session: waypoint.Session, revive: Revive
 ) -> None:
-    session.run("coproc while read line; do echo \"got $line\"; done; exec 5< <(seq 1 100000)").check()
-    assert session.run("echo a >&${COPROC[1]}; read -u ${COPROC[0]} r; echo $r; read -u 5 n; echo $n").output == (
-        "got a\n1\n"
-    )
+    session.run('coproc while read line; do echo "got $line"; done; exec 5< <(seq 1 100000)').check()
+    assert session.run(
+        "echo a >&${COPROC[1]}; read -u ${COPROC[0]} r; echo $r; read -u 5 n; echo $n"
+    ).output == ("got a\n1\n")
     revived = revive(session, session.checkpoint())
     assert revived.run("echo b >&${COPROC[1]}; read -u ${COPROC[0]} r; echo $r").output == "got b\n"
     assert revived.run("read -u 5 n; echo $n; tail -n 1 <&5").output == "2\n100000\n"
@@ -194,7 +196,7 @@ def test_a_coprocess_and_a_process_substitution_stay_connected(
 
 # ---- jobs ----------------------------------------------------------------------------------------
 
-_COUNTER = "n=0; while read -r line; do n=$((n + 1)); echo \"$n:$line\"; done"
+_COUNTER = 'n=0; while read -r line; do n=$((n + 1)); echo "$n:$line"; done'
 
 
 def test_background_jobs_run_on_and_are_in_the_job_table(session: waypoint.Session, revive: Revive) -> None:
@@ -317,7 +319,9 @@ def test_lines_and_ends_typed_ahead_are_there_when_a_program_reads(
     assert revived.run("cat /tmp/first; echo; cat /tmp/second").output == "one\ntwo\n\nthree\n"
 
 
-def test_a_line_that_was_put_aside_for_a_command_comes_back(session: waypoint.Session, revive: Revive) -> None:
+def test_a_line_that_was_put_aside_for_a_command_comes_back(
+    session: waypoint.Session, revive: Revive
+) -> None:
     session.run("mkfifo /tmp/gate")
     session.type("echo half")
     shows(session, r"# echo half\Z")
@@ -420,7 +424,9 @@ def test_nested_shells_keep_their_variables_each(session: waypoint.Session, revi
     assert revived.run("echo 3-$level").output == "3-outer\n"
 
 
-def test_vim_in_the_middle_of_an_insertion_in_a_nested_shell(session: waypoint.Session, revive: Revive) -> None:
+def test_vim_in_the_middle_of_an_insertion_in_a_nested_shell(
+    session: waypoint.Session, revive: Revive
+) -> None:
     session.type("bash --norc\r")
     until(lambda: session.info.foreground == "bash --norc")
     session.type("vim -u NONE -N /tmp/text\r")

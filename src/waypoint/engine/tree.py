@@ -16,6 +16,8 @@ CRIU does the bulk. What it cannot do, or does silently wrong, is done around it
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import fcntl
 import os
 import re
@@ -31,12 +33,15 @@ import msgspec
 from waypoint.box import ENGINE_IN_BOX, Box
 from waypoint.engine import criu, traits
 from waypoint.engine.protobuf import read_image
-from waypoint.errors import CannotCheckpoint, CannotRestore
+from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
 from waypoint.kernel import network, processes, typeahead
 from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 from waypoint.model import Record
 
 FACTS = "tree.json"
+_SIZES = "sizes.json"
+_ROOM_BYTES = 8 << 20
+_DAMAGED_HINT = "nothing has changed; `--files-only` brings back the files with a fresh shell"
 _FAR_PID = 3_000_000
 """CRIU's own helpers get pids above this, out of the way of those it has to give back."""
 _FROZEN_STAGE = "query-ext-files"
@@ -340,6 +345,26 @@ def _save(
     return facts[0], criu.dump_stats(images)
 
 
+def seal(images: Path) -> None:
+    """Writes down how large each file of a point is, as the last thing."""
+    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(images)}
+    (images / _SIZES).write_bytes(msgspec.json.encode(sizes))
+
+
+def check(images: Path) -> None:
+    """Refuses a damaged point. CRIU would wait for ever for the rest of a file that was cut off. (What is in
+    the files is checked by the file system below, or by nobody.)"""
+    try:
+        sizes = msgspec.json.decode((images / _SIZES).read_bytes(), type=dict[str, int])
+        wrong = [name for name, size in sizes.items() if (images / name).stat().st_size != size]
+    except (OSError, msgspec.DecodeError) as error:
+        raise CannotRestore(f"the checkpoint is damaged: {error}", hint=_DAMAGED_HINT) from error
+    if wrong:
+        raise CannotRestore(
+            f"the checkpoint is damaged: {wrong[0]} is not what was written", hint=_DAMAGED_HINT, files=wrong
+        )
+
+
 def box_has_network(box: Box) -> bool:
     """Whether the box's network namespace is its own: the host's must not be locked."""
     return processes.namespace(box.pid, "net") != processes.namespace(os.getpid(), "net")
@@ -445,19 +470,30 @@ def _retake_locks(box: Box, locks: Sequence[Lock]) -> None:
 _NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "time", "cgroup")
 
 
+def _tracer(host_pid: int) -> processes.Process | None:
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{host_pid}/status") as lines:
+        tracer = next((int(line.split()[1]) for line in lines if line.startswith("TracerPid:")), 0)
+        return processes.read(tracer) if tracer else None
+    return None
+
+
 def unsavable(box: Box) -> list[tuple[processes.Process, str]]:
     """The processes of a box that CRIU is known to refuse, each with the reason."""
-    tree = processes.below(box.pid)
-    anchor = tree[0] if tree else None
+    beside = processes.below(box.pid)  # CRIU may be among them, in namespaces of its own
+    anchor = next((one for one in beside if one.comm == "waypoint-anchor"), None)
+    tree = [anchor, *processes.below(anchor.host_pid)] if anchor else []
     found = []
-    for process in tree:
+    for process in sorted(tree, key=lambda one: -one.namespaces):
         targets = processes.descriptors(process.host_pid).values()
         if any("io_uring" in target for target in targets):
             found.append((process, "it uses io_uring, which cannot be saved"))
         elif any(target.startswith("anon_inode:") and "bpf" in target for target in targets):
             found.append((process, "it holds a BPF object, which cannot be saved"))
+        elif tracer := _tracer(process.host_pid):
+            found.append((process, f"it is being traced by {tracer.command}"))
         elif anchor and process.namespaces > anchor.namespaces:
-            found.append((process, "it lives in a nested pid namespace, which cannot be saved"))
+            seen_as = dataclasses.replace(process, pid=process.pids[anchor.namespaces - 1])
+            found.append((seen_as, "it lives in a nested pid namespace, which cannot be saved"))
         elif anchor:
             other = [
                 kind
@@ -483,8 +519,24 @@ def _blamed(box: Box, said: Sequence[str]) -> list[tuple[processes.Process, str]
     return []
 
 
-def _cannot_save(box: Box, images: Path) -> CannotCheckpoint:
+def _is_full(images: Path) -> bool:
+    """Whether there was no room for the images: then there may not even be a log that says so."""
+    try:
+        with open(images / "room", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
+        (images / "room").unlink()
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False
+
+
+def _cannot_save(box: Box, images: Path) -> WaypointError:
     said = criu.errors_in(images / "dump.log")
+    if _is_full(images):
+        return NoSpace(
+            "no space left in the pool for the memory of the processes",
+            hint="free some with `waypoint prune`; the session runs on untouched",
+        )
     culprits = [
         {"pid": process.pid, "command": process.command, "reason": reason}
         for process, reason in unsavable(box) or _blamed(box, said)

@@ -60,7 +60,7 @@ def program_name(command: str) -> str:
     words = command.split()
     if not words:
         return "?"
-    name = posixpath.basename(words[0].strip("[]-"))
+    name = posixpath.basename(words[0].strip("[]-")).rstrip(":")  # `nginx: worker process`
     if name.startswith("python") and "-m" in words[:-1]:
         return words[words.index("-m") + 1]
     if name.startswith(("python", "node", "ruby", "perl", "bash", "sh")):

@@ -546,7 +546,9 @@ class _Comparison:
                 if entry.is_dir(follow_symlinks=False):
                     if view is self.new and where in self.arrived:
                         self._arrives(where)
-                    elif view is self.new or where not in self.left:
+                    elif (view is self.new or where not in self.left) and not files.is_mount_point(
+                        entry.path
+                    ):
                         waiting.append((where, joined(lower, entry.name), set()))
                     continue
                 if self.counted >= COUNTED_AT_MOST:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from waypoint.kernel import files, mounts
+from waypoint.kernel import files
 from waypoint.kernel.deltas import LONGEST_PATH
 from waypoint.kernel.files import Entry
 
@@ -85,8 +85,9 @@ def joined(folder: str, name: str) -> str:
 class PointView:
     """The merged tree of a volume (a snapshot, or a live one) over its base.
 
-    `volume` None is the base alone. `hide` names paths of the box that are covered there, like Waypoint's own
-    home: they are empty folders here too. Places are remembered: a view of something that changes gets old.
+    `volume` None is the base alone, with what is mounted on it. `hide` names paths of the box that are
+    covered there, like Waypoint's own home: they are empty folders here too. Places are remembered: a view
+    of something that changes gets old.
     """
 
     def __init__(self, volume: Path | None, base: Path, *, hide: Iterable[str] = ()) -> None:
@@ -100,7 +101,7 @@ class PointView:
                 self.regions[path] = Region(path, f"mounts/{name}", path.lstrip("/"))
         self.regions[_SHM] = Region(_SHM, "shm", None)
         self.hidden = frozenset({*_OWN_MOUNTS, *map(posixpath.normpath, hide)})
-        self._covered = self._find_covered()
+        self._sees_mounts = volume is None
         self._places: dict[str, Place | None] = {}
 
     @classmethod
@@ -108,17 +109,8 @@ class PointView:
         """The base alone, with the same mounts below it as another view of it."""
         found = cls(None, view.base, hide=view.hidden)
         found.regions = dict(view.regions)
-        found._covered = view._covered
+        found._sees_mounts = False
         return found
-
-    def _find_covered(self) -> frozenset[str]:
-        """What the host has mounted below the base and an overlay of it does not see."""
-        found = set()
-        for mount in mounts.mounts_below(self._base or "/", mounts.mounts()):
-            inside = mount.path[len(self._base) :]
-            if mount.fstype not in mounts.READ_ONLY and inside not in self.regions:
-                found.add(inside.lstrip("/"))
-        return frozenset(found)
 
     @property
     def boundaries(self) -> frozenset[str]:
@@ -183,8 +175,7 @@ class PointView:
             lower = joined(folder.lower, name)
             entry = files.look(self.lower_path(lower))
             if entry and not _is_device_whiteout(entry):
-                seen = None if lower in self._covered else lower
-                return Place(path, folder.region, None, seen, entry)
+                return Place(path, folder.region, None, None if self._is_covered(lower) else lower, entry)
         return None
 
     def _is_whiteout(self, folder: str, path: str, entry: Entry) -> bool:
@@ -211,12 +202,16 @@ class PointView:
             return None
         return self._folder_below(folder.lower, [redirect or name])
 
+    def _is_covered(self, lower: str) -> bool:
+        """Whether the host has mounted something there: an overlay does not see it, nor what is below it."""
+        return not self._sees_mounts and files.is_mount_point(self.lower_path(lower))
+
     def _folder_below(self, lower: str, names: list[str]) -> str | None:
         """A folder of the base, reached through folders alone."""
         for name in names:
             lower = joined(lower, name)
             entry = None if name in ("", ".", "..") or "/" in name else files.look(self.lower_path(lower))
-            if entry is None or not entry.is_folder or lower in self._covered:
+            if entry is None or not entry.is_folder or self._is_covered(lower):
                 return None
         return lower
 

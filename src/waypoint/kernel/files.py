@@ -37,7 +37,9 @@ _KINDS: dict[int, EntryKind] = {
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW = 0x100
 STATX_BTIME = 0x800
+STATX_ATTR_MOUNT_ROOT = 0x2000
 _STATX_BYTES = 256
+_STATX_ATTRIBUTES_AT = 8
 _STATX_BTIME_AT = 80
 MAX_HANDLE_SZ = 128
 
@@ -198,18 +200,29 @@ def _same_bytes(first: int, second: int, ranges: Iterable[tuple[int, int]] | Non
     return True
 
 
+def _statx(path: str, mask: int) -> bytes | None:
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if libc.statx(AT_FDCWD, os.fsencode(path), AT_SYMLINK_NOFOLLOW, mask, answer) < 0:
+        return None
+    return answer.raw
+
+
+def _number(answer: bytes, at: int, size: int) -> int:
+    return int.from_bytes(answer[at : at + size], sys.byteorder)
+
+
 def born(path: str) -> tuple[int, int] | None:
     """When a file came into being (seconds, nanoseconds), where the file system keeps that."""
-    answer = ctypes.create_string_buffer(_STATX_BYTES)
-    if libc.statx(AT_FDCWD, os.fsencode(path), AT_SYMLINK_NOFOLLOW, STATX_BTIME, answer) < 0:
+    answer = _statx(path, STATX_BTIME)
+    if answer is None or not _number(answer, 0, 4) & STATX_BTIME:
         return None
-    if not int.from_bytes(answer.raw[:4], sys.byteorder) & STATX_BTIME:
-        return None
-    at = _STATX_BTIME_AT
-    return (
-        int.from_bytes(answer.raw[at : at + 8], sys.byteorder, signed=True),
-        int.from_bytes(answer.raw[at + 8 : at + 12], sys.byteorder),
-    )
+    return _number(answer, _STATX_BTIME_AT, 8), _number(answer, _STATX_BTIME_AT + 8, 4)
+
+
+def is_mount_point(path: str) -> bool:
+    """Whether something is mounted there: what a path then leads to is not what lies below the mount."""
+    answer = _statx(path, 0)
+    return answer is not None and bool(_number(answer, _STATX_ATTRIBUTES_AT, 8) & STATX_ATTR_MOUNT_ROOT)
 
 
 class _FileHandle(ctypes.Structure):

@@ -33,6 +33,8 @@ class Process:
     """The index of the pseudo terminal that controls it."""
     uid: int
     rss_bytes: int
+    pids: tuple[int, ...] = ()
+    """Its numbers in all pid namespaces it is seen from, the host's first."""
 
     @property
     def command(self) -> str:
@@ -61,10 +63,11 @@ def read(host_pid: int) -> Process | None:
     words = rest.split()
     device = int(words[4])
     major, minor = device >> 8 & 0xFFF, device & 0xFF | device >> 12 & 0xFFF00
-    pids = lines["NSpid"].split()
+    pids = tuple(map(int, lines["NSpid"].split()))
     return Process(
         host_pid=host_pid,
-        pid=int(pids[-1]),
+        pid=pids[-1],
+        pids=pids,
         parent_host_pid=int(words[1]),
         group=int(lines["NSpgid"].split()[-1]),
         session=int(lines["NSsid"].split()[-1]),

@@ -1,0 +1,784 @@
+"""The faces of the history on made-up histories: what is drawn, how it is cut, which words are said."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from waypoint import answers
+from waypoint.cli import main, render
+from waypoint.cli.compare import split_words
+from waypoint.cli.graph import Dot, place
+from waypoint.cli.timeline import Timeline, command_of
+from waypoint.errors import UsageError
+from waypoint.history import lineage, refs
+from waypoint.history.analyzers import (
+    Analysis,
+    BranchMove,
+    Commit,
+    DatabaseChange,
+    PackageChange,
+    RepositoryChange,
+    TableChange,
+)
+from waypoint.history.cards import Difference, summarize, write_card
+from waypoint.history.changes import Change, Changes
+from waypoint.history.facts import (
+    Facts,
+    LiveDifference,
+    PortFact,
+    ProcessFact,
+    ShellFact,
+    VariableChange,
+)
+from waypoint.history.plans import write_plan
+from waypoint.history.telling import tell, tell_plan, within
+from waypoint.model import Checkpoint
+
+PLAIN = render.Paint(on=False)
+NOW = datetime(2026, 11, 16, 10, 27, tzinfo=UTC).astimezone()
+
+
+# The graph --------------------------------------------------------------------------------------------
+
+
+def drawn(*dots: tuple[str, str | None]) -> list[str]:
+    """The picture with the ids as signs; newest first."""
+    lines = []
+    found = [Dot(*dot) for dot in dots]
+    for dot, placed in zip(found, place(found), strict=True):
+        lines += [f"{placed.left}{dot.id}{placed.right}", *placed.joins]
+    return [line.rstrip() for line in lines]
+
+
+def test_a_line_of_points_is_a_line() -> None:
+    assert drawn(("3", "2"), ("2", "1"), ("1", None)) == ["3", "2", "1"]
+
+
+def test_a_branch_joins_the_line_it_grew_from() -> None:
+    assert drawn(("5", "4"), ("4", "2"), ("b", "2"), ("2", "1"), ("1", None)) == [
+        "5",
+        "4",
+        "│ b",
+        "├─╯",
+        "2",
+        "1",
+    ]
+
+
+def test_the_present_keeps_the_first_column_after_a_restore() -> None:
+    # Points 4 and 3 came after 2, to which the session went back.
+    assert drawn(("@", "2"), ("4", "3"), ("3", "2"), ("2", "1"), ("1", None)) == [
+        "@",
+        "│ 4",
+        "│ 3",
+        "├─╯",
+        "2",
+        "1",
+    ]
+
+
+def test_branches_of_branches_and_columns_that_are_free_again() -> None:
+    assert drawn(
+        ("9", "5"), ("8", "3"), ("7", "5"), ("5", "3"), ("4", "3"), ("3", None), ("2", "1"), ("1", None)
+    ) == [
+        "9",
+        "│ 8",
+        "│ │ 7",
+        "├─┼─╯",
+        "5 │",
+        "├─╯",
+        "│ 4",
+        "├─╯",
+        "3",
+        "2",
+        "1",
+    ]
+
+
+def test_what_descends_from_a_point_that_is_not_shown_hangs_in_the_air() -> None:
+    assert drawn(("9", "gone"), ("8", "older")) == ["9", "8"]
+
+
+def test_many_forks_of_one_point_take_no_more_than_two_columns_when_each_has_one() -> None:
+    lines = drawn(("@", "1"), *((letter, "1") for letter in "abcdefgh"), ("1", None))
+    assert max(map(len, lines)) == 3
+    assert lines.count("├─╯") == 8
+
+
+# The log ----------------------------------------------------------------------------------------------
+
+
+def point(number: int, **more: Any) -> dict[str, Any]:
+    """As it travels; oldest first means lowest number."""
+    found = {
+        "id": f"id{number}",
+        "name": None,
+        "intent": f"step {number}",
+        "intent_from": "given",
+        "session": "work",
+        "label": f"c{number}",
+        "parent": f"id{number - 1}" if number > 1 else None,
+        "created_at": (NOW - timedelta(minutes=60 - number)).astimezone(UTC).isoformat(),
+        "kind": "manual",
+        "actor": "person",
+        "pause_ms": 12.0,
+        "total_ms": 30.0,
+        "size_bytes": 12 << 20,
+        "processes": 1,
+        "files_only": False,
+        "coverage": [],
+        "pinned": False,
+        "tags": [],
+        "verdict": None,
+        "summary": None,
+        **more,
+    }
+    assert set(found) == {field.name for field in msgspec.structs.fields(Checkpoint)}
+    return found
+
+
+def verdict(state: str, **more: Any) -> dict[str, Any]:
+    return {
+        "id": 1,
+        "command": "npm test",
+        "state": state,
+        "at": "2026-11-16T10:20:00Z",
+        "exit_code": 0 if state == "passed" else 1,
+        "duration_ms": 2100.0,
+        "output": "",
+        **more,
+    }
+
+
+def status(head: dict[str, Any] | None, summary: str = "nothing changed", **more: Any) -> answers.Status:
+    session = {
+        "name": "work",
+        "state": "live",
+        "foreground": None,
+        "head": head["id"] if head else None,
+        "auto": False,
+        **more,
+    }
+    called = None
+    if head:
+        called = head["label"] if head["session"] == "work" else f"{head['session']}:{head['label']}"
+    return answers.Status(
+        {
+            "session": session,
+            "head": head,
+            "head_called": called,
+            "summary": summary,
+            "sections": [],
+            "difference": None,
+            "missing": None,
+        }
+    )
+
+
+def told(
+    points: list[dict[str, Any]],
+    present: answers.Status | None,
+    *,
+    width: int = 100,
+    good: dict[str, str] | None = None,
+    heads: dict[str, str | None] | None = None,
+    paint: render.Paint = PLAIN,
+    **more: Any,
+) -> list[str]:
+    head = present.data["session"]["head"] if present else None
+    found = {
+        "checkpoints": points,
+        "sessions": [
+            {"name": name, "state": "live", "head": at} for name, at in (heads or {"work": head}).items()
+        ],
+        "good": good or {},
+    }
+    return Timeline(found, present, paint, width, now=NOW, **more).text().splitlines()
+
+
+def test_the_log_of_the_experience_page() -> None:
+    points = [
+        point(1, intent="clean clone", verdict=verdict("passed")),
+        point(2, intent="before auth refactor"),
+        point(3, id="p1", session="try-pnpm", label="c1", parent="id2", intent="pnpm instead"),
+        point(
+            4,
+            parent="id2",
+            intent="after package install",
+            verdict=verdict("failed"),
+            summary="+1,842 files (node_modules) · npm +212",
+        ),
+        point(
+            5,
+            intent="working version, app healthy",
+            verdict=verdict("passed"),
+            summary="+7 ~3 files · pip +stripe 12.1.0 · node :8080 started · cwd /app/api",
+        ),
+    ]
+    lines = told(points, status(points[-1], "~3 files"), good={"work": "id5"})
+    assert [re.sub(r" {3,}", "   ", line) for line in lines] == [
+        "@  now   ~3 files since c5",
+        (
+            f"●  c5  {NOW - timedelta(minutes=55):%H:%M}  working version, app healthy"
+            "   ✔ npm test (in a fork, 2.1 s)  ← good"
+        ),
+        "│   +7 ~3 files · pip +stripe 12.1.0 · node :8080 started · cwd /app/api",
+        f"✗  c4  {NOW - timedelta(minutes=56):%H:%M}  after package install   ✖ npm test exit 1",
+        "│   +1,842 files (node_modules) · npm +212",
+        f"│ ○  try-pnpm/c1  {NOW - timedelta(minutes=57):%H:%M}  pnpm instead   – not verified",
+        "├─╯",
+        f"○  c2  {NOW - timedelta(minutes=58):%H:%M}  before auth refactor   – not verified",
+        f"○  c1  {NOW - timedelta(minutes=59):%H:%M}  clean clone   ✔ npm test (in a fork, 2.1 s)",
+    ]
+    # One column for the verdicts, whatever is drawn before the points; and the summary below the words.
+    columns = {line.index(sign) for line in lines for sign in "✔✖–" if sign in line}
+    assert len(columns) == 1
+    assert lines[2].index("+7") == lines[1].index("working")
+
+
+def test_whose_words_an_intent_is_can_be_seen() -> None:
+    points = [
+        point(1, intent="mine"),
+        point(2, intent="make test", intent_from="command"),
+        point(3, intent="fix it", intent_from="git"),
+        point(4, intent="", intent_from="none"),
+        point(5, intent="", name="up", tags=["v1"], pinned=True),
+    ]
+    lines = told(points, status(points[0]))
+    text = "\n".join(lines)
+    assert "  mine " in text
+    assert "  $ make test " in text
+    assert '  commit "fix it" ' in text
+    assert "  no words given " in text
+    assert re.search(r"  up +#v1  pinned ", text)
+
+
+def test_points_that_waypoint_took_are_folded_into_one_row() -> None:
+    points = [
+        point(1),
+        *(point(number, kind="auto", intent_from="command") for number in (2, 3, 4, 5, 6)),
+        point(7),
+        point(8, kind="safety", intent="before restore to c3"),
+    ]
+    lines = told(points, status(points[6]))
+    assert lines == told(points, status(points[6]), most=4)
+    assert [line.split("  ")[-1] for line in lines if "…" in line] == [
+        "… 1 automatic (c8)",
+        "… 5 automatic (c2 to c6)",
+    ]
+    assert len([line for line in lines if "step" in line]) == 2
+    unfolded = told(points, None, unfold=True, heads={"work": "id7"})
+    assert len(unfolded) == 8
+    assert "automatic" not in "".join(unfolded)
+
+
+@pytest.mark.parametrize(
+    "more", [{"name": "kept"}, {"tags": ["t"]}, {"pinned": True}, {"verdict": verdict("passed")}]
+)
+def test_an_automatic_point_that_somebody_spoke_of_is_not_folded(more: dict[str, Any]) -> None:
+    points = [point(1), point(2, kind="auto", **more), point(3)]
+    assert "automatic (" not in "".join(told(points, status(points[2])))
+
+
+def test_an_automatic_point_on_which_the_session_stands_is_not_folded() -> None:
+    points = [point(1), point(2, kind="safety", intent="before restore to c1")]
+    assert any(line.startswith("●  c2") for line in told(points, status(points[1])))
+
+
+def test_a_fold_keeps_the_lines_of_descent() -> None:
+    points = [
+        point(1),
+        point(2, kind="auto"),
+        point(3, kind="auto"),
+        point(4, parent="id2", session="try", label="c1", id="t1"),
+        point(5, parent="id3"),
+    ]
+    lines = told(points, status(points[4]))
+    assert [line[:4].rstrip() for line in lines] == ["@  n", "●  c", "│ ○", "├─╯", "○  …", "○  c"]
+
+
+def test_the_last_ones_only() -> None:
+    points = [point(number) for number in range(1, 31)]
+    lines = told(points, status(points[-1]), most=3)
+    assert [line.split()[1] for line in lines] == ["now", "c30", "c29", "c28", "27"]
+    assert lines[-1] == "… 27 older"
+
+
+def test_a_log_of_all_names_every_session_and_who_stands_where() -> None:
+    points = [point(1), point(2, parent="id1", session="try", label="c1", id="t1")]
+    heads: dict[str, str | None] = {"work": "id1", "try": "t1", "other": "id1"}
+    lines = told(points, None, heads=heads, good={"work": "id1", "try": "id1"})
+    assert lines[0].startswith("●  try/c1")
+    assert lines[-1].startswith("●  work/c1")
+    assert lines[-1].endswith("← other, good, good of try")
+
+
+@pytest.mark.parametrize(
+    ("more", "summary", "line"),
+    [
+        ({}, "~3 files", "~3 files since c1"),
+        ({"state": "parked"}, "nothing changed", "parked at c1"),
+        ({"state": "dead"}, "~1 file", "~1 file since c1 · it does not run"),
+        ({"foreground": "make -j"}, "~1 file", "~1 file since c1 · runs make -j"),
+    ],
+)
+def test_the_present(more: dict[str, Any], summary: str, line: str) -> None:
+    assert told([point(1)], status(point(1), summary, **more))[0].split(maxsplit=2)[2] == line
+
+
+def test_a_session_without_points_is_compared_with_the_base() -> None:
+    assert told([], status(None, "+2 files")) == ["@  now        +2 files since the base"]
+
+
+def test_a_session_that_stands_on_another_sessions_point() -> None:
+    elsewhere = point(1, session="origin")
+    assert told([elsewhere], status(elsewhere, "~1 file"))[0].endswith("~1 file since origin:c1")
+
+
+@pytest.mark.parametrize("width", [40, 56, 60, 72, 80, 100, 160])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    points = [
+        point(
+            number,
+            intent=f"日本語のとても長い説明 {'and more of it ' * 8}",
+            verdict=verdict("passed", command="pytest -q " + "x" * 50),
+            summary="+1 file · " * 20,
+            name="a-name" if number == 3 else None,
+        )
+        for number in range(1, 6)
+    ]
+    points += [point(6, parent="id2", session="try", label="c1", id="t1", intent="é" * 300)]
+    lines = told(points, status(points[4], "~3 files · " * 30), width=width, good={"work": "id5"})
+    for line in lines:
+        assert render.wide(line) <= width, line
+    assert lines[0].endswith("since c5")
+
+
+def test_cutting_is_done_in_columns_and_never_through_a_letter() -> None:
+    assert render.cut("short", 10) == "short"
+    assert render.cut("exactly ten", 10) == "exactly t…"
+    assert render.cut("日本語", 6) == "日本語"
+    assert render.cut("日本語", 5) == "日本…"
+    assert render.cut("日本語", 4) == "日…"
+    assert render.wide(render.cut("e\u0301" * 20, 7)) <= 7
+    assert render.cut("anything", 0) == ""
+    assert render.wide("● c1 ✔ … │├─╯") == 13
+
+
+def test_there_is_no_colour_unless_asked_for() -> None:
+    points = [point(1, verdict=verdict("failed"), name="n"), point(2, verdict=verdict("passed"))]
+    assert "\x1b" not in "".join(told(points, status(points[1])))
+    lines = told(points, status(points[1]), paint=render.Paint(on=True))
+    assert any("\x1b[31m✗" in line for line in lines)
+    plain = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in lines]
+    assert plain == told(points, status(points[1]))
+
+
+def test_somebody_elses_words_cannot_command_the_terminal() -> None:
+    points = [point(1, intent="\x1b]2;evil\x07\nnext", summary="\x1b[2J\n+1 file")]
+    lines = told(points, status(points[0], "\x1b[31m\nred"))
+    assert "\x1b" not in "".join(lines)
+    assert len(lines) == 3
+
+
+def test_a_thousand_points_take_no_time() -> None:
+    points = [
+        point(
+            number,
+            kind="auto" if number % 5 == 0 else "manual",
+            parent=f"id{number - (7 if number % 50 == 0 else 1)}" if number > 8 else None,
+            verdict=verdict("passed") if number % 3 else None,
+            summary="+7 ~3 files · pip +stripe 12.1.0 · node :8080 started · cwd /app/api",
+            created_at=(NOW - timedelta(minutes=2000 - number)).astimezone(UTC).isoformat(),
+        )
+        for number in range(1, 1001)
+    ]
+    started = time.process_time()
+    lines = told(points, status(points[-1]))
+    assert time.process_time() - started < 0.2
+    assert len(lines) > 1500
+
+
+# Families, refs, words ----------------------------------------------------------------------------------
+
+
+def record(number: int, **more: Any) -> Checkpoint:
+    return msgspec.convert(point(number, **more), Checkpoint)
+
+
+def test_the_family_of_a_session() -> None:
+    history = [
+        record(1, session="origin"),
+        record(2, session="origin"),
+        record(3, id="w1", parent="id2"),
+        record(4, id="w2", parent="w1"),
+        record(5, id="o3", session="origin", parent="id2"),
+        record(6, id="f1", session="fork", parent="w1"),
+        record(7, id="f2", session="fork", parent="f1"),
+        record(8, id="x", session="stranger", parent=None),
+    ]
+
+    def ids(how: str | None) -> list[str]:
+        return [one.id for one in lineage.family(history, "work", "w2", how)]
+
+    assert ids(None) == ["w1", "w2"]
+    assert ids("tips") == ["id1", "id2", "w1", "w2", "f2"]
+    assert ids("whole") == ["id1", "id2", "w1", "w2", "o3", "f1", "f2"]
+    assert [one.id for one in lineage.family(history, "new", "w1", "tips")] == ["id1", "id2", "w1"]
+
+
+@pytest.mark.parametrize(
+    ("ref", "found"),
+    [
+        ("c5", (None, "c5")),
+        ("work:c5", ("work", "c5")),
+        ("work/c5", ("work", "c5")),
+        ("10:27", (None, "10:27")),
+        ("9:05:30", (None, "9:05:30")),
+        ("work:10:27", ("work", "10:27")),
+        ("@~2", (None, "@~2")),
+    ],
+)
+def test_a_ref_may_say_which_session(ref: str, found: tuple[str | None, str]) -> None:
+    assert refs.split(ref) == found
+
+
+def test_times_that_people_write() -> None:
+    def ago(text: str) -> timedelta:
+        return NOW - refs.moment(text, NOW)
+
+    assert ago("2h") == timedelta(hours=2)
+    assert ago("90m") == timedelta(minutes=90)
+    assert refs.moment(f"{NOW - timedelta(hours=1):%H:%M}", NOW) == NOW - timedelta(hours=1)
+    assert refs.moment(f"{NOW + timedelta(hours=1):%H:%M}", NOW) == NOW - timedelta(hours=23)
+    assert refs.moment("2026-11-16", NOW).isoformat().startswith("2026-11-16T00:00")
+    assert refs.moment("2026-11-16 10:00", NOW).hour == 10
+    assert refs.moment("2026-11-16T10:00:00Z", NOW) == datetime(2026, 11, 16, 10, tzinfo=UTC)
+    for wrong in ("soon", "25:00", "2026-13-01", ""):
+        with pytest.raises(UsageError):
+            refs.moment(wrong, NOW)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], ([], [])),
+        (["c1"], (["c1"], [])),
+        (["c1", "c2"], (["c1", "c2"], [])),
+        (["c1", "c2", "src"], (["c1", "c2"], ["src"])),
+        (["c1", "/srv"], (["c1"], ["/srv"])),
+        (["c1", "./src", "lib"], (["c1"], ["./src", "lib"])),
+        (["/srv"], ([], ["/srv"])),
+        (["c1", "--", "src", "c2"], (["c1"], ["src", "c2"])),
+        (["--", "c1"], ([], ["c1"])),
+        (["try/c1", "c2"], (["try/c1", "c2"], [])),
+    ],
+)
+def test_refs_and_paths_are_told_apart(words: list[str], found: tuple[list[str], list[str]]) -> None:
+    assert split_words(words) == found
+
+
+def test_a_command_is_joined_as_ssh_does() -> None:
+    assert command_of(["pytest", "-q"]) == "pytest -q"
+    assert command_of(["--", "ls", "-l"]) == "ls -l"
+    with pytest.raises(UsageError):
+        command_of(["--"])
+
+
+# Differences in words -----------------------------------------------------------------------------------
+
+
+def change(path: str, kind: str = "created", **more: Any) -> Change:
+    return msgspec.convert({"path": path, "kind": kind, "entry": "file", **more}, Change)
+
+
+SERVER = ProcessFact(pid=7, parent=3, command="/usr/bin/node --x app.js", uid=0, rss_bytes=1 << 20)
+WORKERS = tuple(
+    ProcessFact(pid=pid, parent=1, command="postgres: worker", uid=0, rss_bytes=1) for pid in (20, 21, 22)
+)
+PORT = PortFact(protocol="tcp", address="0.0.0.0", port=8080, pid=7, command=SERVER.command)
+
+FOUND = Difference(
+    files=Changes(
+        changes=(
+            change("/app", entry="folder"),
+            change("/app/.git/index", size_after=300),
+            change("/app/.git/objects/ab/cd", size_after=300),
+            change("/app/api.py", "modified", what=("content",), size_before=100, size_after=2200),
+            change("/app/new.py", size_after=5),
+            change("/app/node_modules/x/index.js", size_after=2048),
+            change("/app/old.py", "deleted"),
+            change("/app/run.sh", "modified", what=("mode",), mode_before=0o100644, mode_after=0o100755),
+            change("/app/there", "renamed", old_path="/app/here"),
+            change("/empty", entry="folder"),
+            change("/srv/gone", "deleted", entry="folder", files=1200),
+        )
+    ),
+    analysis=Analysis(
+        findings=(
+            PackageChange(
+                ecosystem="pip", environment="/app/.venv", name="flask", change="added", after="3.0"
+            ),
+            *(
+                PackageChange(
+                    ecosystem="pip",
+                    environment="/app/.venv",
+                    name=f"dep{number}",
+                    change="added",
+                    after="1",
+                    direct=False,
+                )
+                for number in range(7)
+            ),
+            RepositoryChange(
+                path="/app",
+                change="changed",
+                branch_before="main",
+                branch_after="main",
+                commits=(Commit(id="abcdef1234", subject="fix it", at=1),),
+                commit_count=3,
+                committed=2,
+                modified=1,
+                untracked=4,
+                branches=(BranchMove(branch="main", before="1234567890", after="abcdef1234"),),
+            ),
+            DatabaseChange(
+                path="/app/app.db",
+                change="changed",
+                tables=(TableChange(name="orders", change="changed", rows_before=1, rows_after=13),),
+            ),
+        )
+    ),
+    live=LiveDifference(
+        started=(SERVER,),
+        ended=WORKERS,
+        kept=2,
+        opened=(PORT,),
+        cwd=("/root", "/app"),
+        variables=(
+            VariableChange(name="TOKEN", before=None, after="[redacted]"),
+            VariableChange(name="OLD", before="x", after=None),
+        ),
+        functions_added=("greet",),
+        memory_bytes=(10 << 20, 30 << 20),
+    ),
+    redacted=1,
+)
+
+
+def test_a_difference_in_words() -> None:
+    data = {
+        "difference": msgspec.to_builtins(FOUND),
+        "summary": summarize(FOUND),
+        "sections": msgspec.to_builtins(tell(FOUND)),
+        "different": True,
+    }
+    found = answers.Diff(data)
+    assert found
+    assert (
+        re.sub(r" {2,}", "  ", str(found)).splitlines()
+        == """\
+files  +1 ~2 -1,201 →1 files, +1 in node_modules  [derived]
+  + /app/.git/  +2 files · 600 B
+  ~ /app/api.py  100 B → 2.1 KB
+  + /app/new.py  5 B
+  + /app/node_modules/  +1 file · 2.0 KB
+  - /app/old.py
+  ~ /app/run.sh  mode 644 → 755
+  → /app/here → /app/there
+  + /empty/
+  - /srv/gone/  1,200 files
+packages  pip +flask 3.0 (and 7 with it)  [derived]
+  + pip flask  3.0 · in /app/.venv
+  + pip 7 more  came along
+git  git 3 commits on main "fix it", 4 untracked  [derived]
+  ~ /app  on main · 2 files committed · 1 file changed and not committed · 4 files untracked
+  + abcdef1 "fix it"  commit
+  + 2 more commits
+  ~ branch main  1234567 → abcdef1
+databases  sqlite app.db: orders +12 rows  [derived]
+  ~ /app/app.db  orders +12 rows
+processes  app.js :8080 started · postgres ×3 ended · 2 still there · memory 10 MB → 30 MB  [observed]
+  + app.js :8080  pid 7 · /usr/bin/node --x app.js
+  - postgres  pid 20 · postgres: worker
+  - postgres  pid 21 · postgres: worker
+  - postgres  pid 22 · postgres: worker
+ports  :8080 opened  [observed]
+  + tcp 0.0.0.0:8080  app.js
+shell  cwd /root → /app · 2 variables · 1 function  [observed]
+  ~ cwd /root → /app
+  + TOKEN  [redacted]
+  - OLD
+  + greet()
+redacted  1 value
+""".splitlines()
+    )
+    assert str(found).splitlines()[0].startswith("files      +1 ~2")
+
+
+def test_only_some_sections() -> None:
+    assert [one.name for one in tell(FOUND, ("packages", "shell"))] == ["packages", "shell"]
+    assert tell(Difference(files=Changes(), analysis=Analysis(), live=LiveDifference())) == ()
+
+
+@pytest.mark.parametrize(
+    ("paths", "files", "findings"),
+    [
+        (["/app/api.py"], ["/app/api.py"], []),
+        (["api.py"], ["/app/api.py"], []),
+        (["./node_modules"], ["/app/node_modules/x/index.js"], []),
+        (["/srv"], ["/srv/gone"], []),
+        (["*.py"], ["/app/api.py", "/app/new.py", "/app/old.py"], []),
+        (["here"], ["/app/there"], []),
+        (["/app/app.db"], [], ["database"]),
+        (["/nothing"], [], []),
+    ],
+)
+def test_a_part_of_a_difference(paths: list[str], files: list[str], findings: list[str]) -> None:
+    found = within(FOUND, paths, "/app")
+    assert [one.path for one in found.files] == files
+    kinds = [one["kind"] for one in msgspec.to_builtins(found.analysis)["findings"]]
+    assert kinds == findings
+    assert found.live.empty
+    assert found.redacted == 0
+
+
+# Cards and plans ------------------------------------------------------------------------------------------
+
+
+def card_of(the_point: dict[str, Any], **more: Any) -> answers.Card:
+    card = write_card(the_point["intent"], the_point["intent_from"], FOUND, ("bind mount /data is outside",))
+    return answers.Card(
+        {
+            "checkpoint": the_point,
+            "parent": "c4",
+            "card": msgspec.to_builtins(card),
+            "sections": msgspec.to_builtins(tell(FOUND)),
+            "verdicts": [verdict("failed"), verdict("passed")],
+            "notes": [{"at": "2026-11-16T10:25:00Z", "text": "it lost the table"}],
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("intent", "source", "line"),
+    [
+        ("works", "given", "intent     works  [claimed]"),
+        ("make", "command", "intent     $ make  [observed, the last command]"),
+        ("fix", "git", 'intent     commit "fix"  [claimed, the last commit\'s subject]'),
+        ("", "none", "intent     none was given"),
+    ],
+)
+def test_a_card_says_whose_words_the_intent_is(intent: str, source: str, line: str) -> None:
+    assert line in str(card_of(point(5, intent=intent, intent_from=source))).splitlines()
+
+
+def test_a_card_in_words() -> None:
+    lines = [re.sub(r" {2,}", "  ", line) for line in str(card_of(point(5, name="up"))).splitlines()]
+    assert lines[0] == "c5 up"
+    for line in (
+        "who  a person",
+        "after  c4",
+        "holds  1 process · 12 MB of memory · paused 12 ms",
+        "not held  bind mount /data is outside",
+        "redacted  1 value",
+    ):
+        assert line in lines
+    assert [line for line in lines if line.startswith("verified")] == [
+        f"verified  ✖ npm test exit 1, {render.clock('2026-11-16T10:20:00Z')}",
+        f"verified  ✔ npm test (in a fork, 2.1 s), {render.clock('2026-11-16T10:20:00Z')}",
+    ]
+    [note] = [line for line in lines if line.startswith("note")]
+    assert note.startswith('note  "it lost the table"  [claimed, added later: ')
+    assert "files  +1 ~2 -1,201 →1 files, +1 in node_modules  [derived]" in lines
+
+
+def test_a_card_that_is_not_there_yet_or_has_gaps() -> None:
+    missing = card_of(point(5), card=None, sections=[])
+    assert not missing.ready
+    assert missing.difference is None
+    assert "not there yet" in str(missing)
+    found = msgspec.to_builtins(
+        write_card("x", "given", msgspec.structs.replace(FOUND, gaps=("files: it is gone",)), ())
+    )
+    assert "missing    files: it is gone" in str(card_of(point(5), card=found))
+
+
+def plan_text(
+    *, forward: bool = False, state: Any = "live", safety: bool = True, nothing: bool = False
+) -> str:
+    lost = Difference(files=Changes(), analysis=Analysis(), live=LiveDifference()) if nothing else FOUND
+    head = record(1 if forward else 9)
+    plan = write_plan(
+        "1f4b9c20",
+        session="work",
+        target=record(2, intent="before auth refactor"),
+        head=head,
+        lost=lost,
+        uncheckpointed=lost,
+        coverage=("bind mount /data",),
+    )
+    target = Facts(processes=WORKERS, shell=ShellFact(cwd="/app"))
+    words = tell_plan(plan, Facts() if nothing else target, state=state, next_label="c6")
+    data = {"plan": msgspec.to_builtins(plan), "words": msgspec.to_builtins(words)}
+    return "\n".join(text for _, text in answers.Plan(data).lines(safety=safety, now=NOW))
+
+
+def test_a_plan_in_words() -> None:
+    when = f"{NOW - timedelta(minutes=58):%H:%M}"
+    assert plan_text().splitlines() == [
+        f'From now (c9 + 1,208 files) back to c2 "before auth refactor" ({when}, 58 min ago, not verified)',
+        "  files      3 written since will go: api.py, new.py, … (1 more)",
+        "             1,201 deleted since will be back: old.py, /srv/gone",
+        "             1 renamed since will have the old name: there",
+        "             2 changed in .git",
+        "             1 changed in node_modules",
+        f"  processes  app.js :8080 ends · postgres ×3 resumes with its memory of {when}",
+        "  shell      cwd /app → /root · 2 variables · 1 function",
+        "  not covered: bind mount /data",
+        "A safety checkpoint (c6) is taken first; `waypoint undo` comes back here.",
+    ]
+
+
+def test_a_plan_says_when_there_is_no_way_back() -> None:
+    assert "No safety checkpoint is taken" in plan_text(safety=False)
+    assert "no safety checkpoint can be taken" in plan_text(state="dead")
+    assert "It is parked" in plan_text(state="parked")
+
+
+def test_a_plan_that_leads_forward_does_not_speak_of_going_back() -> None:
+    text = plan_text(forward=True)
+    assert " on to c2 " in text
+    assert "since" not in text
+
+
+def test_a_plan_of_nothing() -> None:
+    lines = plan_text(nothing=True).splitlines()
+    assert lines[0].startswith("From now (c9) back to c2 ")
+    assert lines[1] == "  nothing would change"
+
+
+# Asking -------------------------------------------------------------------------------------------------
+
+
+def test_a_restore_needs_a_point_or_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restore", "--yes"]) == 2
+    assert "where to?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["tag", "-d"], ["tag", "-d", "name", "c1"], ["checkpoint", "--wait"], ["verify", "c1"]]
+)
+def test_what_makes_no_sense_is_refused_before_anybody_is_asked(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAYPOINT_HOME", "/nonexistent/none")
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("waypoint: ")
