@@ -284,6 +284,21 @@ class Story:
         return target
 
 
+def _split_links(changed: Changes, base: Path) -> list[str]:
+    """Files of the base with several names that were changed under one of them. In a running box all names
+    show the change; in the layer it has one name only, and that is what a restore brings back."""
+    names = []
+    for change in changed:
+        if change.kind == "modified" and change.entry == "file":
+            with contextlib.suppress(OSError, ValueError):
+                if os.lstat(base / change.real_path.lstrip("/")).st_nlink > 1:
+                    names.append(change.path)
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"{', '.join(names[:3])}{more}: other names in the base (hard links) are unchanged after a restore"]
+
+
 def _ground(row: SessionRow, lost: Difference, now: PointView) -> str:
     """What a plan is made on, in short: where the session stands, and what would go. A file that somebody has
     gone on writing is not the one that was agreed to lose."""
