@@ -198,8 +198,8 @@ class Story:
                 one for one in found.analysis.findings if isinstance(one, RepositoryChange) and one.commits
             ]
             intent, source = (commits[0].commits[0].subject, "git") if commits else ("", "none")
-        covered = tuple(dict.fromkeys((*covered, *point.coverage)))
-        card = write_card(intent, source, found, covered, own_words=point.kind in ("safety", "park"))
+        whole = tuple(dict.fromkeys((*covered, *point.coverage)))
+        card = write_card(intent, source, found, whole, own_words=point.kind in ("safety", "park"))
         # What was taken out of the intent was taken out before it was kept.
         return msgspec.structs.replace(card, redacted=card.redacted + intent.count(MASK))
 
@@ -296,7 +296,8 @@ def _split_links(changed: Changes, base: Path) -> list[str]:
     if not names:
         return []
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [f"{', '.join(names[:3])}{more}: other names in the base (hard links) are unchanged after a restore"]
+    said = "its other names in the base (hard links) are unchanged after a restore"
+    return [f"{', '.join(names[:3])}{more}: {said}"]
 
 
 def _ground(row: SessionRow, lost: Difference, now: PointView) -> str:

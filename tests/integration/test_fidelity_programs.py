@@ -76,11 +76,21 @@ while True:
 
     @staticmethod
     def ask(session: waypoint.Session, question: str) -> Any:
-        script = (
-            'timeout 20 sh -c \'printf "%s\\n" "$0" >/tmp/ask; cat /tmp/answer\' "$0" || cat /tmp/program.err'
-        )
-        told, _ = session.spawn(["sh", "-c", script, question]).communicate()
+        script = """printf '%s\\n' "$0" >/tmp/ask; cat /tmp/answer"""
+        asker = session.spawn(["timeout", "20", "sh", "-c", script, question])
+        told, _ = asker.communicate()
+        assert told, session.spawn(["cat", "/tmp/program.err"]).communicate()[0].decode()
         return json.loads(told)
+
+    @classmethod
+    def rising(cls, session: waypoint.Session, question: str, above: list[int]) -> list[int]:
+        """Waits until each of the numbers that answer the question has risen."""
+        deadline = time.monotonic() + 15
+        while not all(now > then for now, then in zip(cls.ask(session, question), above, strict=True)):
+            assert time.monotonic() < deadline, f"{question} does not rise above {above}"
+            time.sleep(0.02)
+        found: list[int] = cls.ask(session, question)
+        return found
 
 
 # ---- interactive ones ----------------------------------------------------------------------------
@@ -243,12 +253,12 @@ for target in (work, wait):
 """
     Answering(session, program)
     token = Answering.ask(session, "token")
-    before = until(lambda: all(counts := Answering.ask(session, "counts")) and counts)
+    before = Answering.rising(session, "counts", [0] * 8)
     tids = session.run("ls /proc/$!/task").output
     revived = revive(session, session.checkpoint())
     assert Answering.ask(revived, "token") == token
     assert revived.run("ls /proc/$!/task").output == tids
-    until(lambda: all(now > then for now, then in zip(Answering.ask(revived, "counts"), before, strict=True)))
+    Answering.rising(revived, "counts", before)
     assert Answering.ask(revived, "(jobs.put(21), done.get())[1]") == ["worker", 42]
     assert Answering.ask(revived, "(gate.set(), done.get())[1][0]") == "gate"
 
@@ -279,9 +289,7 @@ def test_a_process_of_another_user_stays_that_users(
 ) -> None:
     command = "/usr/bin/python3 /tmp/program.py"
     start = f"{how} '{command}'" if how.startswith("su") else f"{how} {command}"
-    Answering(
-        session, "import os\nhow = 'as before'\nown = open('/tmp/own', 'w')", start.replace("/tmp/own", "")
-    )
+    Answering(session, "import os\nhow = 'as before'\nown = open('/tmp/own', 'w')", start)
     user = Answering.ask(session, "os.getresuid() + os.getresgid()")
     assert user[0] == 65534
     assert set(user) == {65534}
@@ -358,7 +366,8 @@ signal.setitimer(signal.ITIMER_VIRTUAL, 1000, 2000)
 class Spec(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
 class Event(ctypes.Structure):
-    _fields_ = [("value", ctypes.c_void_p), ("signo", ctypes.c_int), ("notify", ctypes.c_int), ("pad", ctypes.c_char * 48)]
+    _fields_ = [("value", ctypes.c_void_p), ("signo", ctypes.c_int), ("notify", ctypes.c_int),
+                ("pad", ctypes.c_char * 48)]
 posix, far = ctypes.c_void_p(), ctypes.c_void_p()
 for timer, spec in ((posix, Spec(0, 50_000_000, 0, 50_000_000)), (far, Spec(0, 0, 1000, 0))):
     assert not libc.timer_create(1, ctypes.byref(Event(None, signal.SIGUSR1, 0)), ctypes.byref(timer))
@@ -378,9 +387,9 @@ def left():
     return [spec.first_s, posix_spec.first_s, int(signal.getitimer(signal.ITIMER_VIRTUAL)[0])]
 """
     Answering(session, program)
-    before = until(lambda: all(beats := Answering.ask(session, "beats")) and beats)
+    before = Answering.rising(session, "beats", [0, 0])
     revived = revive(session, session.checkpoint())
-    until(lambda: all(now > then for now, then in zip(Answering.ask(revived, "beats"), before, strict=True)))
+    Answering.rising(revived, "beats", before)
     Answering.ask(revived, "ticks()")
     until(lambda: Answering.ask(revived, "ticks()"))
     left = Answering.ask(revived, "left()")
@@ -491,12 +500,12 @@ def test_new_programs_of_a_revived_shell_have_its_environment(
     before = session.run("env | grep -v ^_= | sort").output
     revived = revive(session, session.checkpoint())
     assert revived.run("env | grep -v ^_= | sort").output == before
-    told, _ = revived.spawn(
-        ["sh", "-c", "pwd; echo $GIVEN $PATH; echo ${LANG-none}"], shell_env=True
-    ).communicate()
-    assert told.decode().splitlines()[0] == "/usr/share"
-    assert told.decode().splitlines()[1].startswith("value ")
-    assert told.decode().endswith(":/opt/nowhere\nnone\n")
+    told = revived.spawn(["sh", "-c", "pwd; echo $GIVEN $PATH; echo ${LANG-none}"], shell_env=True)
+    lines = told.communicate()[0].decode().splitlines()
+    assert lines[0] == "/usr/share"
+    assert lines[1].startswith("value ")
+    assert lines[1].endswith(":/opt/nowhere")
+    assert lines[2] == "none"
 
 
 # ---- what cannot be saved ------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 import waypoint
+from waypoint import errors
 from waypoint.home import Home
 
 T = TypeVar("T")
@@ -68,7 +70,8 @@ PS1='prompt> '; IFS=$' \t\n:'; HISTSIZE=77
 history -c
 """
 _UNDO = r"""
-cd /; dirs -c; umask 0; unset EXPORTED unexported list map reference; unset -f greet; unalias -a; trap - HUP USR1
+cd /; dirs -c; umask 0; unset EXPORTED unexported list map reference; unset -f greet; unalias -a
+trap - HUP USR1
 set +o noclobber +o pipefail; shopt -u globstar nullglob; set --; exec 7>&-; history -c; PS1='$ '; hash -r
 """
 
@@ -143,9 +146,8 @@ class TestTheShellsMemory:
 
     def test_the_history_and_the_key_that_walks_it(self, shell: waypoint.Session) -> None:
         told = shell.run("history; echo $HISTSIZE").output
-        assert re.search(
-            r"^ +\d+  echo 'said before'; \(exit 3\)\n +\d+  echo typed by hand\n", told, re.MULTILINE
-        )
+        said = re.findall(r"^ +\d+  (.*)\n", told, re.MULTILINE)
+        assert said[:2] == ["echo 'said before'; (exit 3)", "echo typed by hand"]
         assert told.endswith("\n77\n")
         shell.run("echo found again")
         shows(shell, r"^prompt>\Z")
@@ -186,9 +188,8 @@ def test_a_coprocess_and_a_process_substitution_stay_connected(
     session: waypoint.Session, revive: Revive
 ) -> None:
     session.run('coproc while read line; do echo "got $line"; done; exec 5< <(seq 1 100000)').check()
-    assert session.run(
-        "echo a >&${COPROC[1]}; read -u ${COPROC[0]} r; echo $r; read -u 5 n; echo $n"
-    ).output == ("got a\n1\n")
+    assert session.run("echo a >&${COPROC[1]}; read -u ${COPROC[0]} r; echo $r").output == "got a\n"
+    assert session.run("read -u 5 n; echo $n").output == "1\n"
     revived = revive(session, session.checkpoint())
     assert revived.run("echo b >&${COPROC[1]}; read -u ${COPROC[0]} r; echo $r").output == "got b\n"
     assert revived.run("read -u 5 n; echo $n; tail -n 1 <&5").output == "2\n100000\n"
@@ -340,10 +341,8 @@ def test_a_line_that_was_put_aside_for_a_command_comes_back(
 
 
 def _ignore_end(session: waypoint.Session, command: str) -> None:
-    try:
+    with contextlib.suppress(errors.SessionDead):
         session.run(command)
-    except waypoint.errors.SessionDead:
-        pass
 
 
 def test_the_screen_looks_the_same(session: waypoint.Session, revive: Revive) -> None:

@@ -319,6 +319,11 @@ def test_a_pool_that_fills_up(small: Home) -> None:
     def percent() -> float:
         return float(client.call("du")["pool"]["percent"])
 
+    def fill_to(wanted: float) -> None:
+        pool = client.call("du")["pool"]
+        missing = (pool["used_bytes"] + pool["free_bytes"]) * wanted / 100 - pool["used_bytes"]
+        random_file(session, f"/tmp/mine-{wanted}", int(missing / MIB) + 1)
+
     def settled() -> list[Any]:
         """The points, once nothing more goes in the background."""
         time.sleep(1.5)
@@ -333,8 +338,7 @@ def test_a_pool_that_fills_up(small: Home) -> None:
     kept = settled()
     assert len([point for point in kept if point["kind"] == "safety"]) == 12, "there is room for all of them"
 
-    while percent() < 81:
-        random_file(session, f"/tmp/mine-{time.monotonic_ns()}", 8)
+    fill_to(81)
     (warning,) = checkpoint()["warnings"]
     assert "% full" in warning
     assert "waypoint forget" in warning
@@ -342,8 +346,7 @@ def test_a_pool_that_fills_up(small: Home) -> None:
     mine = [point["label"] for point in settled() if point["kind"] == "manual"]
 
     # Fuller still: old automatic points go, the newest five and what people took stay.
-    while percent() < 91:
-        random_file(session, f"/tmp/mine-{time.monotonic_ns()}", 8)
+    fill_to(91)
     told = checkpoint()["warnings"]
     left = settled()
     automatic = [point["label"] for point in left if point["kind"] == "safety"]
