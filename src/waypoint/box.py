@@ -11,7 +11,8 @@ A volume (a writable tree in the pool) holds what a checkpoint's file snapshot h
     mounts/NAME/      the writable layer over what is mounted below the base, one each
     shm/              /dev/shm
     state/            what the shell tells about itself, seen in the box at /dev/waypoint.state
-    work-BOX/         overlayfs's own folder, fresh for each box (an old one is refused by the index)
+    work-now/         overlayfs's own folders, one for each layer; fresh for each box, but for the index
+    work-old-BOX/     those of the box before: a snapshot brings them along, they go when nobody waits
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from urllib.parse import quote, unquote
 from waypoint.errors import MachineError, MissingFeature, NoSpace, NotFound, UsageError
 from waypoint.home import Home
 from waypoint.keeper import Hello, Keeper
-from waypoint.kernel import confine, mounts
+from waypoint.kernel import confine, mounts, overlay
 from waypoint.kernel.pool import is_pool
 from waypoint.kernel.syscalls import (
     CLONE_NEWNET,
@@ -254,16 +255,28 @@ def _overlay(plan: Plan, operation: str, lower: str, upper: Path, work: Path, ta
     plan.add(operation, "overlay", target, "overlay", MS_NODEV, data)
 
 
-def _work(volume: Path, box_id: str) -> Path:
-    return volume / f"work-{box_id}"
+def _work(volume: Path) -> Path:
+    return volume / "work-now"
 
 
-def drop_old_work(volume: Path, box_id: str) -> None:
+def _old_work(volume: Path, box_id: str) -> Path:
+    return volume / f"work-old-{box_id}"
+
+
+def drop_old_work(volume: Path) -> None:
     """The work folders of earlier boxes, which a snapshot brings along. They may hold an entry for each file
-    that was ever copied up, so this is for afterwards, when nobody waits."""
+    that was ever deleted, so this is for afterwards, when nobody waits."""
     for old in volume.glob("work-*"):
-        if old != _work(volume, box_id):
+        if old != _work(volume):
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _make_work(volume: Path, box_id: str, name: str, upper: Path) -> Path:
+    """A fresh work folder for one overlay."""
+    work = _work(volume) / name
+    work.mkdir(mode=0o700)
+    overlay.carry_index(_old_work(volume, box_id) / name / "index", work / "index", upper)
+    return work
 
 
 def write_plan(
@@ -282,19 +295,20 @@ def write_plan(
     plan = Plan()
     root = home.run / "root"
     layers = examine_base(base, home)
-    work = _work(volume, box_id)
-    work.mkdir(mode=0o700)
+    with contextlib.suppress(FileNotFoundError):
+        _work(volume).rename(_old_work(volume, box_id))
+    _work(volume).mkdir(mode=0o700)
     plan.add(
         "unshare", CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | (0 if options.net == "host" else CLONE_NEWNET)
     )
     plan.add("fork")
     plan.add("mount", "", "/", "", MS_REC | MS_PRIVATE, "")
-    (work / "base").mkdir()
-    _overlay(plan, "mount", str(base), volume / "upper", work / "base", root)
+    work = _make_work(volume, box_id, "base", volume / "upper")
+    _overlay(plan, "mount", str(base), volume / "upper", work, root)
     plan.add("root", root)
-    for number, (path, upper) in enumerate(_mounted(volume, layers)):
-        (work / str(number)).mkdir()
-        _overlay(plan, "in-mount", str(base / path.lstrip("/")), upper, work / str(number), path)
+    for path, upper in _mounted(volume, layers):
+        work = _make_work(volume, box_id, upper.name, upper)
+        _overlay(plan, "in-mount", str(base / path.lstrip("/")), upper, work, path)
     for path in layers.read_only:
         plan.add(
             "in-mount", base / path.lstrip("/"), path, "", MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, ""

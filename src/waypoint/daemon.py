@@ -542,6 +542,14 @@ def daemon_status(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
     }
 
 
+def _close_pool(home: Home) -> bool:
+    """The mounts of a box that has ended are let go by the kernel in its own time."""
+    deadline = time.monotonic() + 10
+    while not (closed := close_pool(home.path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return closed
+
+
 @verb
 def daemon_stop(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
     daemon.close(connection)
@@ -552,7 +560,7 @@ def daemon_stop(daemon: Daemon, connection: Connection, args: dict[str, Any]) ->
     if args.get("sessions"):
         daemon.sessions.teardown_network()
         daemon.sessions.store.close()
-        closed = close_pool(daemon.home.path)
+        closed = _close_pool(daemon.home)
     connection.result({"pid": os.getpid(), "pool_closed": closed})
     daemon.stopping.set()
     return Answered()

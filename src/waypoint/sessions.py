@@ -932,7 +932,7 @@ class Sessions:
                 if size:
                     live.terminal.resize(size)
             undo.pop_all()
-        self.later(lambda: drop_old_work(volume, box.id))
+        self.later(lambda: drop_old_work(volume))
         return live
 
     def restore(

@@ -381,6 +381,7 @@ class Terminal:
     def wait_ready(self, seconds: float = _READY_SECONDS) -> None:
         """Waits until the shell stands at its prompt. Refuses at once when something occupies it."""
         deadline = time.monotonic() + seconds
+        doubted = False
         with self.lock:
             while True:
                 blind = self.shell is not None and self.shell.prompting
@@ -391,9 +392,15 @@ class Terminal:
                     raise SessionDead(
                         "the session's terminal is gone", hint="`waypoint restore` brings it back"
                     )
-                if self.shell and self.shell.ready and self.shell.running is None and self._shell_in_front():
+                in_front = self.shell is not None and self.shell.ready and self._shell_in_front()
+                if self.shell and in_front and self.shell.running is None:
                     return
-                occupied = self.shell and self.shell.ready and not self._shell_in_front()
+                occupied = self.shell and self.shell.ready and not in_front
+                if occupied and not doubted:
+                    # Just after a restore it may be so for a moment, and nobody tells when it is over.
+                    doubted = True
+                    self._state_changed.wait(_BLIND_SECONDS)
+                    continue
                 if self.shell and (self.shell.running is not None or occupied) and self._run is None:
                     raise SessionBusy(
                         f"the shell is occupied by {self.foreground() or 'a command'}",

@@ -40,6 +40,8 @@ from waypoint.sessions import Live, Sessions
 from waypoint.story import BASE, Moment, Story
 
 _MOST_CONFLICTS_TOLD = 200
+_AT_ONCE = 200
+"""Files that wait for the disk together."""
 
 
 class Request(NamedTuple):
@@ -409,6 +411,19 @@ def carry_out(
     they are new, and what is built from them is built again. `insist`: only places that are as the plan saw
     them."""
     _check_room(steps, ground)
+    try:
+        yield from _each(steps, view, ground, times=times, insist=insist)
+        yield from ground.commit()
+    finally:
+        ground.discard()
+    if times:
+        _set_times(steps, ground)
+    ground.flush()
+
+
+def _each(
+    steps: Sequence[Step], view: PointView, ground: Folder, *, times: bool, insist: bool
+) -> Iterator[tuple[str, os.stat_result]]:
     names: dict[int, str] = {}
     replaced: list[str] = []
     for step in steps:
@@ -416,6 +431,7 @@ def carry_out(
         expected: Expected = step.there if insist or replaces_folder else ANYTHING
         place = step.place
         if place is None:
+            yield from ground.commit()  # nothing goes before all is there that comes
             if not any(landing.is_inside(step.path, folder) for folder in replaced):
                 ground.remove(step.path, instead_of=expected)
             continue
@@ -433,17 +449,17 @@ def carry_out(
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
             yield step.path, ground.put_link(step.path, target, dress, instead_of=expected)
         elif place.upper is not None and (first := names.get(place.entry.inode)):
+            yield from ground.commit()
             yield step.path, ground.put_name(step.path, first, instead_of=expected)
         else:
             where = view.data_path(place)
             if where is None:
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
-            yield step.path, ground.put_file(step.path, where, dress, instead_of=expected)
+            ground.prepare_file(step.path, where, dress, instead_of=expected)
             if place.upper is not None and place.entry.links > 1:
                 names[place.entry.inode] = step.path
-    if times:
-        _set_times(steps, ground)
-    ground.flush()
+            if ground.prepared >= _AT_ONCE:
+                yield from ground.commit()
 
 
 def _dress(step: Step, place: Place, view: PointView, ground: Folder, *, times: bool) -> Dress:

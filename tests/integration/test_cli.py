@@ -234,11 +234,11 @@ def test_the_log_for_people(wp: Waypoint, work: str) -> None:
     wp.ok("checkpoint", "-s", work, "one", "two")
     assert wp.ok("checkpoint", "-s", work, "--name", "second").startswith("c2 second  ")
     lines = wp.ok("log", "-s", work).splitlines()
-    assert lines[0].startswith("●  c2")
-    assert "← here" in lines[0]
-    assert any(line.startswith("○  c1") and line.endswith("one two") for line in lines)
+    assert lines[0].startswith("@  now")
+    assert any(line.startswith("●  c2") for line in lines)
+    assert any(line.startswith("○  c1") and "one two" in line for line in lines)
     assert len(wp.json("log", "-s", work, "-n", "1")["checkpoints"]) == 1
-    assert f"{work}:c1" in wp.ok("log", "--all")
+    assert "c1" in wp.ok("log", "--all")
     assert "c2" in wp.ok("ls")
 
 

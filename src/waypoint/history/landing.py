@@ -210,6 +210,8 @@ class _Planning:
         self.selection, self.old, self.new, self.ground, self.rules = selection, old, new, ground, rules
         self.target = target
         self.base = PointView.bare(new) if old.volume is not None else None
+        self.ways: set[str] = set()
+        """Folders that are known to be there."""
         self.steps: dict[str, Step] = {}
         self.removals: dict[str, Step] = {}
         self.conflicts: list[Conflict] = []
@@ -293,8 +295,8 @@ class _Planning:
         """The folders above a path that the folder lacks. False when there can be none."""
         folder = ""
         for name in relative.split("/")[:-1]:
-            folder = posixpath.join(folder, name)
-            if folder in self.steps:
+            folder = f"{folder}/{name}" if folder else name
+            if folder in self.ways or folder in self.steps:
                 continue
             try:
                 with self.ground.at(folder) as where:
@@ -305,6 +307,7 @@ class _Planning:
                 self._blocked(relative, error)
                 return False
             if there and there.is_folder:
+                self.ways.add(folder)
                 continue
             place = self.new.place(self._box_path(folder))
             if there or place is None:

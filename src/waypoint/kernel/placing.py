@@ -38,6 +38,7 @@ from waypoint.kernel.syscalls import (
     RESOLVE_NO_SYMLINKS,
     openat2,
     renameat2,
+    syncfs,
 )
 
 ANYTHING: Final = "anything"
@@ -84,12 +85,25 @@ class Node(NamedTuple):
     """The same for the bytes of a regular file."""
 
 
+class _Prepared(NamedTuple):
+    """A file that is complete but for its name."""
+
+    path: str
+    name: str
+    instead_of: Expected
+
+
+def _passing_name() -> str:
+    return f".waypoint-{secrets.token_hex(8)}"
+
+
 class Folder:
     """A folder, held. Paths are relative to it, without `.` and `..`; closing it is its owner's."""
 
     def __init__(self, fd: int, *, durable: bool = False) -> None:
         self.fd = fd
         self._durable = durable
+        self._prepared: list[_Prepared] = []
         self._touched: set[str] = set()
         self.lost: list[tuple[str, str]] = []
         """Extended attributes that this file system does not take: path and name."""
@@ -125,6 +139,7 @@ class Folder:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
     def close(self) -> None:
+        self.discard()
         os.close(self.fd)
 
     def __enter__(self) -> Self:
@@ -199,23 +214,59 @@ class Folder:
         self, path: str, source: str, dress: Dress, *, instead_of: Expected = ANYTHING
     ) -> os.stat_result:
         """A regular file with the content of another. Returns what it is now."""
+        try:
+            self.prepare_file(path, source, dress, instead_of=instead_of)
+            *_, (_, status) = self.commit()
+        except BaseException:
+            self.discard()
+            raise
+        return status
+
+    def prepare_file(self, path: str, source: str, dress: Dress, *, instead_of: Expected = ANYTHING) -> None:
+        """The same, but for the last step: `commit` gives all of them their places, `discard` none."""
         content = files.open_file(source)
         try:
-
-            def make(fd: int, name: str) -> None:
+            with self._parent(path) as (fd, _):
+                prepared = _Prepared(path, _passing_name(), instead_of)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                target = os.open(name, flags, 0o600, dir_fd=fd)
+                target = os.open(prepared.name, flags, 0o600, dir_fd=fd)
                 try:
+                    self._prepared.append(prepared)
                     _copy_content(content, target)
                     self._dress(path, target, dress)
-                    if self._durable:
-                        os.fsync(target)
                 finally:
                     os.close(target)
-
-            return self._place(path, make, instead_of)
         finally:
             os.close(content)
+
+    def commit(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Gives what is prepared its place, one by one, telling what it is now. Where it has to be durable
+        all of it is on the disk first, at the cost of one wait for all."""
+        if self._durable and self._prepared:
+            fd = openat2(self.fd, ".", _LISTED, resolve=_STRAIGHT)
+            try:
+                syncfs(fd)
+            finally:
+                os.close(fd)
+        while self._prepared:
+            path, passing, instead_of = self._prepared[0]
+            with self._parent(path) as (fd, name):
+                self._take(fd, passing, name, instead_of, path)
+                del self._prepared[0]
+                self._touched.add(posixpath.dirname(path))
+                yield path, os.stat(name, dir_fd=fd, follow_symlinks=False)
+
+    def discard(self) -> None:
+        """Takes away what is prepared and has no place."""
+        while self._prepared:
+            path, passing, _ = self._prepared.pop()
+            with contextlib.suppress(OSError), self._parent(path) as (fd, _):
+                os.unlink(passing, dir_fd=fd)
+
+    @property
+    def prepared(self) -> int:
+        """How many files wait for their place."""
+        return len(self._prepared)
 
     def put_link(
         self, path: str, target: str, dress: Dress, *, instead_of: Expected = ANYTHING
@@ -251,7 +302,7 @@ class Folder:
 
     def _place(self, path: str, make: Callable[[int, str], None], instead_of: Expected) -> os.stat_result:
         with self._parent(path) as (fd, name):
-            passing = f".waypoint-{secrets.token_hex(8)}"
+            passing = _passing_name()
             try:
                 make(fd, passing)
                 self._take(fd, passing, name, instead_of, path)
@@ -282,7 +333,7 @@ class Folder:
         if there.is_folder and instead_of == ANYTHING:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)  # it goes only when it is meant
         # A folder takes no other's place in one step: for a moment the name is nobody's.
-        aside = f".waypoint-{secrets.token_hex(8)}"
+        aside = _passing_name()
         os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
         try:
             os.rename(passing, name, src_dir_fd=fd, dst_dir_fd=fd)
