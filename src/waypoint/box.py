@@ -24,7 +24,7 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -271,11 +271,12 @@ def drop_old_work(volume: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _make_work(volume: Path, box_id: str, name: str, upper: Path) -> Path:
+def _make_work(volume: Path, box_id: str, name: str, upper: Path, open_files: Collection[str]) -> Path:
     """A fresh work folder for one overlay."""
     work = _work(volume) / name
     work.mkdir(mode=0o700)
-    overlay.carry_index(_old_work(volume, box_id) / name / "index", work / "index", upper)
+    old = _old_work(volume, box_id) / name / "index"
+    overlay.carry_index(old, work / "index", upper, keep=open_files)
     return work
 
 
@@ -290,8 +291,10 @@ def write_plan(
     size: Size,
     *,
     kdat: Path | None = None,
+    open_files: Collection[str] = (),
 ) -> Plan:
-    """Everything the keeper has to do, in order, to become pid 1 of this box."""
+    """Everything the keeper has to do, in order, to become pid 1 of this box. `open_files`: the names, in
+    the index of overlays, of files that the tree has open which is to be restored in it."""
     plan = Plan()
     root = home.run / "root"
     layers = examine_base(base, home)
@@ -303,11 +306,11 @@ def write_plan(
     )
     plan.add("fork")
     plan.add("mount", "", "/", "", MS_REC | MS_PRIVATE, "")
-    work = _make_work(volume, box_id, "base", volume / "upper")
+    work = _make_work(volume, box_id, "base", volume / "upper", open_files)
     _overlay(plan, "mount", str(base), volume / "upper", work, root)
     plan.add("root", root)
     for path, upper in _mounted(volume, layers):
-        work = _make_work(volume, box_id, upper.name, upper)
+        work = _make_work(volume, box_id, upper.name, upper, open_files)
         _overlay(plan, "in-mount", str(base / path.lstrip("/")), upper, work, path)
     for path in layers.read_only:
         plan.add(
@@ -525,7 +528,7 @@ def keepers(home: Home) -> dict[str, int]:
         with contextlib.suppress(OSError):
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")[0].decode(errors="replace").split(" ")
-            if len(words) == 3 and words[0] == "waypoint-keeper" and words[1] == home.tag and _is_first(entry):
+            if len(words) == 3 and words[:2] == ["waypoint-keeper", home.tag] and _is_first(entry):
                 found[words[2]] = int(entry)
     return found
 

@@ -97,6 +97,7 @@ class BoxFacts(Record, frozen=True):
     """What a restore has to know about the box a checkpoint was taken in."""
 
     addresses: tuple[str, ...] = ()
+    open_files: tuple[str, ...] = ()
 
 
 def new_id() -> str:
@@ -378,12 +379,16 @@ class Sessions:
         return bases.base_path(self.pool, options.base)
 
     def _build_box(
-        self, name: str, options: BoxOptions, volume: Path, size: Size, keep: Sequence[str]
+        self, name: str, options: BoxOptions, volume: Path, size: Size, facts: BoxFacts
     ) -> tuple[Box, cgroups.Cgroup]:
         """A box with its network and limits, with nothing running in it."""
         box_id = volume.name
         base = self.base_of(options)
-        plan = write_plan(self.home, self.engine, box_id, name, options, base, volume, size, kdat=self._kdat)
+        plan = write_plan(
+            *(self.home, self.engine, box_id, name, options, base, volume, size),
+            kdat=self._kdat,
+            open_files=facts.open_files,
+        )
         limits = cgroups.Limits(options.memory_bytes, options.cpus, options.pids)
         with contextlib.ExitStack() as undo:
             group = cgroups.create(self.home.tag, box_id, limits)
@@ -396,7 +401,7 @@ class Sessions:
                 space = box.open_namespace("net")
                 try:
                     undo.callback(self._network.detach, box_id)
-                    self._network.attach(box_id, space, keep=keep)
+                    self._network.attach(box_id, space, keep=facts.addresses)
                 finally:
                     os.close(space)
             undo.pop_all()
@@ -567,7 +572,7 @@ class Sessions:
             make_volume(volume, examine_base(base, self.home).layered)
             write_first_files(volume, base, _first_files(name, options, base))
             empty_hidden(volume, base, self.home, options)
-            box, _ = self._build_box(name, options, volume, size, ())
+            box, _ = self._build_box(name, options, volume, size, BoxFacts())
             live = self._adopt(session_id, box, size)
             undo.callback(self._end, live, "the session could not be started")
             box.keeper.start_anchor()
@@ -804,7 +809,8 @@ class Sessions:
                 (images / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[-1]))
                 (images / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[-1]))
                 addresses = tuple(criu.bound_addresses(images)) if row.options.net == "nat" else ()
-                (images / _BOX_FILE).write_bytes(msgspec.json.encode(BoxFacts(addresses=addresses)))
+                facts = BoxFacts(addresses=addresses, open_files=saved.open_files)
+                (images / _BOX_FILE).write_bytes(msgspec.json.encode(facts))
                 tree.seal(images)
                 pause_ms, count = stats.pause_ms, saved.processes
                 covered += saved.notes
@@ -910,9 +916,7 @@ class Sessions:
                 tree.check(images)
                 state = msgspec.json.decode((images / _TERMINAL_FILE).read_bytes(), type=TerminalState)
                 facts = msgspec.json.decode((images / _BOX_FILE).read_bytes(), type=BoxFacts)
-            box, _ = self._build_box(
-                name, options, volume, state.size if state else size or Size(), facts.addresses
-            )
+            box, _ = self._build_box(name, options, volume, state.size if state else size or Size(), facts)
             live = self._adopt(session_id, box, state.size if state else size or Size())
             undo.callback(self._end, live, "the restore failed")
             if state is None:

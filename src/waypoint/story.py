@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import secrets as randomness
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -177,8 +175,7 @@ class Story:
     def compute(self, point: Checkpoint) -> Card:
         """The card of a checkpoint, from the checkpoint itself and its parent (or the base)."""
         row = self._sessions.find(point.session)
-        base_folder = self._sessions.base_of(row.options)
-        covered = list(coverage(row.options, base_folder, self._sessions.home))
+        covered = coverage(row.options, self._sessions.base_of(row.options), self._sessions.home)
         try:
             parent = self._sessions.store.checkpoint(point.parent) if point.parent else None
             with self.moment(row, BASE) as base:
@@ -191,7 +188,6 @@ class Story:
                 live=live_facts.LiveDifference(),
                 gaps=(f"all of it: {error}",),
             )
-        covered += _split_links(found.files, base_folder)
         intent, source = point.intent, point.intent_from
         if not intent:
             commits = [
@@ -282,22 +278,6 @@ class Story:
                 hint="look again: `waypoint preview` makes a new plan",
             )
         return target
-
-
-def _split_links(changed: Changes, base: Path) -> list[str]:
-    """Files of the base with several names that were changed under one of them. In a running box all names
-    show the change; in the layer it has one name only, and that is what a restore brings back."""
-    names = []
-    for change in changed:
-        if change.kind == "modified" and change.entry == "file":
-            with contextlib.suppress(OSError, ValueError):
-                if os.lstat(base / change.real_path.lstrip("/")).st_nlink > 1:
-                    names.append(change.path)
-    if not names:
-        return []
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    said = "its other names in the base (hard links) are unchanged after a restore"
-    return [f"{', '.join(names[:3])}{more}: {said}"]
 
 
 def _ground(row: SessionRow, lost: Difference, now: PointView) -> str:

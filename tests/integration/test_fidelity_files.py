@@ -317,7 +317,7 @@ mkdir fresh; mv moved fresh/
 """
 LISTING = """
 cd /data
-stat -c '%n %F %a %u:%g %s %h %Y %i' * */* */*/* 2>/dev/null | sort
+stat -c '%n %F %a %u:%g %s %h %Y' * */* */*/* 2>/dev/null | sort
 sha256sum * */* */*/* 2>/dev/null | sort
 """
 

@@ -138,7 +138,7 @@ SCRIPT = (
         r"^\+2 files$",
     ),
     Chapter(
-        "sqlite3 data.db \"create table orders (id, what);"
+        'sqlite3 data.db "create table orders (id, what);'
         " insert into orders values (1, 'tea'), (2, 'milk')\"",
         "a database",
         {"/srv/app/data.db": "created"},
@@ -440,25 +440,29 @@ def test_the_log_for_people_and_for_programs(story: Story) -> None:
 def test_refs(story: Story) -> None:
     ids = [point.id for point in story.points]
 
-    def meant(*words: str) -> str:
-        return str(cli("--json", "show", *words).json["checkpoint"]["id"])
+    def meant(ref: str) -> str:
+        return story.session.point(ref).id
 
-    assert meant("-s", "story", "@") == meant("story:@") == meant("story/c11") == ids[-1]
-    assert meant("-s", "story", "@-") == ids[-2]
-    assert meant("-s", "story", "@~3") == ids[-4]
-    assert meant("-s", "story", ids[3][:6]) == ids[3]
-    assert meant("-s", "story", "good") == ids[-1]
-    assert meant("-s", "story", time.strftime("%H:%M")) == ids[-1]
+    assert meant("@") == meant("story:@") == meant("story/c11") == ids[-1]
+    assert meant("@-") == ids[-2]
+    assert meant("@~3") == ids[-4]
+    assert meant(ids[3][:6]) == ids[3]
+    assert meant("good") == ids[-1]
+    assert meant(time.strftime("%H:%M")) == ids[-1]
+    assert cli("--json", "show", "story/c3").json["checkpoint"]["id"] == ids[1]
     assert cli("tag", "-s", "story", "broken", "c9").code == 0
-    assert meant("-s", "story", "broken") == meant("story:broken") == ids[7]
+    assert meant("broken") == meant("story:broken") == ids[7]
     assert cli("--json", "tag", "-s", "story").json["tags"][0]["tag"] == "broken"
-    assert cli("tag", "-s", "story", "broken", "c8").code == 0
-    assert meant("-s", "story", "broken") == ids[6]
+    story.points[6].tag("broken")
+    assert meant("broken") == ids[6]
     assert "#broken" in cli("log", "-s", "story").out
     assert cli("tag", "-s", "story", "-d", "broken").code == 0
-    assert cli("show", "-s", "story", "broken").code == errors.NotFound.exit_status
-    assert cli("tag", "-s", "story", "c9").code == errors.InvalidName.exit_status
-    assert cli("tag", "-s", "story", "good").code == errors.InvalidName.exit_status
+    for ref in ("broken", "@~30", "c99", "nobody:c1"):
+        with pytest.raises(errors.NotFound):
+            meant(ref)
+    for name in ("c9", "good", "now"):
+        with pytest.raises(errors.InvalidName):
+            story.points[0].tag(name)
 
 
 def test_bisect_finds_the_point_that_broke_it(story: Story) -> None:

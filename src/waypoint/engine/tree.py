@@ -34,7 +34,7 @@ from waypoint.box import ENGINE_IN_BOX, Box
 from waypoint.engine import criu, traits
 from waypoint.engine.protobuf import read_image
 from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
-from waypoint.kernel import network, processes, typeahead
+from waypoint.kernel import network, overlay, processes, typeahead
 from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 from waypoint.model import Record
 
@@ -83,6 +83,7 @@ class Saved(Record, frozen=True):
     """What was typed into the box's terminals and not read, by their index."""
     shell: int = 0
     processes: int = 0
+    open_files: tuple[str, ...] = ()
     traits: tuple[traits.Traits, ...] = ()
     notes: tuple[str, ...] = ()
     """What the images hold with a difference, one sentence each."""
@@ -215,6 +216,17 @@ def _posix_locks(tree: list[processes.Process]) -> tuple[Lock, ...]:
     return tuple(found)
 
 
+def _open_files(tree: list[processes.Process]) -> Iterator[str]:
+    """The open files of the tree that come from the base, by their names in the index of overlays."""
+    for process in tree:
+        for fd, target in processes.descriptors(process.host_pid).items():
+            if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/")):
+                with contextlib.suppress(OSError):
+                    name = overlay.index_name(f"/proc/{process.host_pid}/fd/{fd}")
+                    if name:
+                        yield name
+
+
 def _unread_notices(tree: list[processes.Process]) -> Iterator[str]:
     """Who has been told of file changes and has not read it: nobody can put that back into the kernel."""
     for process in tree:
@@ -323,6 +335,7 @@ def _save(
                     typed=dict(typed),
                     shell=shell,
                     processes=len(tree),
+                    open_files=tuple(sorted(set(_open_files(tree)))),
                     traits=traits.read(tree, box.pid),
                     notes=(*_unread_notices(tree), *_personalities(tree)),
                 )

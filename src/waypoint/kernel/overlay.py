@@ -7,7 +7,10 @@ mount: it carries the handle of its upper layer, and refuses the same layer in a
 there every handle has another subvolume's number in it. So a snapshot gets a new index, made of the
 entries of the old one:
 
-- a file's is a hard link to it in the upper layer, and is good as it is;
+- a file's is a hard link to it in the upper layer, and is good as it is. It is moved if the file has more
+  than one name, or if it is open: a program may remember its inode number (SQLite writes no more to a
+  file whose number has changed). The others stay behind, because a file whose entry is older than the
+  mount shows a link too many;
 - a folder's is empty and holds the handle of the folder in the upper layer: the number in it is exchanged.
   (Inode numbers and generations are the same in a snapshot. Where the layer was copied they are not, and
   the entry is left behind: such a folder has another inode number from then on.)
@@ -20,39 +23,72 @@ import contextlib
 import ctypes
 import os
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 from waypoint.kernel.syscalls import libc, oserror
 
 _UPPER = "trusted.overlay.upper"
+_LINKS = "trusted.overlay.nlink"
 _HEADER_BYTES = 21
 """struct ovl_fb up to `fid`: version, magic, len, flags, type, uuid."""
-_TYPE_AT = 4
+_LENGTH_AT, _FLAGS_AT, _TYPE_AT = 2, 3, 4
+_FLAG_UPPER = 1 << 2
+_FILEID_OVERLAY = 0xF8
+_PADDING_BYTES = 3
 _FILEID_BTRFS = 0x4D
 """FILEID_BTRFS_WITHOUT_PARENT; its `fid` is objectid (u64), root_objectid (u64), generation (u32)."""
 _ROOT_AT = _HEADER_BYTES + 8
 _MOST_HANDLE_BYTES = 128
+_AT_FDCWD, _AT_SYMLINK_FOLLOW = -100, 0x400
+
+
+def _handle(path: str | Path) -> tuple[int, bytes]:
+    """The kind and the bytes of a file handle; links are followed."""
+    room = ctypes.create_string_buffer(struct.pack("Ii", _MOST_HANDLE_BYTES, 0), 8 + _MOST_HANDLE_BYTES)
+    mount_id = ctypes.c_int()
+    words = (_AT_FDCWD, os.fsencode(path), room, ctypes.byref(mount_id), _AT_SYMLINK_FOLLOW)
+    if libc.name_to_handle_at(*words) < 0:
+        raise oserror("name_to_handle_at", path)
+    length, kind = struct.unpack_from("Ii", room.raw)
+    return kind, room.raw[8 : 8 + length]
 
 
 def _subvolume(path: Path) -> bytes | None:
     """The number of the subvolume a folder is in, as it stands in file handles; None where there is none."""
-    handle = ctypes.create_string_buffer(struct.pack("Ii", _MOST_HANDLE_BYTES, 0), 8 + _MOST_HANDLE_BYTES)
-    mount_id = ctypes.c_int()
-    if libc.name_to_handle_at(-100, os.fsencode(path), handle, ctypes.byref(mount_id), 0) < 0:  # AT_FDCWD
-        raise oserror("name_to_handle_at", path)
-    _, kind = struct.unpack_from("Ii", handle.raw)
-    return handle.raw[16:24] if kind == _FILEID_BTRFS else None
+    kind, handle = _handle(path)
+    return handle[8:16] if kind == _FILEID_BTRFS else None
 
 
-def carry_index(old: Path, new: Path, upper: Path) -> None:
+def index_name(path: str) -> str | None:
+    """What the index calls a file of an overlay, whether it has an entry or not; None for what is no file of
+    an overlay's base."""
+    kind, handle = _handle(path)
+    if kind != _FILEID_OVERLAY:
+        return None
+    told = handle[_PADDING_BYTES : _PADDING_BYTES + handle[_PADDING_BYTES + _LENGTH_AT]]
+    return None if told[_FLAGS_AT] & _FLAG_UPPER else told.hex()
+
+
+def _is_linked(entry: os.DirEntry[str]) -> bool:
+    """Whether the overlay shows more than one name of a file: its count is kept as a difference to the upper
+    layer's ("U-1") or to the base's ("L+0")."""
+    told = b"L"
+    with contextlib.suppress(OSError):
+        told = os.getxattr(entry.path, _LINKS, follow_symlinks=False)
+    return told[:1] != b"U" or entry.stat(follow_symlinks=False).st_nlink + int(told[1:]) > 1
+
+
+def carry_index(old: Path, new: Path, upper: Path, *, keep: Collection[str]) -> None:
     """Moves the entries of the index `old` of an overlay that was not unmounted into the new index `new`, for
-    a copy of its upper layer. That there is no old one is no error."""
+    a copy of its upper layer; `keep` names those of open files. That there is no old one is no error."""
     number = _subvolume(upper)
     with contextlib.suppress(FileNotFoundError), os.scandir(old) as entries:
         new.mkdir(mode=0o700)
         for entry in entries:
             if entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                os.rename(entry.path, new / entry.name)
+                if entry.name in keep or _is_linked(entry):
+                    os.rename(entry.path, new / entry.name)
             elif entry.is_dir(follow_symlinks=False) and number is not None:
                 handle = os.getxattr(entry.path, _UPPER)
                 if handle[_TYPE_AT] == _FILEID_BTRFS:
