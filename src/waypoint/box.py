@@ -259,9 +259,6 @@ def _work(volume: Path) -> Path:
     return volume / "work-now"
 
 
-def _old_work(volume: Path, box_id: str) -> Path:
-    return volume / f"work-old-{box_id}"
-
 
 def drop_old_work(volume: Path) -> None:
     """The work folders of earlier boxes, which a snapshot brings along. They may hold an entry for each file
@@ -271,13 +268,11 @@ def drop_old_work(volume: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _make_work(volume: Path, box_id: str, name: str, upper: Path, open_files: Collection[str]) -> Path:
+def _make_work(old: Path, new: Path, upper: Path, lower: Path, open_files: Collection[str]) -> Path:
     """A fresh work folder for one overlay."""
-    work = _work(volume) / name
-    work.mkdir(mode=0o700)
-    old = _old_work(volume, box_id) / name / "index"
-    overlay.carry_index(old, work / "index", upper, keep=open_files)
-    return work
+    new.mkdir(mode=0o700)
+    overlay.carry_index(old / "index", new / "index", upper, lower, keep=open_files)
+    return new
 
 
 def write_plan(
@@ -298,20 +293,22 @@ def write_plan(
     plan = Plan()
     root = home.run / "root"
     layers = examine_base(base, home)
+    now, old = _work(volume), volume / f"work-old-{box_id}"
     with contextlib.suppress(FileNotFoundError):
-        _work(volume).rename(_old_work(volume, box_id))
-    _work(volume).mkdir(mode=0o700)
+        now.rename(old)
+    now.mkdir(mode=0o700)
     plan.add(
         "unshare", CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | (0 if options.net == "host" else CLONE_NEWNET)
     )
     plan.add("fork")
     plan.add("mount", "", "/", "", MS_REC | MS_PRIVATE, "")
-    work = _make_work(volume, box_id, "base", volume / "upper", open_files)
+    work = _make_work(old / "base", now / "base", volume / "upper", base, open_files)
     _overlay(plan, "mount", str(base), volume / "upper", work, root)
     plan.add("root", root)
     for path, upper in _mounted(volume, layers):
-        work = _make_work(volume, box_id, upper.name, upper, open_files)
-        _overlay(plan, "in-mount", str(base / path.lstrip("/")), upper, work, path)
+        lower = base / path.lstrip("/")
+        work = _make_work(old / upper.name, now / upper.name, upper, lower, open_files)
+        _overlay(plan, "in-mount", str(lower), upper, work, path)
     for path in layers.read_only:
         plan.add(
             "in-mount", base / path.lstrip("/"), path, "", MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, ""

@@ -114,7 +114,8 @@ class Story:
 
     # ---- differences -------------------------------------------------------------------------
 
-    def _files(self, old: Moment, new: Moment) -> Changes:
+    def changes(self, old: Moment, new: Moment) -> Changes:
+        """What changed in the files, exactly; for eyes there is `difference`."""
         if new.view.volume is None:
             raise UsageError("the base is where everything starts", hint="give it as the first of the two")
         if old.view.volume is None:
@@ -127,7 +128,7 @@ class Story:
         redactor = Redactor.knowing({**old.facts.shell.exported, **new.facts.shell.exported})
         files, analysis = Changes(), Analysis()
         try:
-            files = self._files(old, new)
+            files = self.changes(old, new)
         except UsageError:
             raise
         except (OSError, WaypointError, ValueError) as error:
@@ -223,7 +224,7 @@ class Story:
             return None
 
     def _same(self, before: Moment, now: Moment) -> bool:
-        return live_facts.compare(before.facts, now.facts).empty and not self._files(before, now)
+        return live_facts.compare(before.facts, now.facts).empty and not self.changes(before, now)
 
     # ---- plans -------------------------------------------------------------------------------
 

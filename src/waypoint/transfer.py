@@ -27,12 +27,10 @@ from waypoint.errors import (
     WaypointError,
 )
 from waypoint.history import exports, landing
-from waypoint.history.changes import Changes, compare, is_noise
 from waypoint.history.landing import Rules, Selection, Step, carried, place_of, shown, why_no_file
 from waypoint.history.store import SessionRow
 from waypoint.history.view import Place, PointView
 from waypoint.kernel import files
-from waypoint.kernel.deltas import differences
 from waypoint.kernel.files import Entry
 from waypoint.kernel.placing import ANYTHING, Dress, Expected, Folder, Moved
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
@@ -106,7 +104,7 @@ class Transfers:
             self._story.moment(row, request.since or BASE) as old,
             self._story.moment(row, request.ref) as new,
         ):
-            changes = _changes(old, new)
+            changes = self._story.changes(old, new)
             before = PointView.bare(new.view) if old.view.volume is None else old.view
             views = (new.view, before)
             source = self._source(request, new, views, default)
@@ -260,7 +258,7 @@ class Transfers:
             views = (then.view, now.view)
             cwd = now.facts.shell.cwd
             named = [_named(posixpath.join(cwd, path), views, follow=False) for path in paths]
-            selection = landing.select(_changes(now, then), then.view, "/", named)
+            selection = landing.select(self._story.changes(now, then), then.view, "/", named)
             rules = Rules(
                 delete=delete,
                 judge=False,
@@ -353,14 +351,6 @@ class Transfers:
             if not live.box.alive:  # then the number may be somebody else's by now
                 raise SessionDead("the session has just ended")
             yield root
-
-
-def _changes(old: Moment, new: Moment) -> Changes:
-    if new.view.volume is None:
-        raise UsageError("the base is where everything starts", hint="give it as the first of the two")
-    if old.view.volume is None:
-        return compare(None, new.view)
-    return compare(old.view, new.view, differences(old.view.volume, new.view.volume, skip=is_noise))
 
 
 def _named(path: str, views: Sequence[PointView], *, follow: bool = True) -> str:

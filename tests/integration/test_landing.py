@@ -121,6 +121,10 @@ def test_changes_of_this_machines_own_files_come_back_to_it(
     assert stat.S_IMODE((place / "three").stat().st_mode) == 0o600
     assert session.apply(place, delete=True).items == ()
     assert session.run("cat one new; ls -1").output == "changed\nmade\nnew\none\nthree\n"
+    fork = session.checkpoint().fork(name="f")[0]
+    assert fork.run("cat one new; ls -1; echo more >> one; cat one").output == (
+        "changed\nmade\nnew\none\nthree\nchanged\nmore\n"
+    ), "the base below a session has changed, and the session does not mind"
 
 
 def test_what_changed_here_since_the_session_began_is_a_conflict(
@@ -308,7 +312,10 @@ def test_files_go_in_and_come_out_as_they_are(fresh: waypoint.Session, target: P
     assert stat.S_IMODE((back / "sub").stat().st_mode) == 0o2750
     assert fresh.copy_in(source / "a", "renamed").files == 1
     assert fresh.copy_in([source / "a", source / "same"], "tree/sub").files == 2
-    assert fresh.run("ls -1; ls -1 tree/sub/a tree/sub/same").output == "renamed\ntree\ntree/sub/a\ntree/sub/same\n"
+    assert (
+        fresh.run("ls -1; ls -1 tree/sub/a tree/sub/same").output
+        == "renamed\ntree\ntree/sub/a\ntree/sub/same\n"
+    )
     with pytest.raises(errors.NotFound):
         fresh.copy_in([source / "a", source / "same"], "nowhere")
     with pytest.raises(errors.NotFound):

@@ -1024,7 +1024,7 @@ def find(argv: Sequence[str]) -> tuple[Verb, list[str]]:
 # What people type who come from git, tmux and docker.
 _HABITS = {
     "attach": "shell", "branch": "fork", "capture-pane": "screen", "checkout": "restore", "clone": "fork",
-    "commit": "checkpoint", "create": "new", "delete": "rm", "history": "log", "install": "setup",
+    "commit": "checkpoint", "copy": "cp", "create": "new", "delete": "rm", "history": "log", "install": "setup",
     "kill": "rm", "list": "ls", "ps": "ls", "remove": "rm", "reset": "restore", "rollback": "restore",
     "gc": "prune", "run": "exec", "annotate": "note", "plan": "preview", "test": "verify",
     "save": "checkpoint", "send-keys": "type", "start": "new", "stop": "park",

@@ -8,9 +8,9 @@ there every handle has another subvolume's number in it. So a snapshot gets a ne
 entries of the old one:
 
 - a file's is a hard link to it in the upper layer, and is good as it is. It is moved if the file has more
-  than one name, or if it is open: a program may remember its inode number (SQLite writes no more to a
-  file whose number has changed). The others stay behind, because a file whose entry is older than the
-  mount shows a link too many;
+  than one name in the base, or if it is open: a program may remember its inode number (SQLite writes no
+  more to a file whose number has changed). The others stay behind, because a file whose entry is older
+  than the mount shows a link too many;
 - a folder's is empty and holds the handle of the folder in the upper layer: the number in it is exchanged.
   (Inode numbers and generations are the same in a snapshot. Where the layer was copied they are not, and
   the entry is left behind: such a folder has another inode number from then on.)
@@ -70,27 +70,45 @@ def index_name(path: str) -> str | None:
     return None if told[_FLAGS_AT] & _FLAG_UPPER else told.hex()
 
 
-def _is_linked(entry: os.DirEntry[str]) -> bool:
-    """Whether the overlay shows more than one name of a file: its count is kept as a difference to the upper
-    layer's ("U-1") or to the base's ("L+0")."""
-    told = b"L"
+def _links_below(name: str, lower: int) -> int:
+    """How many names a file has in the base, by its name in the index."""
+    told = bytes.fromhex(name)
+    room = struct.pack("Ii", len(told) - _HEADER_BYTES, told[_TYPE_AT]) + told[_HEADER_BYTES:]
+    file = libc.open_by_handle_at(lower, room, os.O_PATH | os.O_CLOEXEC)
+    if file < 0:
+        return 0
+    try:
+        return os.fstat(file).st_nlink
+    finally:
+        os.close(file)
+
+
+def _is_linked(entry: os.DirEntry[str], lower: int) -> bool:
+    """Whether a file may be seen under another name that only the base has."""
     with contextlib.suppress(OSError):
+        # How many names the overlay shows is kept as a difference to the upper layer's ("U-1") or the base's.
         told = os.getxattr(entry.path, _LINKS, follow_symlinks=False)
-    return told[:1] != b"U" or entry.stat(follow_symlinks=False).st_nlink + int(told[1:]) > 1
+        if told[:1] == b"U" and entry.stat(follow_symlinks=False).st_nlink + int(told[1:]) <= 1:
+            return False
+    return _links_below(entry.name, lower) > 1
 
 
-def carry_index(old: Path, new: Path, upper: Path, *, keep: Collection[str]) -> None:
+def carry_index(old: Path, new: Path, upper: Path, lower: Path, *, keep: Collection[str]) -> None:
     """Moves the entries of the index `old` of an overlay that was not unmounted into the new index `new`, for
     a copy of its upper layer; `keep` names those of open files. That there is no old one is no error."""
     number = _subvolume(upper)
     with contextlib.suppress(FileNotFoundError), os.scandir(old) as entries:
         new.mkdir(mode=0o700)
-        for entry in entries:
-            if entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                if entry.name in keep or _is_linked(entry):
-                    os.rename(entry.path, new / entry.name)
-            elif entry.is_dir(follow_symlinks=False) and number is not None:
-                handle = os.getxattr(entry.path, _UPPER)
-                if handle[_TYPE_AT] == _FILEID_BTRFS:
-                    os.setxattr(entry.path, _UPPER, handle[:_ROOT_AT] + number + handle[_ROOT_AT + 8 :])
-                    os.rename(entry.path, new / entry.name)
+        base = os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                    if entry.name in keep or _is_linked(entry, base):
+                        os.rename(entry.path, new / entry.name)
+                elif entry.is_dir(follow_symlinks=False) and number is not None:
+                    handle = os.getxattr(entry.path, _UPPER)
+                    if handle[_TYPE_AT] == _FILEID_BTRFS:
+                        os.setxattr(entry.path, _UPPER, handle[:_ROOT_AT] + number + handle[_ROOT_AT + 8 :])
+                        os.rename(entry.path, new / entry.name)
+        finally:
+            os.close(base)

@@ -377,7 +377,10 @@ class Folder:
 
     def _set_attributes(self, path: str, where: str, wanted: Mapping[str, bytes | None]) -> None:
         # What is new has what its folder gives to all that is made in it.
-        inherited = {name: None for name in _INHERITED if name not in wanted}
+        try:
+            inherited = {name: None for name in os.listxattr(where) if name in _INHERITED}
+        except OSError:
+            inherited = {}
         for name, value in {**inherited, **wanted}.items():
             try:
                 if value is None:
