@@ -238,7 +238,7 @@ class Card(Answer):
     def lines(self, most: int | None = 40, now: datetime | None = None) -> Lines:
         point = self.data["checkpoint"]
         lines: Lines = [("bold", " ".join(filter(None, (point["label"], point["name"], *point["tags"]))))]
-        lines += [("plain", row) for row in self._about(point, now)]
+        lines += [("plain", row) for row in self.about(now)]
         lines += [
             (verdict_manner(one), _row("verified", f"{verdict(one)}, {clock(one['at'], now)}"))
             for one in self.verdicts
@@ -254,7 +254,9 @@ class Card(Answer):
         lines += [("warn", _row("not held", shown(sentence))) for sentence in self.coverage]
         return [*lines, *_left_out(self.gaps, self.redacted)]
 
-    def _about(self, point: Mapping[str, Any], now: datetime | None) -> Iterator[str]:
+    def about(self, now: datetime | None = None) -> Iterator[str]:
+        """What it is, when it was taken, by whom."""
+        point = self.data["checkpoint"]
         source = next((mark["source"] for mark in self.marks if mark["topic"] == "intent"), "claimed")
         whose = {"command": "the last command", "git": "the last commit's subject"}
         how = ", ".join(filter(None, (source, whose.get(point["intent_from"], ""))))
@@ -445,14 +447,14 @@ class Bisection(Answer):
     def lines(self) -> Lines:
         culprit, good = self.culprit, self.last_good
         when = f"{clock(culprit['created_at'])}, {age(culprit['created_at'])}"
-        lines: Lines = [
+        card = Card({**self.data, "checkpoint": culprit})
+        return [
             ("bold", f"It broke at {quoted(culprit)} ({when})"),
-            ("plain", f"The last point at which it works is {quoted(good)}. Between the two:"),
+            *(("plain", row) for row in card.about()),
+            ("plain", _row("changes", card.summary)),
+            ("bold", f"From {quoted(good)}, the last point at which it works:"),
+            *self.diff.lines(),
         ]
-        card = self.data["card"]
-        if card:
-            lines.insert(1, ("dim", card["summary"]))
-        return [*lines, *self.diff.lines()]
 
     def __repr__(self) -> str:
         return f"<Bisection {self.data['culprit']['label']}>"

@@ -60,15 +60,20 @@ def show(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
         daemon.story.write(point.id)
     card = daemon.story.card(point)
     store = daemon.sessions.store
-    parent = store.checkpoint(point.parent) if point.parent else None
     return {
         "checkpoint": store.checkpoint(point.id),
-        "parent": called(parent, point.session) if parent else None,
+        "parent": _parent(daemon, point),
         "card": card,
         "sections": tell(card.difference) if card else (),
         "verdicts": store.verdicts(point.id),
         "notes": store.notes(point.id),
     }
+
+
+def _parent(daemon: Daemon, point: Checkpoint) -> str | None:
+    """What the point before it is called."""
+    parent = daemon.sessions.store.checkpoint(point.parent) if point.parent else None
+    return called(parent, point.session) if parent else None
 
 
 @verb
@@ -274,6 +279,7 @@ def bisect(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
         found = daemon.story.difference(old, new)
     return {
         "culprit": culprit,
+        "parent": _parent(daemon, culprit),
         "last_good": last_good,
         "card": daemon.story.card(culprit),
         "summary": summarize(found),

@@ -12,7 +12,7 @@ import errno
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -162,7 +162,11 @@ class Transfers:
             ground = None
             with contextlib.suppress(FileNotFoundError):
                 ground = held.enter_context(outside.enter(to, durable=True))
-            known = set(self._sessions.store.landed(row.id).values())
+            landed = self._sessions.store.landed(row.id)
+            known = set(landed.values())
+            selection = found.selection
+            if ground and request.since is None:
+                selection = _with_undone(selection, found, ground, to, landed)
             rules = Rules(
                 delete=delete,
                 since_ns=self._began_ns(row, found.new),
@@ -170,7 +174,7 @@ class Transfers:
                 named=found.named,
                 outside=[bind.box for bind in row.options.binds],
             )
-            plan = landing.plan(found.selection, found.old, found.new, ground or _Nowhere(), to, rules)
+            plan = landing.plan(selection, found.old, found.new, ground or _Nowhere(), to, rules)
             if dry_run:
                 return plan.landing
             _refuse(plan.landing, force=force)
@@ -370,6 +374,27 @@ def _stamp(status: os.stat_result) -> str:
     return f"{status.st_dev}:{status.st_ino}:{status.st_ctime_ns}:{status.st_size}"
 
 
+def _with_undone(
+    selection: Selection, found: _Found, ground: Folder, to: str, landed: Mapping[bytes, str]
+) -> Selection:
+    """With what a session has landed before and does not have any more: made and deleted in it, that is
+    nothing that changed since its base."""
+    gone = set(selection.gone)
+    for path, stamp in landed.items():
+        inside = os.path.relpath(os.fsdecode(path), to)
+        box_path = posixpath.join(selection.source, inside)
+        if inside.startswith("..") or found.new.place(box_path):
+            continue
+        if found.named and not any(landing.is_inside(box_path, one) for one in found.named):
+            continue
+        with contextlib.suppress(OSError), ground.at(inside) as where:
+            status = os.lstat(where)
+            kept = 2 if stat.S_ISDIR(status.st_mode) else None  # what is in a folder changes its time
+            if _stamp(status).split(":")[:kept] == stamp.split(":")[:kept]:
+                gone.add(box_path)
+    return selection._replace(gone=tuple(sorted(gone)))
+
+
 def _made_folder(outside: Folder, path: str) -> Folder:
     with contextlib.closing(outside.destination(path)[0]) as above:
         above.put_folder(posixpath.basename(path), Dress(mode=0o755), instead_of=None)
@@ -386,7 +411,7 @@ def _refuse(planned: Landing, *, force: bool) -> None:
     forcible = all(conflict.forcible for conflict in planned.conflicts)
     raise LandingConflict(
         f"nothing was changed, there {'are conflicts' if more else 'is a conflict'}: {said}",
-        hint="`--force` replaces what is here" if forcible else "name the paths that are to land",
+        hint="`--force` lands it all the same" if forcible else "name the paths that are to land",
         conflicts=msgspec.to_builtins(planned.conflicts[:_MOST_CONFLICTS_TOLD]),
     )
 
@@ -431,7 +456,7 @@ def _each(
         if step.action == "mode":
             ground.dress(step.path, dress, instead_of=expected)
         elif place.entry.is_folder:
-            ground.put_folder(step.path, dress, instead_of=expected)
+            yield step.path, ground.put_folder(step.path, dress, instead_of=expected)
         elif place.entry.is_link:
             where = view.host_path(place)
             target = files.target(where) if where else None

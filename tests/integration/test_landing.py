@@ -104,6 +104,25 @@ def test_a_session_lands_again_and_again(fresh: waypoint.Session, target: Path) 
     assert (target / "f").read_text() == "three\n"
 
 
+def test_what_a_session_landed_and_deleted_later_goes_when_asked_for(
+    fresh: waypoint.Session, target: Path
+) -> None:
+    fresh.run("mkdir -p /srv/app/d/e && cd /srv/app && echo > a && echo > d/b && echo > d/e/c").check()
+    fresh.apply(target)
+    (target / "own").write_text("own")
+    fresh.run("rm -r a d").check()
+    plan = fresh.apply(target, dry_run=True)
+    assert plan.items == ()
+    assert {one.path for one in plan.left_out} == {
+        f"/srv/app/{path}" for path in ("a", "d", "d/b", "d/e", "d/e/c")
+    }
+    fresh.apply(target, delete=True)
+    assert os.listdir(target) == ["own"]
+    (target / "a").write_text("made here")
+    again = fresh.apply(target, delete=True)
+    assert (again.items, again.left_out) == ((), ())
+
+
 def test_changes_of_this_machines_own_files_come_back_to_it(
     sessions: Callable[..., waypoint.Session], place: Path
 ) -> None:
@@ -564,7 +583,7 @@ def test_checkpoints_wait_for_a_copy(fresh: waypoint.Session, target: Path) -> N
     fresh.run("mkdir /srv/app").check()
     copying = threading.Thread(target=lambda: fresh.copy_in(target, "/srv/app/tree"))
     copying.start()
-    points = []
+    points: list[waypoint.Checkpoint] = []
     while copying.is_alive() or not points:
         points.append(fresh.checkpoint(files_only=True))
     copying.join()

@@ -55,11 +55,12 @@ def cli(*words: str) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
-def on_terminal(*words: str, answer: bytes = b"") -> tuple[int, str]:
-    """The command line on a terminal; `answer` is typed when it asks."""
+def on_terminal(*words: str, answer: bytes = b"", pager: str = "cat") -> tuple[int, str]:
+    """The command line on a terminal of 20 rows; `answer` is typed when it asks."""
     pid, master = pty.fork()
     if pid == 0:
-        os.execve(PROGRAM[0], [*PROGRAM, *words], {**os.environ, "TERM": "xterm", "PAGER": "cat"})
+        sized = ["sh", "-c", 'stty rows 20 cols 90; exec "$@"', "sh", *PROGRAM, *words]
+        os.execvpe(sized[0], sized, {**os.environ, "TERM": "xterm", "PAGER": pager})
     shown, asked = b"", False
     with os.fdopen(master, "r+b", buffering=0) as terminal:
         while select.select([terminal], [], [], 30)[0]:
@@ -437,6 +438,20 @@ def test_the_log_for_people_and_for_programs(story: Story) -> None:
     assert cli("log", "-s", "story", "--since", "soon").code == 2
 
 
+def test_what_is_longer_than_the_screen_goes_through_the_pager(story: Story) -> None:
+    code, shown = on_terminal("log", "-s", "story", pager="sed 's/^/>> /'")
+    assert code == 0
+    lines = shown.splitlines()
+    assert len(lines) > 20
+    assert all(line.startswith(">> ") for line in lines)
+    assert re.match(r">> \x1b\[1m@", lines[0])
+    _, shown = on_terminal("log", "-s", "story", "-n", "2", pager="sed 's/^/>> /'")
+    assert ">> " not in shown
+    code, shown = on_terminal("log", "-s", "story", pager="no-such-program-at-all")
+    assert code == 0
+    assert "clean clone" in shown
+
+
 def test_refs(story: Story) -> None:
     ids = [point.id for point in story.points]
 
@@ -482,6 +497,7 @@ def test_bisect_finds_the_point_that_broke_it(story: Story) -> None:
     shown = cli("bisect", "-s", "story", "c8", "c9", "cd /srv/app && python3 app.py")
     assert shown.code == 0
     assert shown.out.startswith('It broke at c9 "an order more" (')
+    assert re.search(r"^intent +an order more  \[claimed\]$", shown.out, re.MULTILINE)
     assert "~ /srv/app/app.py" in shown.out
     assert shown.err.splitlines() == ["✔ c8  a database", "✖ c9  an order more"]
     wrong = cli("bisect", "-s", "story", "c9", "c11", "cd /srv/app && python3 app.py")

@@ -87,10 +87,10 @@ def _painted_patch(console: Console, patch: str) -> str:
 
 
 def preview(console: Console) -> int:
-    given = console.arguments
     plan = answers.Plan(_plan(console))
     console.show(plan.data, render.styled(plan.lines(), console.paint))
-    console.hint(f"waypoint restore {given.ref} --plan {plan.id}   does exactly this, or nothing")
+    name = plan.data["plan"]["session"]
+    console.hint(f"waypoint restore -s {name} --plan {plan.id}   does exactly this, or nothing")
     return 0
 
 

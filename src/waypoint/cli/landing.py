@@ -119,9 +119,10 @@ def _count(landing: Mapping[str, Any]) -> str:
         (sum(item["action"] == "create" for item in items), "new"),
         (sum(item["action"] in ("update", "mode") for item in items), "changed"),
         (sum(item["action"] == "delete" for item in items), "deleted"),
-        (len(landing["items"]) - len(items), "folders"),
     )
     said = [f"{number:,} {word}" for number, word in numbers if number]
+    if folders := len(landing["items"]) - len(items):
+        said.append(render.plural(folders, "folder"))
     if written := sum(item["size_bytes"] for item in items):
         said.append(render.size(written))
     return ", ".join(said)

@@ -1024,8 +1024,9 @@ def find(argv: Sequence[str]) -> tuple[Verb, list[str]]:
 # What people type who come from git, tmux and docker.
 _HABITS = {
     "attach": "shell", "branch": "fork", "capture-pane": "screen", "checkout": "restore", "clone": "fork",
-    "commit": "checkpoint", "copy": "cp", "create": "new", "delete": "rm", "history": "log", "install": "setup",
-    "kill": "rm", "list": "ls", "ps": "ls", "remove": "rm", "reset": "restore", "rollback": "restore",
+    "commit": "checkpoint", "copy": "cp", "create": "new", "delete": "rm", "history": "log",
+    "install": "setup", "kill": "rm", "list": "ls", "ps": "ls", "remove": "rm", "reset": "restore",
+    "rollback": "restore",
     "gc": "prune", "run": "exec", "annotate": "note", "plan": "preview", "test": "verify",
     "save": "checkpoint", "send-keys": "type", "start": "new", "stop": "park",
 }  # fmt: skip
