@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import waypoint
 from waypoint import provision
 from waypoint.box import keepers
 from waypoint.home import Home
+from waypoint.kernel.pool import SMALLEST_SIZE_BYTES, close_pool, open_pool
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -123,6 +125,61 @@ def _clear(home: Home, but: tuple[str, ...] = ("seed",)) -> None:
         client.call("rm", {"sessions": names})
     client.close()
     assert len(keepers(home)) == len(there) - len(names), "a box is left that belongs to no session"
+
+
+_PROGRAMS = (
+    *(
+        "bash",
+        "base64",
+        "cat",
+        "chmod",
+        "chown",
+        "cp",
+        "cut",
+        "dd",
+        "env",
+        "grep",
+        "ls",
+        "ln",
+        "mkdir",
+        "mv",
+        "rm",
+    ),
+    *("rmdir", "sha256sum", "sleep", "sort", "stat", "sync", "touch", "truncate", "wc"),
+)
+
+
+def _make_root(folder: Path) -> None:
+    """A small root file system: bash, what a shell needs, and nothing else."""
+    for name in ("bin", "dev", "etc", "lib64", "proc", "root", "sys", "tmp", "usr/bin", "var"):
+        (folder / name).mkdir(parents=True)
+    (folder / "tmp").chmod(0o1777)
+    for name in _PROGRAMS:
+        program = shutil.which(name, path="/usr/bin:/bin")
+        assert program
+        shutil.copy(program, folder / "bin" / name)
+        listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for word in listed.split():
+            if word.startswith("/") and not (folder / word.lstrip("/")).exists():
+                (folder / word.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(word, folder / word.lstrip("/"))
+
+
+@pytest.fixture(scope="session")
+def make_root() -> Callable[[Path], None]:
+    """Makes a folder a root file system that a session can have as its base."""
+    return _make_root
+
+
+@pytest.fixture
+def small_home(engine: Path) -> Iterator[Path]:
+    """Another home, with a pool of 256 MiB."""
+    folder = Path("/var/tmp") / f"waypoint-small-{os.getpid()}"
+    open_pool(folder, size_bytes=SMALLEST_SIZE_BYTES)
+    yield folder
+    waypoint.Client(folder).call("daemon_stop", {"sessions": True})
+    assert close_pool(folder), "somebody still uses its pool"
+    subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
 
 
 class Output:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 import waypoint
 from waypoint import errors
 from waypoint.home import Home
-from waypoint.kernel import pool, processes
+from waypoint.kernel import processes
 
 IO_URING = """
 import ctypes, time
@@ -193,17 +192,6 @@ def test_a_damaged_point_is_refused_and_the_session_runs_on(
 
 
 # ---- a pool that is full ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_home(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home of its own with a pool of 256 MiB."""
-    folder = Path("/var/tmp") / f"waypoint-small-{os.getpid()}"
-    pool.open_pool(folder, size_bytes=pool.SMALLEST_SIZE_BYTES)
-    yield folder
-    waypoint.Client(folder).call("daemon_stop", {"sessions": True})
-    assert pool.close_pool(folder)
-    subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
 
 
 def test_a_full_pool_refuses_checkpoints_and_the_session_lives(small_home: Path) -> None:

@@ -308,6 +308,9 @@ def _new(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpus", metavar="N", type=positive, help="the most processors it may use: 1.5")
     parser.add_argument("--pids", metavar="N", type=count, help="the most processes it may have")
     parser.add_argument(
+        "--auto", action="store_true", help="take a point after each command that changed something"
+    )
+    parser.add_argument(
         "--privileged",
         action="store_true",
         help="without the limits of a container: for what you trust as yourself",
@@ -606,6 +609,12 @@ ROOM = "Room"
 MACHINE = "This machine"
 GROUPS = (SESSIONS, POINTS, TERMINAL, FILES, ROOM, MACHINE)
 
+
+def _auto(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("switch", choices=("on", "off"), metavar="on|off", help="from now on")
+
+
 VERBS: tuple[Verb, ...] = (
     Verb(
         "new",
@@ -739,6 +748,14 @@ VERBS: tuple[Verb, ...] = (
         "On a terminal it shows the plan and asks; elsewhere it needs --yes or --plan."
         " A safety checkpoint of the present is taken first, so that `waypoint undo` comes back here. Who is"
         " attached stays attached. A restore that fails changes nothing.",
+    ),
+    Verb(
+        "auto",
+        POINTS,
+        "sessions.auto",
+        "take a point after each command that changed something: on or off",
+        _auto,
+        ("waypoint auto -s work on",),
     ),
     Verb("undo", POINTS, "sessions.undo", "take the last restore back", _session, ("waypoint undo -s work",)),
     Verb("redo", POINTS, "sessions.redo", "take the last undo back", _session, ("waypoint redo -s work",)),

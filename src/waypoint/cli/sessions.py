@@ -29,7 +29,13 @@ INTERRUPTED = 130
 def new(console: Console) -> int:
     given = console.arguments
     console.prepare()
-    args = {"name": given.name, "options": _box_options(given), "size": _terminal_size(), "join": False}
+    args = {
+        "name": given.name,
+        "options": _box_options(given),
+        "size": _terminal_size(),
+        "join": False,
+        "auto": given.auto,
+    }
     found = console.call("new", args, "starting a session")
     name = found["session"]["name"]
     console.result(found, name)
@@ -329,6 +335,13 @@ def _coverage(console: Console, point: Mapping[str, Any]) -> None:
 
 def undo(console: Console) -> int:
     return restored(console, console.call("undo", {"session": console.session}, "going back"))
+
+
+def auto(console: Console) -> int:
+    found = console.call("auto", {"session": console.session, "on": console.arguments.switch == "on"})
+    word = "after each command that changed something" if found["session"]["auto"] else "when asked for only"
+    console.result(found, f"points of {found['session']['name']} are taken {word}")
+    return 0
 
 
 def redo(console: Console) -> int:
