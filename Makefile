@@ -27,11 +27,11 @@ lint: .venv/.dev-stamp
 
 .PHONY: unit
 unit: .venv/.dev-stamp engine
-	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)
+	$(PYTHON) -m pytest --basetemp=.cache/unit tests/unit $(PYTEST_ARGS)
 
 .PHONY: integration
 integration: .venv/.dev-stamp engine programs
-	$(PYTHON) -m pytest tests/integration $(PYTEST_ARGS)
+	$(PYTHON) -m pytest --basetemp=.cache/integration tests/integration $(PYTEST_ARGS)
 
 # The environment with the tools of requirements-dev.txt on top.
 .venv/.dev-stamp: requirements.txt requirements-dev.txt waypoint
