@@ -259,7 +259,6 @@ def _work(volume: Path) -> Path:
     return volume / "work-now"
 
 
-
 def drop_old_work(volume: Path) -> None:
     """The work folders of earlier boxes, which a snapshot brings along. They may hold an entry for each file
     that was ever deleted, so this is for afterwards, when nobody waits."""

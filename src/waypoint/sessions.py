@@ -740,9 +740,7 @@ class Sessions:
             if live.ended.is_set():
                 live = self.live(self.find(row.id))
             row = self.find(row.id)
-            if name is not None and (
-                self.store.name_taken(row.id, name) or name in self.store.tags(row.id)
-            ):
+            if name is not None and (self.store.name_taken(row.id, name) or name in self.store.tags(row.id)):
                 raise AlreadyExists(
                     f"session {row.name!r} has a checkpoint {name!r} already",
                     hint="choose another name; `waypoint log` lists them",
@@ -1129,4 +1127,3 @@ def _counting() -> Iterator[int]:
     while True:
         number += 1
         yield number
-

@@ -338,7 +338,8 @@ def undo(console: Console) -> int:
 
 
 def auto(console: Console) -> int:
-    found = console.call("auto", {"session": console.session, "on": console.arguments.switch == "on"})
+    args = {"session": console.session, "on": console.arguments.switch == "on"}
+    found = console.call("auto", args, "setting it")
     word = "after each command that changed something" if found["session"]["auto"] else "when asked for only"
     console.result(found, f"points of {found['session']['name']} are taken {word}")
     return 0

@@ -201,7 +201,6 @@ def posix_locks(images: Path) -> list[FileLock]:
     ]
 
 
-
 _INETSK = 4
 
 
@@ -280,6 +279,4 @@ def errors_in(log: Path) -> list[str]:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    return [
-        line.split(": ", 1)[-1].strip() for line in lines if "Error (" in line and _HARMLESS not in line
-    ]
+    return [line.split(": ", 1)[-1].strip() for line in lines if "Error (" in line and _HARMLESS not in line]

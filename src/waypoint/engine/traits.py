@@ -38,9 +38,7 @@ def _tasks(process: processes.Process) -> Iterator[tuple[int, int]]:
                 yield host_task, process.pid
                 continue
             with contextlib.suppress(OSError), open(f"/proc/{host_task}/status") as lines:
-                yield from (
-                    (host_task, int(line.split()[-1])) for line in lines if line.startswith("NSpid:")
-                )
+                yield from ((host_task, int(line.split()[-1])) for line in lines if line.startswith("NSpid:"))
 
 
 def _read(host_task: int, task: int) -> Traits:
