@@ -11,6 +11,7 @@ A volume (a writable tree in the pool) holds what a checkpoint's file snapshot h
     mounts/NAME/      the writable layer over what is mounted below the base, one each
     shm/              /dev/shm
     state/            what the shell tells about itself, seen in the box at /dev/waypoint.state
+    moved.json        which of the mounts are elsewhere by now, if any
     work-now/         overlayfs's own folders, one for each layer; fresh for each box, but for the index
     work-old-BOX/     those of the box before: a snapshot brings them along, they go when nobody waits
 """
@@ -18,6 +19,7 @@ A volume (a writable tree in the pool) holds what a checkpoint's file snapshot h
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -28,6 +30,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+import msgspec
 
 from waypoint.errors import MachineError, MissingFeature, NoSpace, NotFound, UsageError
 from waypoint.home import Home
@@ -76,6 +80,7 @@ _DEVICE_LINKS = (
 )
 ENGINE_IN_BOX = Path("/dev/waypoint")
 KDAT_IN_BOX = Path("/dev/criu.kdat")
+_MOVED = "moved.json"
 STATE_IN_BOX = Path("/dev/waypoint.state")
 """Part of the snapshot: a checkpoint may find the shell while it writes there."""
 
@@ -147,6 +152,13 @@ def check_options(options: BoxOptions, base: Path) -> None:
             raise UsageError(f"cannot hide {path}", hint="give an absolute path other than /")
 
 
+def settled(options: BoxOptions) -> BoxOptions:
+    """The options with the links in the host's paths followed, once and for all: a box that is shown a folder
+    above must not be able to send the next one elsewhere."""
+    binds = (msgspec.structs.replace(bind, host=os.path.realpath(bind.host)) for bind in options.binds)
+    return msgspec.structs.replace(options, binds=tuple(binds))
+
+
 def make_volume(volume: Path, layered: Sequence[str] = ()) -> None:
     """The folders of a fresh, empty volume, with a layer for each of these mounts below the base."""
     for folder, mode in (("upper", 0o755), ("mounts", 0o700), ("shm", 0o1777), ("state", 0o755)):
@@ -156,20 +168,41 @@ def make_volume(volume: Path, layered: Sequence[str] = ()) -> None:
         (volume / "mounts" / quote(path, safe="")).mkdir(mode=0o755)
 
 
-def _mounted(volume: Path, layers: Layers) -> list[tuple[str, Path]]:
-    """The mounts below the base that the session was made with, outermost first, each with its layer.
+def _mounted(volume: Path, layers: Layers) -> list[tuple[str, Path, str]]:
+    """The mounts below the base that the session was made with, each with its layer and where it is in the
+    box, outermost first.
 
     What the host has mounted since is not among them: its point of mount may not even be there. What it has
     unmounted since is left out, unless the session has changed something in it.
     """
-    found = sorted((unquote(layer.name), layer) for layer in (volume / "mounts").iterdir())
+    found = [(unquote(layer.name), layer) for layer in (volume / "mounts").iterdir()]
+    moved: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError):
+        moved = json.loads((volume / _MOVED).read_text())
     for path, layer in found:
         if path not in layers.layered and any(layer.iterdir()):
             raise MachineError(
                 f"{path} is not mounted any more, and the session has changed files in it",
                 hint="mount it again",
             )
-    return [(path, layer) for path, layer in found if path in layers.layered]
+    there = [(path, layer, moved.get(path, path)) for path, layer in found if path in layers.layered]
+    return sorted(there, key=lambda mount: mount[2])
+
+
+def note_moved_mounts(box: Box) -> None:
+    """Writes into a volume which of its layers are elsewhere by now: somebody in the box has renamed a folder
+    above. To be called before each snapshot."""
+    layers = {layer.name: unquote(layer.name) for layer in (box.volume / "mounts").iterdir()}
+    moved = {}
+    for line in Path(f"/proc/{box.pid}/mountinfo").read_text().splitlines() if layers else ():
+        for name, path in layers.items():
+            now = mounts.unescape(line.split(" ")[4])
+            if f"/{box.volume.name}/mounts/{name},workdir=" in line and now != path:
+                moved[path] = now
+    if moved:
+        (box.volume / _MOVED).write_text(json.dumps(moved))
+    else:
+        (box.volume / _MOVED).unlink(missing_ok=True)
 
 
 def write_first_files(volume: Path, base: Path, files: Mapping[str, str]) -> None:
@@ -304,10 +337,10 @@ def write_plan(
     work = _make_work(old / "base", now / "base", volume / "upper", base, open_files)
     _overlay(plan, "mount", str(base), volume / "upper", work, root)
     plan.add("root", root)
-    for path, upper in _mounted(volume, layers):
+    for path, upper, target in _mounted(volume, layers):
         lower = base / path.lstrip("/")
         work = _make_work(old / upper.name, now / upper.name, upper, lower, open_files)
-        _overlay(plan, "in-mount", str(lower), upper, work, path)
+        _overlay(plan, "in-mount", str(lower), upper, work, target)
     for path in layers.read_only:
         plan.add(
             "in-mount", base / path.lstrip("/"), path, "", MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, ""
@@ -348,7 +381,7 @@ def write_plan(
             plan.add("in-folder", os.path.dirname(bind.box), "755")
             plan.add("in-file", bind.box)
         flags = MS_BIND | MS_REC | MS_NODEV | (MS_RDONLY if bind.readonly else 0)
-        plan.add("in-mount", os.path.realpath(bind.host), bind.box, "", flags, "")
+        plan.add("in-bind", bind.host, bind.box, flags)
     plan.add("pivot")
     plan.add("hostname", name if base != Path("/") else socket.gethostname())
     if options.net != "host":
@@ -545,6 +578,15 @@ def end_keeper(home: Home, box_id: str, pid: int) -> None:
         finally:
             os.close(pidfd)
     socket_path(home, box_id).unlink(missing_ok=True)
+
+
+def lost_from_dev(box: Box) -> tuple[str, ...]:
+    """What somebody has made in /dev, which every box makes anew; one sentence each. (A socket that is in use
+    comes back with who uses it.)"""
+    ours = {*(name for name, *_ in _DEVICES), *(link.removeprefix("/dev/") for _, link in _DEVICE_LINKS)}
+    ours |= {"pts", "shm", "waypoint.sock", ENGINE_IN_BOX.name, KDAT_IN_BOX.name, STATE_IN_BOX.name}
+    made = sorted(set(os.listdir(f"/proc/{box.pid}/root/dev")) - ours)
+    return tuple(f"/dev/{name} is not kept: /dev is made anew in every box" for name in made)
 
 
 def coverage(options: BoxOptions, base: Path, home: Home) -> tuple[str, ...]:

@@ -39,7 +39,10 @@ from waypoint.box import (
     end_keeper,
     examine_base,
     keepers,
+    lost_from_dev,
     make_volume,
+    note_moved_mounts,
+    settled,
     socket_path,
     write_first_files,
     write_plan,
@@ -564,6 +567,7 @@ class Sessions:
             )
         base = self.base_of(options)
         check_options(options, base)
+        options = settled(options)
         session_id = new_id()
         volume = self.home.sessions / new_id()
         with contextlib.ExitStack() as undo:
@@ -781,6 +785,7 @@ class Sessions:
             observed: list[Facts] = []
             covered = list(coverage(row.options, self.base_of(row.options), self.home))
             if files_only:
+                note_moved_mounts(live.box)
                 self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                 covered.append("processes are not part of it: files only")
             else:
@@ -790,6 +795,7 @@ class Sessions:
                 def while_frozen(members: Sequence[processes.Process]) -> None:
                     self.pool.delete(staged / "files")
                     kept.append(live.terminal.freeze())
+                    note_moved_mounts(live.box)
                     self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                     observed.append(
                         observe(live.box, live.terminal, members, own_network=row.options.net != "host")
@@ -812,6 +818,7 @@ class Sessions:
                 tree.seal(images)
                 pause_ms, count = stats.pause_ms, saved.processes
                 covered += saved.notes
+                covered += lost_from_dev(live.box)
                 if saved.outside_pipes:
                     covered.append(
                         "streams of programs started with --pipe end at a restore; the programs go on"

@@ -400,6 +400,27 @@ def test_file_systems_mounted_below_the_base_are_there_and_captured(
     assert not any("/home" in sentence for sentence in told)
 
 
+def test_a_file_system_below_a_folder_that_was_renamed_is_found_where_it_is_now(
+    parted_root: Path, sessions: Callable[..., waypoint.Session], revive: Revive
+) -> None:
+    (parted_root / "srv/disk").mkdir(parents=True)
+    with mounted("--bind", parted_root / "home", parted_root / "srv/disk"):
+        session = sessions("parted", base=str(parted_root), net="none")
+        session.run("mv /srv /moved; echo changed > /moved/disk/file").check()
+        copy = revive(session, "echo spoilt > /moved/disk/file")
+        assert copy.run("cat /moved/disk/file; ls /moved/disk/folder; ls /srv").output == (
+            "changed\ninner\nls: cannot access '/srv': No such file or directory\n"
+        )
+        copy.run("mv /moved /srv").check()
+        again = copy.checkpoint(files_only=True).fork(name="again")[0]
+        assert again.run("cat /srv/disk/file; ls /moved").output.startswith("changed\nls: cannot")
+        for one in (session, copy, again):
+            with contextlib.suppress(errors.NotFound):
+                one.stop()
+    (parted_root / "srv/disk").rmdir()
+    (parted_root / "srv").rmdir()
+
+
 def test_a_file_system_that_is_gone_is_missed_only_if_the_session_changed_it(
     parted_root: Path, sessions: Callable[..., waypoint.Session]
 ) -> None:

@@ -47,7 +47,8 @@ class Mount:
     options: str
 
 
-def _unescape(word: str) -> str:
+def unescape(word: str) -> str:
+    """A path as it is, out of the kernel's mount table."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), word)
 
 
@@ -61,10 +62,10 @@ def parse_mountinfo(text: str) -> list[Mount]:
             Mount(
                 mount_id=int(before[0]),
                 device=before[2],
-                root=_unescape(before[3]),
-                path=_unescape(before[4]),
+                root=unescape(before[3]),
+                path=unescape(before[4]),
                 fstype=after[0],
-                source=_unescape(after[1]),
+                source=unescape(after[1]),
                 options=before[5],
             )
         )

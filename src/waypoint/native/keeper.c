@@ -130,8 +130,16 @@ static int mount_at(char **a, const char *target)
 /* A bind mount ignores every flag but MS_REC: the rest needs a second call, on the mount itself. */
 static int remount_bind(const char *target, unsigned long flags)
 {
+	/* What is mounted below comes along with MS_REC, and has to be told as well. */
+	struct mount_attr attributes = { .attr_set = (flags & MS_RDONLY ? MOUNT_ATTR_RDONLY : 0) |
+						     (flags & MS_NOSUID ? MOUNT_ATTR_NOSUID : 0) |
+						     (flags & MS_NODEV ? MOUNT_ATTR_NODEV : 0) |
+						     (flags & MS_NOEXEC ? MOUNT_ATTR_NOEXEC : 0) };
+
 	if (!(flags & MS_BIND) || !(flags & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)))
 		return 0;
+	if (flags & MS_REC)
+		return syscall(SYS_mount_setattr, AT_FDCWD, target, AT_RECURSIVE, &attributes, sizeof(attributes));
 	return mount(NULL, target, NULL,
 		     MS_REMOUNT | MS_BIND | (flags & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)), NULL);
 }
@@ -156,6 +164,23 @@ static int op_in_mount(char **a)
 		return -1;
 	result = remount_bind(through(on), strtoul(a[3], NULL, 0));
 	close(on);
+	return result;
+}
+
+/* A folder or file of the host's, shown in the box. Its path was free of links when the session was made; a box
+   that was shown a folder above it may have planted one since. */
+static int op_in_bind(char **a)
+{
+	struct open_how how = { .flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS };
+	int fd = syscall(SYS_openat2, AT_FDCWD, a[0], &how, sizeof(how)), result;
+	char source[32];
+	char *words[] = { source, a[1], "", a[2], "" };
+
+	if (fd < 0)
+		return -1;
+	snprintf(source, sizeof(source), "/proc/self/fd/%d", fd);
+	result = op_in_mount(words);
+	close(fd);
 	return result;
 }
 
@@ -404,6 +429,7 @@ static const struct operation {
 	int (*run)(char **arguments);
 } operations[] = {
 	{ "mount", 5, 1, op_mount },           { "in-mount", 5, 1, op_in_mount },
+	{ "in-bind", 3, 0, op_in_bind },
 	{ "in-folder", 2, 0, op_in_folder },   { "in-file", 1, 0, op_in_file },
 	{ "in-write", 2, 0, op_in_write },     { "in-symlink", 2, 1, op_in_symlink },
 	{ "in-node", 4, 0, op_in_node },       { "in-mask", 1, 0, op_in_mask },
