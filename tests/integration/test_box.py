@@ -130,6 +130,41 @@ def test_bind_mounts_are_the_hosts_own_and_no_restore_undoes_them(sessions: Make
     assert not (outside / "new").exists()
 
 
+def test_what_is_mounted_below_a_read_only_bind_is_read_only_too(sessions: Make, outside: Path) -> None:
+    (outside / "below").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", outside / "below"], check=True)
+    try:
+        session = sessions("bound", net="none", binds=[Bind(host=str(outside), box="/mnt", readonly=True)])
+        assert "Read-only file system" in session.run("touch /mnt/below/x").output
+        session.stop()
+    finally:
+        subprocess.run(["umount", outside / "below"], check=True)
+
+
+def test_a_link_planted_in_one_bind_mount_does_not_send_another_one_elsewhere(
+    sessions: Make, outside: Path
+) -> None:
+    for name in ("work", "work/notes", "secret"):
+        (outside / name).mkdir()
+    (outside / "secret" / "key").write_text("secret")
+    (outside / "alias").symlink_to("work/notes")
+    session = sessions(
+        "bound",
+        net="none",
+        binds=[
+            Bind(host=str(outside / "work"), box="/mnt/work"),
+            Bind(host=str(outside / "alias"), box="/mnt/notes"),
+        ],
+    )
+    session.run("cd /mnt/work; touch notes/here; ls /mnt/notes/here").check()
+    session.run(f"mv notes aside; ln -s {outside}/secret notes").check()
+    point = session.checkpoint()
+    with pytest.raises(errors.MachineError, match="notes"):
+        point.fork(name="copy")
+    session.run("cd /mnt/work; rm notes; mv aside notes").check()
+    assert point.fork(name="copy")[0].run("ls /mnt/notes").output == "here\n"
+
+
 def test_an_open_log_in_a_bind_mount_may_have_grown(sessions: Make, outside: Path) -> None:
     session = sessions("bound", net="none", binds=[Bind(host=str(outside), box="/mnt")])
     session.run("exec 9>>/mnt/log; echo one >&9").check()

@@ -61,6 +61,12 @@
 #define MOST_OUTPUTS 128
 #define ANSWER_SECONDS 20
 
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+#ifndef AT_RECURSIVE
+#define AT_RECURSIVE 0x8000
+#endif
 #ifndef TIOCGPTPEER
 #define TIOCGPTPEER _IO('T', 0x41)
 #endif
@@ -130,14 +136,13 @@ static int mount_at(char **a, const char *target)
 /* A bind mount ignores every flag but MS_REC: the rest needs a second call, on the mount itself. */
 static int remount_bind(const char *target, unsigned long flags)
 {
-	/* What is mounted below comes along with MS_REC, and has to be told as well. */
-	struct mount_attr attributes = { .attr_set = (flags & MS_RDONLY ? MOUNT_ATTR_RDONLY : 0) |
-						     (flags & MS_NOSUID ? MOUNT_ATTR_NOSUID : 0) |
-						     (flags & MS_NODEV ? MOUNT_ATTR_NODEV : 0) |
-						     (flags & MS_NOEXEC ? MOUNT_ATTR_NOEXEC : 0) };
+	/* struct mount_attr, which not every libc has; these four flags have the same values there */
+	struct { uint64_t set, clear, propagation, userns; } attributes = {
+		flags & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC), 0, 0, 0 };
 
-	if (!(flags & MS_BIND) || !(flags & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)))
+	if (!(flags & MS_BIND) || !attributes.set)
 		return 0;
+	/* What is mounted below comes along with MS_REC, and has to be told as well. */
 	if (flags & MS_REC)
 		return syscall(SYS_mount_setattr, AT_FDCWD, target, AT_RECURSIVE, &attributes, sizeof(attributes));
 	return mount(NULL, target, NULL,
