@@ -269,7 +269,9 @@ def test_an_export_holds_the_changes_and_can_be_used_elsewhere(fresh: waypoint.S
     patch = target.parent / "x.patch"
     fresh.copy_out("/srv/app/.", target, ref=point)
     fresh.export(patch, since=point, source="/srv/app", patch=True)
-    subprocess.run(["git", "apply", str(patch)], cwd=target, check=True)
+    # In a folder of a repository git would take the names in the patch for names in the repository.
+    apart = {**os.environ, "GIT_CEILING_DIRECTORIES": str(target.parent)}
+    subprocess.run(["git", "apply", str(patch)], cwd=target, env=apart, check=True)
     assert (target / "d" / "f").read_text() == "two\n"
     assert (target / "binary").read_bytes() == BINARY
     assert sorted(os.listdir(target)) == ["binary", "d", "with space"]
