@@ -6,7 +6,7 @@ that is here is a field that other programs may rely on.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +15,12 @@ Net = Literal["nat", "none", "host"]
 Kind = Literal["manual", "safety", "park", "auto"]
 Actor = Literal["person", "agent", "automatic"]
 IntentFrom = Literal["given", "command", "git", "none"]
+
+EventKind = Literal[
+    "command", "output", "message", "tool_call", "tool_result", "checkpoint", "restored", "forked", "task",
+    "effect", "approval", "note",
+]  # fmt: skip
+"""What an event of a trajectory is. docs/agents.md says what the body of each holds."""
 
 NETS: tuple[str, ...] = ("nat", "none", "host")
 
@@ -117,6 +123,27 @@ class Checkpoint(Record, frozen=True):
     """The last one; `show` has all."""
     summary: str | None = None
     """The card's one line; None until the card is computed."""
+    position: int | None = None
+    """The event of the trajectory at which it stands: its own, and all that led to it."""
+    agent_state_kind: Literal["json", "bytes"] | None = None
+    """What the agent left with it, if anything."""
+    agent_version: str | None = None
+    """The version of the agent's code that left it."""
+
+
+class Event(Record, frozen=True):
+    """One thing that happened in a session. Never changed, and each knows the one before it."""
+
+    id: int
+    session: str
+    """The one it happened in: a fork's trajectory begins with events of another."""
+    parent: int | None
+    at: str
+    kind: EventKind
+    actor: Actor
+    body: dict[str, Any]
+    blob: str | None = None
+    """The hash of what was too large for the body."""
 
 
 class RunResult(Record, frozen=True):

@@ -51,7 +51,8 @@ def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
     )
 
 
-def _shell(box: Box, terminal: Terminal) -> ShellFact:
+def look_at_shell(box: Box, terminal: Terminal) -> ShellFact:
+    """Where the shell is and what it exports, as it said at its last prompt."""
     shell = terminal.shell
     text = ""
     with contextlib.suppress(OSError):
@@ -88,4 +89,4 @@ def observe(box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, 
         if process.state != "Z"
     )
     ports = _ports(box, tree) if own_network else ()
-    return Facts(processes=members, ports=ports, shell=_shell(box, terminal))
+    return Facts(processes=members, ports=ports, shell=look_at_shell(box, terminal))

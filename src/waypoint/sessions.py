@@ -27,9 +27,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from waypoint.agent.trajectory import Stream, Trajectory
 from waypoint.box import (
     Box,
     check_options,
@@ -61,7 +63,7 @@ from waypoint.errors import (
 from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.secrets import Redactor
-from waypoint.history.store import UNDOABLE, SessionRow, Store, iso
+from waypoint.history.store import UNDOABLE, AgentState, SessionRow, Store, iso
 from waypoint.home import Home
 from waypoint.keeper import Keeper
 from waypoint.kernel import cgroups, network, processes
@@ -71,6 +73,7 @@ from waypoint.model import (
     Actor,
     BoxOptions,
     Checkpoint,
+    EventKind,
     Forked,
     IntentFrom,
     Kind,
@@ -80,7 +83,7 @@ from waypoint.model import (
     Session,
     Size,
 )
-from waypoint.observe import observe
+from waypoint.observe import look_at_shell, observe
 from waypoint.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
 
 log = logging.getLogger("waypoint")
@@ -133,8 +136,12 @@ class Program:
 class Live:
     """A session that runs: its box, its terminal, and who may change it."""
 
-    def __init__(self, session_id: str, box: Box, terminal: Terminal, cgroup: cgroups.Cgroup) -> None:
+    def __init__(
+        self, session_id: str, box: Box, terminal: Terminal, cgroup: cgroups.Cgroup, stream: Stream
+    ) -> None:
         self.session_id = session_id
+        self.stream = stream
+        """What happens in it, on its way into the trajectory."""
         self.state = threading.RLock()
         self.box = box
         self.terminal = terminal
@@ -157,6 +164,7 @@ class Sessions:
         self._kdat = kdat
         self._network = network.Network(home.tag)
         self._network_ready = False
+        self.trajectory = Trajectory(store)
         self._pump = Pump()
         self._lives: dict[str, Live] = {}
         self._lock = threading.Lock()
@@ -247,7 +255,8 @@ class Sessions:
             text = (self.home.run / f"{box.id}.terminal").read_bytes()
             picture = msgspec.json.decode(text, type=TerminalState)
         size = picture.size if picture else Size()
-        self._lives[row.id] = self._adopt(row.id, box, size, picture)
+        live = self._lives[row.id] = self._adopt(row.id, box, size, picture)
+        self.trajectory.adopt(live.stream)
 
     def _delete(self, path: Path) -> None:
         """A volume, a checkpoint's folder, or what is left of one."""
@@ -273,6 +282,7 @@ class Sessions:
         for live in list(self._lives.values()):
             self._remember_terminal(live)
         self._background.shutdown(wait=True)
+        self.trajectory.stop()
 
     def stop_all(self) -> None:
         """Ends every box; what was live is dead afterwards and can be restored."""
@@ -421,7 +431,8 @@ class Sessions:
         hello = box.hello()
         events = Keeper(socket_path(self.home, box.id))
         terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
-        live = Live(session_id, box, terminal, cgroups.find(self.home.tag, box.id))
+        stream = self.trajectory.open(session_id, lambda: self._redactor(box, terminal))
+        live = Live(session_id, box, terminal, cgroups.find(self.home.tag, box.id), stream)
         printed = events.serve()
         if picture:
             terminal.adopt(picture, printed)
@@ -530,6 +541,7 @@ class Sessions:
         self._pump.remove(live.terminal.master)
         self._pump.remove(live.terminal.events.fileno())
         live.terminal.close(why)
+        live.stream.close()
         live.box.kill(self.home)
         live.terminal.events.close()
         for program in live.programs.values():
@@ -586,6 +598,7 @@ class Sessions:
             row = self.store.add_session(session_id, name, options, box=box.id, began=began)
             with self._lock:
                 self._lives[session_id] = live
+            self.trajectory.adopt(live.stream)
             undo.pop_all()
         return self.describe(row)
 
@@ -724,6 +737,31 @@ class Sessions:
         words = base64.b64decode(told.output).split(b"\0")
         return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)
 
+    # ---- trajectory --------------------------------------------------------------------------
+
+    def tell(
+        self,
+        row: SessionRow,
+        kind: EventKind,
+        body: Mapping[str, Any],
+        *,
+        actor: Actor = "person",
+        data: bytes | None = None,
+    ) -> int:
+        """Adds to what happened in a session, redacted; kept when this returns. The number of the event."""
+        return self.trajectory.tell(row.id, kind, body, actor=actor, data=data, redactor=self.redactor(row))
+
+    def redactor(self, row: SessionRow) -> Redactor:
+        """One that knows the secrets among the variables of a session."""
+        live = self._lives.get(row.id)
+        if live:
+            return self._redactor(live.box, live.terminal)
+        head = self.store.checkpoint(row.head) if row.head else None
+        return Redactor.knowing(self.facts(head).shell.exported) if head else Redactor()
+
+    def _redactor(self, box: Box, terminal: Terminal) -> Redactor:
+        return Redactor.knowing(look_at_shell(box, terminal).exported)
+
     # ---- checkpoint --------------------------------------------------------------------------
 
     def checkpoint(
@@ -735,8 +773,9 @@ class Sessions:
         files_only: bool = False,
         kind: Kind = "manual",
         actor: Actor = "person",
+        state: AgentState | None = None,
     ) -> Checkpoint:
-        """Captures the session whole; it goes on running."""
+        """Captures the session whole; it goes on running. `state`: what its agent leaves with it."""
         if name is not None:
             refs.check_name(name, "checkpoint")
         live = self.live(row)
@@ -749,7 +788,9 @@ class Sessions:
                     f"session {row.name!r} has a checkpoint {name!r} already",
                     hint="choose another name; `waypoint log` lists them",
                 )
-            return self._capture(row, live, intent, name=name, files_only=files_only, kind=kind, actor=actor)
+            return self._capture(
+                row, live, intent, name=name, files_only=files_only, kind=kind, actor=actor, state=state
+            )
 
     @_running_out_of_space()
     def _capture(
@@ -762,6 +803,7 @@ class Sessions:
         files_only: bool,
         kind: Kind,
         actor: Actor = "automatic",
+        state: AgentState | None = None,
     ) -> Checkpoint:
         started = time.perf_counter()
         source: IntentFrom = "command" if kind == "auto" else "given"
@@ -784,8 +826,11 @@ class Sessions:
             pause_ms, count = 0.0, 0
             observed: list[Facts] = []
             covered = list(coverage(row.options, self.base_of(row.options), self.home))
+            # What happens after the freeze comes after the point.
+            undo.callback(live.stream.release)
             if files_only:
                 note_moved_mounts(live.box)
+                live.stream.hold()
                 self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                 covered.append("processes are not part of it: files only")
             else:
@@ -795,6 +840,7 @@ class Sessions:
                 def while_frozen(members: Sequence[processes.Process]) -> None:
                     self.pool.delete(staged / "files")
                     kept.append(live.terminal.freeze())
+                    live.stream.hold()
                     note_moved_mounts(live.box)
                     self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                     observed.append(
@@ -826,7 +872,9 @@ class Sessions:
             published = self.home.checkpoints / checkpoint_id
             os.rename(staged, published)
             undo.pop_all()
+            undo.callback(live.stream.release)
             undo.callback(self._delete, published)
+            live.stream.flush()
             point = self.store.add_checkpoint(
                 checkpoint_id,
                 row.id,
@@ -842,8 +890,10 @@ class Sessions:
                 coverage=tuple(covered),
                 actor=actor,
                 intent_from=source,
+                state=state,
             )
             undo.pop_all()
+            live.stream.release()
         for told in self.after_checkpoint:
             told(row, point)
         self.later(self.pool.sync)
@@ -953,6 +1003,7 @@ class Sessions:
         files_only: bool = False,
         verb: str = "restore",
         undoes: int | None = None,
+        actor: Actor = "person",
     ) -> Restored:
         """Takes a session to a point. The old tree ends only when the new one runs: a failure changes
         nothing."""
@@ -982,14 +1033,16 @@ class Sessions:
                     raise
             size = old.terminal.size if old else None
             live = self._incarnate(row.name, row.options, point, row.id, files_only=files_only, size=size)
-            self.store.moved(
-                row.id,
-                verb,
-                box=live.box.id,
-                target=point.id,
-                before=kept.id if kept else None,
-                undoes=undoes,
-            )
+            with self.trajectory.moving(live.stream):
+                self.store.moved(
+                    row.id,
+                    verb,
+                    box=live.box.id,
+                    target=point.id,
+                    before=kept.id if kept else None,
+                    undoes=undoes,
+                    actor=actor,
+                )
             with self._lock:
                 self._lives[row.id] = live
             if old:
@@ -1007,7 +1060,7 @@ class Sessions:
             safety=kept,
         )
 
-    def undo(self, row: SessionRow) -> Restored:
+    def undo(self, row: SessionRow, actor: Actor = "person") -> Restored:
         """Takes the last restore (of everything or of files, or redo) back."""
         done = [op for op in self.store.operations(row.id) if op.verb in UNDOABLE and not op.undone]
         if not done:
@@ -1020,26 +1073,30 @@ class Sessions:
             raise NotFound(
                 "the last restore took no safety checkpoint", hint="choose a point from `waypoint log`"
             )
-        return self.restore(row, last.before, verb="undo", undoes=last.id)
+        return self.restore(row, last.before, verb="undo", undoes=last.id, actor=actor)
 
-    def redo(self, row: SessionRow) -> Restored:
+    def redo(self, row: SessionRow, actor: Actor = "person") -> Restored:
         """Takes the last undo back, if nothing else has moved the session since."""
         done = [op for op in self.store.operations(row.id) if not op.undone]
         if not done or done[-1].verb != "undo" or done[-1].before is None:
             raise NotFound(
                 "there is nothing to redo", hint="only an undo can be redone, and only right after it"
             )
-        return self.restore(row, done[-1].before, verb="redo", undoes=done[-1].id)
+        return self.restore(row, done[-1].before, verb="redo", undoes=done[-1].id, actor=actor)
 
-    def fork(self, row: SessionRow, ref: str, n: int = 1, name: str | None = None) -> list[Forked]:
+    def fork(
+        self, row: SessionRow, ref: str, n: int = 1, name: str | None = None, actor: Actor = "person"
+    ) -> list[Forked]:
         """`n` new live sessions grown from a point, made side by side: all of them or none."""
         if not 1 <= n <= _MOST_FORKS:
             raise UsageError(f"cannot make {n} forks", hint=f"between 1 and {_MOST_FORKS}")
         point = self.point(row, ref)
         with self.using(point):
-            return self._fork(self.store.session(point.session) or row, point, n, name)
+            return self._fork(self.store.session(point.session) or row, point, n, name, actor)
 
-    def _fork(self, origin: SessionRow, point: Checkpoint, n: int, name: str | None) -> list[Forked]:
+    def _fork(
+        self, origin: SessionRow, point: Checkpoint, n: int, name: str | None, actor: Actor
+    ) -> list[Forked]:
         names = self._fork_names(name, n, origin.name)
         started = time.perf_counter()
 
@@ -1063,10 +1120,15 @@ class Sessions:
                 raise failures[0]
             for live, fork in made:
                 self.store.add_session(
-                    fork.id, fork.name, origin.options, box=live.box.id, head=point.id, began=origin.began
+                    *(fork.id, fork.name, origin.options),
+                    box=live.box.id,
+                    head=point.id,
+                    began=origin.began,
+                    actor=actor,
                 )
                 with self._lock:
                     self._lives[fork.id] = live
+                self.trajectory.adopt(live.stream)
         except BaseException as error:
             for live, fork in made:
                 self._end(live, "a fork beside it failed")

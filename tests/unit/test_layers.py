@@ -16,6 +16,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engine", ("engine",)),
     ("machine", ("archive", "provision", "doctor")),
     ("history", ("history",)),
+    ("agent", ("agent",)),
     ("core", ("observe", "sessions", "trial", "story", "transfer", "upkeep")),
     ("client", ("wire", "answers", "client")),
     ("daemon", ("service", "carrying", "storytelling", "daemon")),
@@ -26,6 +27,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 NOT_ALLOWED: dict[str, tuple[str, ...]] = {
     # The story is told from what was captured; it does not go and look.
     "history": ("kernel", "box", "engine", "machine"),
+    "agent": ("kernel", "box", "engine", "machine"),
     # What a client knows is what travels.
     "client": ("kernel", "box", "engine", "machine", "history", "core"),
     # A face that reached around the client would have logic of its own.

@@ -137,6 +137,9 @@ def point(number: int, **more: Any) -> dict[str, Any]:
         "tags": [],
         "verdict": None,
         "summary": None,
+        "position": None,
+        "agent_state_kind": None,
+        "agent_version": None,
         **more,
     }
     assert set(found) == {field.name for field in msgspec.structs.fields(Checkpoint)}

@@ -8,13 +8,14 @@ written and goes only after the row is gone, so a crash leaves at worst a folder
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +25,8 @@ from waypoint.model import (
     Actor,
     BoxOptions,
     Checkpoint,
+    Event,
+    EventKind,
     IntentFrom,
     Kind,
     Note,
@@ -131,6 +134,33 @@ _MIGRATIONS = (
         (SELECT json_extract(card, '$.summary') FROM cards WHERE checkpoint = checkpoints.id);
     CREATE INDEX tags_by_checkpoint ON tags (checkpoint);
     """,
+    """
+    CREATE TABLE blobs (
+        hash        TEXT PRIMARY KEY,
+        size        INTEGER NOT NULL,
+        data        BLOB NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE events (
+        id          INTEGER PRIMARY KEY AUTOINCREMENT,
+        session     TEXT NOT NULL,
+        parent      INTEGER,
+        at          REAL NOT NULL,
+        kind        TEXT NOT NULL,
+        actor       TEXT NOT NULL DEFAULT 'person',
+        body        TEXT NOT NULL,
+        blob        TEXT REFERENCES blobs(hash)
+    );
+    CREATE INDEX events_by_session ON events (session, id);
+    CREATE INDEX events_by_blob ON events (blob) WHERE blob IS NOT NULL;
+    ALTER TABLE sessions ADD COLUMN tip INTEGER;
+    ALTER TABLE sessions ADD COLUMN tasks TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE checkpoints ADD COLUMN position INTEGER;
+    ALTER TABLE checkpoints ADD COLUMN tasks TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE checkpoints ADD COLUMN agent_state TEXT REFERENCES blobs(hash);
+    ALTER TABLE checkpoints ADD COLUMN agent_state_kind TEXT;
+    ALTER TABLE checkpoints ADD COLUMN agent_version TEXT;
+    CREATE INDEX checkpoints_by_state ON checkpoints (agent_state) WHERE agent_state IS NOT NULL;
+    """,
 )
 SCHEMA = len(_MIGRATIONS)
 
@@ -150,6 +180,35 @@ class SessionRow(Record, frozen=True):
     """Whether a point is taken after each command that changed something."""
     began: ShellFact | None = None
     """Its shell at the first prompt: what everybody's start-up files set is nothing that happened in it."""
+    tip: int | None = None
+    """The last event of its trajectory."""
+
+
+class Blob(Record, frozen=True):
+    """Bytes that are kept once, however often they are meant."""
+
+    hash: str
+    size: int
+    data: bytes
+    """Compressed."""
+
+
+class NewEvent(Record, frozen=True):
+    """An event that is about to become one."""
+
+    kind: EventKind
+    body: Mapping[str, Any]
+    actor: Actor = "person"
+    at: float | None = None
+    blob: Blob | None = None
+
+
+class AgentState(Record, frozen=True):
+    """What an agent leaves with a checkpoint, to go on from there."""
+
+    kind: Literal["json", "bytes"]
+    blob: Blob
+    version: str | None = None
 
 
 UNDOABLE = ("restore", "restore_files", "redo")
@@ -171,6 +230,14 @@ class OperationRow(Record, frozen=True):
 def iso(seconds: float) -> str:
     """A time as it travels: UTC, to the millisecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def pack(data: bytes) -> Blob:
+    """Bytes as they are kept: named by what they are, and compressed."""
+    import zstandard  # here: only a daemon needs it
+
+    digest = hashlib.sha256(data).hexdigest()
+    return Blob(hash=digest, size=len(data), data=zstandard.ZstdCompressor().compress(data))
 
 
 class Store:
@@ -228,6 +295,7 @@ class Store:
             box=row["box"],
             auto=bool(row["auto"]),
             began=msgspec.json.decode(row["began"], type=ShellFact) if row["began"] else None,
+            tip=row["tip"],
         )
 
     def sessions(self) -> list[SessionRow]:
@@ -247,8 +315,10 @@ class Store:
         box: str,
         head: str | None = None,
         began: ShellFact | None = None,
+        actor: Actor = "person",
     ) -> SessionRow:
-        """A new session, which exists from here on. `head`: the checkpoint it is forked from."""
+        """A new session, which exists from here on. `head`: the checkpoint it is forked from; what led there
+        is the beginning of its trajectory too, and the tasks stand as they stood."""
         packed = msgspec.json.encode(options).decode()
         shell = msgspec.json.encode(began).decode() if began else None
         try:
@@ -259,6 +329,8 @@ class Store:
                     " VALUES (?, ?, 'live', ?, ?, ?, ?, ?, ?)",
                     (session_id, name, time.time(), packed, head, head, box, shell),
                 )
+                if head is not None:
+                    self._go_to(session_id, head, "forked", {}, actor)
         except sqlite3.IntegrityError as error:
             raise AlreadyExists(f"there is a session {name!r} already", hint="choose another name") from error
         found = self.session(session_id)
@@ -274,9 +346,10 @@ class Store:
             self._db.execute("UPDATE sessions SET auto = ? WHERE id = ?", (int(auto), session_id))
 
     def remove_session(self, session_id: str) -> None:
-        """The session, its checkpoints and its operations."""
+        """The session, its checkpoints and its operations; of its trajectory what no other builds on."""
         with self._transaction():
             self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            self._sweep_events()
 
     # ---- checkpoints -------------------------------------------------------------------------
 
@@ -302,6 +375,9 @@ class Store:
             tags=tuple(row["tags"].split(" ")) if row["tags"] else (),
             verdict=self._verdict(row, "v_") if row["v_id"] is not None else None,
             summary=row["summary"],
+            position=row["position"],
+            agent_state_kind=row["agent_state_kind"],
+            agent_version=row["agent_version"],
         )
 
     def _verdict(self, row: sqlite3.Row, prefix: str = "") -> Verdict:
@@ -366,23 +442,28 @@ class Store:
         coverage: tuple[str, ...],
         actor: Actor = "person",
         intent_from: IntentFrom = "given",
+        state: AgentState | None = None,
     ) -> Checkpoint:
-        """The row that makes a checkpoint exist; it becomes the session's head in the same transaction."""
+        """The row that makes a checkpoint exist; in the same transaction it becomes the session's head and
+        pins where its trajectory has come to."""
         try:
             with self._transaction():
+                if state:
+                    self._keep_blob(state.blob)
                 self._db.execute(
                     "UPDATE sessions SET points = points + 1, head = ? WHERE id = ?",
                     (checkpoint_id, session_id),
                 )
                 self._db.execute(
                     "INSERT INTO checkpoints (id, session, number, name, intent, kind, parent, created_at,"
-                    " pause_ms, total_ms, size_bytes, processes, files_only, coverage, actor, intent_from)"
-                    " VALUES (?, ?, (SELECT points FROM sessions WHERE id = ?),"
-                    " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    " pause_ms, total_ms, size_bytes, processes, files_only, coverage, actor, intent_from,"
+                    " agent_state, agent_state_kind, agent_version, tasks)"
+                    " VALUES (?1, ?2, (SELECT points FROM sessions WHERE id = ?2),"
+                    " ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,"
+                    " (SELECT tasks FROM sessions WHERE id = ?2))",
                     (
                         *(
                             checkpoint_id,
-                            session_id,
                             session_id,
                             name,
                             intent,
@@ -400,7 +481,19 @@ class Store:
                             actor,
                             intent_from,
                         ),
+                        *(
+                            state.blob.hash if state else None,
+                            state.kind if state else None,
+                            state.version if state else None,
+                        ),
                     ),
+                )
+                number = self._rows("SELECT points FROM sessions WHERE id = ?", session_id)[0]["points"]
+                told: dict[str, Any] = {"checkpoint": checkpoint_id, "label": f"c{number}", "name": name}
+                told |= {"intent": intent, "kind": kind, "agent_state": bool(state)}
+                [position] = self._append(session_id, [NewEvent(kind="checkpoint", body=told, actor=actor)])
+                self._db.execute(
+                    "UPDATE checkpoints SET position = ? WHERE id = ?", (position, checkpoint_id)
                 )
         except sqlite3.IntegrityError as error:
             raise AlreadyExists(
@@ -545,8 +638,10 @@ class Store:
         target: str,
         before: str | None,
         undoes: int | None = None,
+        actor: Actor = "person",
     ) -> None:
-        """A session stands at another point now: the one transaction that makes a restore true."""
+        """A session stands at another point now: the one transaction that makes a restore true. Trajectory
+        and tasks go there with it; what it leaves behind stays readable."""
         with self._transaction():
             self._db.execute(
                 "UPDATE sessions SET state = 'live', box = ?, head = ? WHERE id = ?",
@@ -556,12 +651,15 @@ class Store:
                 "INSERT INTO operations (session, at, verb, target, before) VALUES (?, ?, ?, ?, ?)",
                 (session_id, time.time(), verb, target, before),
             )
+            self._go_to(session_id, target, "restored", {"verb": verb, "before": before}, actor)
             if undoes is not None:
                 self._db.execute("UPDATE operations SET undone = 1 WHERE id = ?", (undoes,))
 
     def changed(self, session_id: str, verb: str, *, target: str, before: str | None) -> None:
         """Something of a point was brought into a session, which stands where it stood."""
         with self._transaction():
+            told = {"verb": verb, "before": before, **self._called(target)}
+            self._append(session_id, [NewEvent(kind="restored", body=told)])
             self._db.execute(
                 "INSERT INTO operations (session, at, verb, target, before) VALUES (?, ?, ?, ?, ?)",
                 (session_id, time.time(), verb, target, before),
@@ -582,6 +680,170 @@ class Store:
             )
             for row in rows
         ]
+
+    # ---- trajectory --------------------------------------------------------------------------
+    #
+    # Events form a tree, like commits: each knows its parent, a session's `tip` is the last of its own, a
+    # checkpoint's `position` the one it stands at. Whatever moves a session moves its tip in the same
+    # transaction.
+
+    def append(self, session_id: str, events: Sequence[NewEvent]) -> list[int]:
+        """Adds to the end of a session's trajectory; nothing when the session has gone meanwhile. The events
+        survive the death of every process from here on."""
+        with self._transaction():
+            return self._append(session_id, events)
+
+    def _append(self, session_id: str, events: Iterable[NewEvent]) -> list[int]:
+        found = self._rows("SELECT tip FROM sessions WHERE id = ?", session_id)
+        if not found:
+            return []
+        made: list[int] = []
+        tip: int | None = found[0]["tip"]
+        for event in events:
+            if event.blob:
+                self._keep_blob(event.blob)
+            tip = self._db.execute(
+                "INSERT INTO events (session, parent, at, kind, actor, body, blob)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(session_id, tip, event.at or time.time(), event.kind, event.actor),
+                    *(msgspec.json.encode(event.body).decode(), event.blob.hash if event.blob else None),
+                ),
+            ).lastrowid
+            assert tip is not None
+            made.append(tip)
+        if made:
+            self._db.execute("UPDATE sessions SET tip = ? WHERE id = ?", (tip, session_id))
+        return made
+
+    def _go_to(
+        self, session_id: str, checkpoint_id: str, kind: EventKind, told: Mapping[str, Any], actor: Actor
+    ) -> None:
+        """Trajectory and tasks of a session are those of a point; that it was taken there comes next."""
+        self._db.execute(
+            "UPDATE sessions SET (tip, tasks) = (SELECT position, tasks FROM checkpoints WHERE id = ?1)"
+            " WHERE id = ?2 AND EXISTS (SELECT 1 FROM checkpoints WHERE id = ?1)",
+            (checkpoint_id, session_id),
+        )
+        body = {**told, **self._called(checkpoint_id)}
+        self._append(session_id, [NewEvent(kind=kind, body=body, actor=actor)])
+
+    def _called(self, checkpoint_id: str) -> dict[str, Any]:
+        """What a point was called when something was done with it: names go, the event stays."""
+        point = self.checkpoint(checkpoint_id)
+        if point is None:
+            return {"checkpoint": checkpoint_id}
+        return {"checkpoint": point.id, "session": point.session, "label": point.label, "name": point.name}
+
+    _EVENTS = """
+        SELECT e.*, coalesce(s.name, e.session) AS session_name
+        FROM events e LEFT JOIN sessions s ON s.id = e.session
+    """
+
+    def _event(self, row: sqlite3.Row) -> Event:
+        return Event(
+            id=row["id"],
+            session=row["session_name"],
+            parent=row["parent"],
+            at=iso(row["at"]),
+            kind=row["kind"],
+            actor=row["actor"],
+            body=msgspec.json.decode(row["body"]),
+            blob=row["blob"],
+        )
+
+    def trace(
+        self,
+        position: int | None,
+        *,
+        kinds: Sequence[EventKind] = (),
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[Event]:
+        """What led to a position, oldest first. `after`: only what came after that event; `limit`: the last
+        so many."""
+        chosen = f" AND e.kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        most = -1 if limit is None else limit
+        rows = self._rows(
+            "WITH RECURSIVE line(id, parent) AS ("
+            " SELECT id, parent FROM events WHERE id = ?"
+            " UNION ALL SELECT e.id, e.parent FROM line JOIN events e ON e.id = line.parent WHERE e.id > ?"
+            " LIMIT ?"  # without it the last few of a long line would cost the whole walk
+            f") {self._EVENTS} WHERE e.id IN (SELECT id FROM line) AND e.id > ?{chosen}"
+            " ORDER BY e.id DESC LIMIT ?",
+            *(position, after or 0, -1 if kinds else most, after or 0, *kinds, most),
+        )
+        return [self._event(row) for row in reversed(rows)]
+
+    def events(
+        self, session_id: str, *, kinds: Sequence[EventKind] = (), limit: int | None = None
+    ) -> list[Event]:
+        """Everything that ever happened in a session, oldest first: what it went back from too."""
+        chosen = f" AND e.kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        rows = self._rows(
+            f"{self._EVENTS} WHERE e.session = ?{chosen} ORDER BY e.id DESC LIMIT ?",
+            *(session_id, *kinds, -1 if limit is None else limit),
+        )
+        return [self._event(row) for row in reversed(rows)]
+
+    def _sweep_events(self) -> int:
+        """Events of sessions that are gone stay only where another's trajectory leads through them."""
+        return self._db.execute(
+            "DELETE FROM events WHERE session NOT IN (SELECT id FROM sessions) AND id NOT IN ("
+            "WITH RECURSIVE line(id) AS ("
+            " SELECT tip FROM sessions WHERE tip IS NOT NULL"
+            " UNION SELECT position FROM checkpoints WHERE position IS NOT NULL"
+            " UNION SELECT e.parent FROM line JOIN events e ON e.id = line.id WHERE e.parent IS NOT NULL"
+            ") SELECT id FROM line)"
+        ).rowcount
+
+    # ---- blobs -------------------------------------------------------------------------------
+
+    def _keep_blob(self, blob: Blob) -> None:
+        """In the transaction of whoever means it: what nobody means may go at any moment."""
+        self._db.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?, ?)", (blob.hash, blob.size, blob.data))
+
+    def blob(self, digest: str) -> bytes | None:
+        """What was kept under a hash."""
+        import zstandard
+
+        rows = self._rows("SELECT size, data FROM blobs WHERE hash = ?", digest)
+        if not rows:
+            return None
+        return zstandard.ZstdDecompressor().decompress(rows[0]["data"], max_output_size=rows[0]["size"])
+
+    def sweep_blobs(self) -> int:
+        """Removes what neither an event nor a checkpoint means; returns how many bytes that gives back."""
+        with self._transaction():
+            rows = self._rows(
+                "SELECT hash, length(data) AS size FROM blobs b"
+                " WHERE NOT EXISTS (SELECT 1 FROM events WHERE blob = b.hash)"
+                " AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE agent_state = b.hash)"
+            )
+            self._db.executemany("DELETE FROM blobs WHERE hash = ?", [(row["hash"],) for row in rows])
+            return sum(row["size"] for row in rows)
+
+    # ---- what the agent keeps ----------------------------------------------------------------
+
+    def agent_state(self, checkpoint_id: str) -> tuple[str, bytes] | None:
+        """What an agent left with a checkpoint: `json` or `bytes`, and the thing itself."""
+        rows = self._rows("SELECT agent_state, agent_state_kind FROM checkpoints WHERE id = ?", checkpoint_id)
+        data = self.blob(rows[0]["agent_state"]) if rows and rows[0]["agent_state"] else None
+        return None if data is None else (rows[0]["agent_state_kind"], data)
+
+    def tasks(self, owner: str) -> bytes:
+        """The tasks of a session, or as they stood at a checkpoint, by id: JSON."""
+        rows = self._rows(
+            "SELECT tasks FROM sessions WHERE id = ?1 UNION ALL SELECT tasks FROM checkpoints WHERE id = ?1",
+            owner,
+        )
+        return str(rows[0]["tasks"]).encode() if rows else b"[]"
+
+    def set_tasks(self, session_id: str, tasks: bytes, events: Sequence[NewEvent]) -> None:
+        """The tasks of a session, and in the same transaction what happened to them."""
+        with self._transaction():
+            self._db.execute("UPDATE sessions SET tasks = ? WHERE id = ?", (tasks.decode(), session_id))
+            self._append(session_id, events)
 
     # ---- landings ----------------------------------------------------------------------------
 

@@ -1,0 +1,279 @@
+"""The trajectory: a tree of events, moved with its sessions, written in order."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from waypoint.agent.trajectory import Stream, Trajectory
+from waypoint.history.secrets import MASK, Redactor
+from waypoint.history.store import AgentState, NewEvent, Store, pack
+from waypoint.model import BoxOptions, Checkpoint
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    found = Store(tmp_path / "waypoint.db")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def trajectory(store: Store) -> Iterator[Trajectory]:
+    found = Trajectory(store)
+    yield found
+    found.stop()
+
+
+def add(store: Store, session: str = "a", head: str | None = None) -> str:
+    store.add_session(session, session, BoxOptions(), box=f"box-{session}", head=head)
+    return session
+
+
+def say(store: Store, session: str, *texts: str) -> None:
+    store.append(session, [NewEvent(kind="message", body={"text": text}) for text in texts])
+
+
+def take(store: Store, session: str, point: str, state: AgentState | None = None) -> Checkpoint:
+    return store.add_checkpoint(
+        *(point, session),
+        name=None,
+        intent=point,
+        kind="manual",
+        parent=None,
+        pause_ms=1,
+        total_ms=1,
+        size_bytes=1,
+        processes=1,
+        files_only=False,
+        coverage=(),
+        state=state,
+    )
+
+
+def said(store: Store, position: int | None) -> list[str]:
+    """A trajectory in short: texts, and what kinds of things happened between them."""
+    return [event.body.get("text", event.kind) for event in store.trace(position)]
+
+
+def tip(store: Store, session: str) -> int | None:
+    row = store.session(session)
+    assert row
+    return row.tip
+
+
+def test_a_point_pins_what_led_to_it(store: Store) -> None:
+    add(store)
+    say(store, "a", "one", "two")
+    point = take(store, "a", "p")
+    say(store, "a", "three")
+    assert said(store, point.position) == ["one", "two", "checkpoint"]
+    assert said(store, tip(store, "a")) == ["one", "two", "checkpoint", "three"]
+
+
+def test_a_restore_goes_back_in_the_trajectory_and_the_rest_stays_readable(store: Store) -> None:
+    add(store)
+    say(store, "a", "one")
+    point = take(store, "a", "p")
+    say(store, "a", "a mistake")
+    safety = take(store, "a", "safety")
+    store.moved("a", "restore", box="b", target="p", before="safety")
+    say(store, "a", "better")
+    assert said(store, tip(store, "a")) == ["one", "checkpoint", "restored", "better"]
+    assert said(store, safety.position) == ["one", "checkpoint", "a mistake", "checkpoint"]
+    assert said(store, point.position) == ["one", "checkpoint"]
+    everything = [event.body.get("text", event.kind) for event in store.events("a")]
+    assert everything == ["one", "checkpoint", "a mistake", "checkpoint", "restored", "better"]
+
+
+def test_a_fork_begins_with_what_led_to_its_point(store: Store) -> None:
+    add(store)
+    say(store, "a", "one")
+    take(store, "a", "p")
+    say(store, "a", "two")
+    add(store, "b", head="p")
+    say(store, "b", "other")
+    assert said(store, tip(store, "b")) == ["one", "checkpoint", "forked", "other"]
+    assert said(store, tip(store, "a")) == ["one", "checkpoint", "two"]
+    [one, *_, other] = store.trace(tip(store, "b"))
+    assert (one.session, other.session) == ("a", "b")
+
+
+def test_removing_a_session_leaves_what_a_fork_builds_on(store: Store) -> None:
+    add(store)
+    say(store, "a", "one")
+    take(store, "a", "p")
+    say(store, "a", "only mine")
+    add(store, "b", head="p")
+    store.remove_session("a")
+    assert said(store, tip(store, "b")) == ["one", "checkpoint", "forked"]
+    assert [event.body.get("text", event.kind) for event in store.events("a")] == ["one", "checkpoint"]
+    store.remove_session("b")
+    assert store.events("a") == store.events("b") == []
+
+
+def test_the_last_few_and_only_some_kinds(store: Store) -> None:
+    add(store)
+    say(store, "a", *(str(number) for number in range(10)))
+    store.append("a", [NewEvent(kind="note", body={"text": "note"})])
+    say(store, "a", "end")
+    position = tip(store, "a")
+    assert [event.body["text"] for event in store.trace(position, limit=3)] == ["9", "note", "end"]
+    assert [event.body["text"] for event in store.trace(position, kinds=["note"], limit=3)] == ["note"]
+    seen = store.trace(position)[-3].id
+    assert [event.body["text"] for event in store.trace(position, after=seen)] == ["note", "end"]
+
+
+def test_equal_bytes_are_kept_once_and_go_with_the_last_who_means_them(store: Store, tmp_path: Path) -> None:
+    add(store)
+    large = pack(b"line of output\n" * 10_000)
+    assert len(large.data) < 1000
+    store.append("a", [NewEvent(kind="output", body={}, blob=large) for _ in range(3)])
+    state = AgentState(kind="bytes", blob=pack(b"\0state"), version="1")
+    take(store, "a", "p", state)
+    assert store.blob(large.hash) == b"line of output\n" * 10_000
+    assert store.agent_state("p") == ("bytes", b"\0state")
+    assert store.sweep_blobs() == 0
+    store.remove_checkpoint("p")
+    assert store.sweep_blobs() == len(state.blob.data)
+    store.remove_session("a")
+    assert store.sweep_blobs() == len(large.data)
+    with sqlite3.connect(tmp_path / "waypoint.db") as database:
+        assert database.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
+
+
+def test_tasks_go_back_and_along_with_their_session(store: Store) -> None:
+    add(store)
+    done = [NewEvent(kind="task", body={})]
+    store.set_tasks("a", b'["one"]', done)
+    take(store, "a", "p")
+    store.set_tasks("a", b'["one", "two"]', done)
+    assert store.tasks("a") == b'["one", "two"]'
+    assert store.tasks("p") == b'["one"]'
+    add(store, "b", head="p")
+    assert store.tasks("b") == b'["one"]'
+    store.moved("a", "restore", box="x", target="p", before=None)
+    assert store.tasks("a") == b'["one"]'
+
+
+def test_an_older_database_is_brought_along(tmp_path: Path) -> None:
+    from waypoint.history import store as module
+
+    with sqlite3.connect(tmp_path / "old.db") as database:
+        for script in module._MIGRATIONS[:4]:
+            database.executescript(script)
+        database.execute(
+            "INSERT INTO sessions (id, name, state, created_at, options) VALUES ('a', 'a', 'dead', 1, '{}')"
+        )
+        database.execute(
+            "INSERT INTO checkpoints (id, session, number, intent, kind, created_at, pause_ms, total_ms,"
+            " size_bytes, processes, files_only, coverage)"
+            " VALUES ('p', 'a', 1, '', 'manual', 1, 1, 1, 1, 1, 0, '[]')"
+        )
+        database.execute("PRAGMA user_version=4")
+    store = Store(tmp_path / "old.db")
+    say(store, "a", "since")
+    store.moved("a", "restore", box="b", target="p", before=None)
+    assert said(store, tip(store, "a")) == ["restored"], "nobody knows what led to such a point"
+    assert store.tasks("a") == b"[]"
+    store.close()
+
+
+# ---- the way there -------------------------------------------------------------------------------
+
+
+def opened(trajectory: Trajectory, session: str = "a", *secrets: str) -> Stream:
+    return trajectory.open(session, lambda: Redactor(secrets))
+
+
+def test_what_is_told_is_kept_when_that_returns_and_after_what_came_before(
+    store: Store, trajectory: Trajectory
+) -> None:
+    add(store)
+    stream = opened(trajectory)
+    stream.later("message", {"text": "before the session had a row"})
+    trajectory.adopt(stream)
+    for number in range(100):
+        stream.later("message", {"text": str(number)})
+    trajectory.tell("a", "message", {"text": "told"})
+    texts = said(store, tip(store, "a"))
+    assert texts == ["before the session had a row", *map(str, range(100)), "told"]
+
+
+def test_what_happens_after_the_freeze_comes_after_the_point(store: Store, trajectory: Trajectory) -> None:
+    add(store)
+    stream = opened(trajectory)
+    trajectory.adopt(stream)
+    stream.later("message", {"text": "before"})
+    stream.hold()
+    stream.later("message", {"text": "after"})
+    telling = threading.Thread(target=trajectory.tell, args=("a", "message", {"text": "told meanwhile"}))
+    telling.start()
+    stream.flush()
+    assert said(store, tip(store, "a")) == ["before"]
+    point = take(store, "a", "p")
+    stream.release()
+    telling.join(30)
+    assert said(store, point.position) == ["before", "checkpoint"]
+    assert said(store, tip(store, "a")) == ["before", "checkpoint", "after", "told meanwhile"]
+
+
+def test_a_session_that_moves_tells_nothing_of_its_old_box_any_more(
+    store: Store, trajectory: Trajectory
+) -> None:
+    add(store)
+    old = opened(trajectory)
+    trajectory.adopt(old)
+    point = take(store, "a", "p")
+    new = opened(trajectory)
+    new.later("message", {"text": "the new box speaks"})
+    old.later("message", {"text": "abandoned"})
+    with trajectory.moving(new):
+        old.later("message", {"text": "too late"})
+        store.moved("a", "restore", box="b", target="p", before=None)
+    trajectory.tell("a", "message", {"text": "told"})
+    old.close()
+    assert said(store, tip(store, "a")) == ["checkpoint", "restored", "the new box speaks", "told"]
+    assert point.position
+    abandoned = [event.body.get("text") for event in store.events("a") if event.parent == point.position]
+    assert abandoned == ["abandoned", None]
+
+
+def test_a_move_that_fails_changes_nothing(store: Store, trajectory: Trajectory) -> None:
+    add(store)
+    old = opened(trajectory)
+    trajectory.adopt(old)
+    new = opened(trajectory)
+    new.later("message", {"text": "never"})
+
+    def fail() -> None:
+        with trajectory.moving(new):
+            old.later("message", {"text": "meanwhile"})
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    new.close()
+    trajectory.tell("a", "message", {"text": "told"})
+    assert said(store, tip(store, "a")) == ["meanwhile", "told"]
+
+
+def test_secrets_are_taken_out_before_anything_is_kept(store: Store, trajectory: Trajectory) -> None:
+    add(store)
+    trajectory.adopt(opened(trajectory, "a", "correct-horse-1"))
+    body = {"text": "it is correct-horse-1", "env": {"API_TOKEN": "k29dk20dk2m4"}}
+    trajectory.tell("a", "message", body, data=b"\xff correct-horse-1\n")
+    [event] = store.trace(tip(store, "a"))
+    assert event.body == {"text": f"it is {MASK}", "env": {"API_TOKEN": MASK}, "redacted": 3}
+    assert event.blob
+    assert store.blob(event.blob) == f"\udcff {MASK}\n".encode(errors="surrogateescape")
+
+
+def test_a_session_that_does_not_run_can_be_told_of_too(store: Store, trajectory: Trajectory) -> None:
+    add(store)
+    assert trajectory.tell("a", "note", {"text": "looked at it"}) == tip(store, "a")
+    assert trajectory.tell("gone", "note", {"text": "nobody"}) == 0
