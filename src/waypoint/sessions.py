@@ -69,6 +69,7 @@ from waypoint.keeper import Keeper
 from waypoint.kernel import cgroups, network, processes
 from waypoint.kernel.extents import made_at
 from waypoint.kernel.pool import Pool
+from waypoint.kernel.ram import Ram
 from waypoint.model import (
     Actor,
     BoxOptions,
@@ -166,6 +167,7 @@ class Sessions:
         self._network_ready = False
         self.trajectory = Trajectory(store)
         self._pump = Pump()
+        self._ram = Ram()
         self._lives: dict[str, Live] = {}
         self._lock = threading.Lock()
         self.leftovers: set[Path] = set()
@@ -847,21 +849,23 @@ class Sessions:
                         observe(live.box, live.terminal, members, own_network=row.options.net != "host")
                     )
 
-                with live.terminal.steady():
-                    shell = live.terminal.shell
-                    saved, stats = tree.save(
-                        live.box,
-                        images,
-                        outside_pipes=pipes,
-                        shell=shell.pid if shell else 0,
-                        while_frozen=while_frozen,
-                    )
-                (images / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[-1]))
-                (images / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[-1]))
-                addresses = tuple(criu.bound_addresses(images)) if row.options.net == "nat" else ()
-                facts = BoxFacts(addresses=addresses, open_files=saved.open_files)
-                (images / _BOX_FILE).write_bytes(msgspec.json.encode(facts))
-                tree.seal(images)
+                memory = sum(sum(processes.memory_bytes(one)) for one in processes.host_pids(live.box.pid))
+                with self._ram.ahead_of(images, memory) as written:
+                    with live.terminal.steady():
+                        shell = live.terminal.shell
+                        saved, stats = tree.save(
+                            live.box,
+                            written,
+                            outside_pipes=pipes,
+                            shell=shell.pid if shell else 0,
+                            while_frozen=while_frozen,
+                        )
+                    (written / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[-1]))
+                    (written / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[-1]))
+                    addresses = tuple(criu.bound_addresses(written)) if row.options.net == "nat" else ()
+                    facts = BoxFacts(addresses=addresses, open_files=saved.open_files)
+                    (written / _BOX_FILE).write_bytes(msgspec.json.encode(facts))
+                    tree.seal(written)
                 pause_ms, count = stats.pause_ms, saved.processes
                 covered += saved.notes
                 covered += lost_from_dev(live.box)

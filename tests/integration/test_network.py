@@ -115,7 +115,7 @@ def machine() -> Iterator[Machine]:
     world = new_netns()
     made = Machine(world)
     try:
-        # The kernel gives a new namespace the setting of the real host, where sessions may run at this moment.
+        # The kernel gives a new namespace the setting of the real host, where sessions may run just now.
         Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
         untouched = traces()
         ip("link", "set", "lo", "up")

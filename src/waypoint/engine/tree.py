@@ -139,15 +139,13 @@ def _ipc_objects(host_pid: int) -> tuple[bool, list[str]]:
     return found[0], queues
 
 
-def has_connections(host_pid: int) -> bool:
-    """Whether the network namespace holds TCP connections (loopback too) that must not lose packets."""
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/{host_pid}/net/{table}") as lines:
-            next(lines, None)
-            # States 01 (established) to 06 without 0A (listening) hold data in flight.
-            if any(line.split()[3] not in ("0A", "07", "06") for line in lines):
-                return True
-    return False
+def has_connections(box: Box) -> bool:
+    """Whether the box's network namespace holds TCP connections (loopback too) that must not lose packets."""
+    space = box.open_namespace("net")
+    try:
+        return network.connected(space)
+    finally:
+        os.close(space)
 
 
 def terminals(images: Path) -> dict[int, int]:
@@ -191,17 +189,20 @@ def _put_typed(box: Box, typed: dict[int, bytes]) -> None:
                 os.close(slave)
 
 
-def _posix_locks(tree: list[processes.Process]) -> tuple[Lock, ...]:
+_Opened = list[tuple[processes.Process, dict[int, str]]]
+"""The processes of a tree, each with what its descriptors lead to."""
+
+
+def _posix_locks(tree: _Opened) -> tuple[Lock, ...]:
     """All POSIX locks of the tree, from the kernel itself: CRIU also overlooks those that a process holds
     through a descriptor it shares with its parent. (flock and OFD locks belong to open files, and survive.)
     """
-    with open("/proc/locks") as lines:
-        holders = {int(words[4]) for words in map(str.split, lines) if words[1] == "POSIX"}
     found = []
-    for process in tree:
-        if process.host_pid not in holders:
-            continue
-        for fd in processes.descriptors(process.host_pid):
+    for process, opened in tree:
+        # /proc/locks would say at once who holds any, after waiting for every processor to notice (8 ms).
+        for fd, target in opened.items():
+            if not target.startswith("/") or target.startswith(("/dev/pts/", "/dev/null")):
+                continue
             with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
                 for words in map(str.split, lines):
                     # lock: 1: POSIX ADVISORY WRITE 4711 00:2a:1234 0 EOF
@@ -216,10 +217,10 @@ def _posix_locks(tree: list[processes.Process]) -> tuple[Lock, ...]:
     return tuple(found)
 
 
-def _open_files(tree: list[processes.Process]) -> Iterator[str]:
+def _open_files(tree: _Opened) -> Iterator[str]:
     """The open files of the tree that come from the base, by their names in the index of overlays."""
-    for process in tree:
-        for fd, target in processes.descriptors(process.host_pid).items():
+    for process, opened in tree:
+        for fd, target in opened.items():
             if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/")):
                 with contextlib.suppress(OSError):
                     name = overlay.index_name(f"/proc/{process.host_pid}/fd/{fd}")
@@ -227,10 +228,10 @@ def _open_files(tree: list[processes.Process]) -> Iterator[str]:
                         yield name
 
 
-def _unread_notices(tree: list[processes.Process]) -> Iterator[str]:
+def _unread_notices(tree: _Opened) -> Iterator[str]:
     """Who has been told of file changes and has not read it: nobody can put that back into the kernel."""
-    for process in tree:
-        for fd, target in processes.descriptors(process.host_pid).items():
+    for process, opened in tree:
+        for fd, target in opened.items():
             if target != "anon_inode:inotify":
                 continue
             with contextlib.suppress(OSError):
@@ -303,7 +304,7 @@ def _save(
             "the session runs on untouched",
             queues=sorted(queues),
         )
-    locked = box_has_network(box) and has_connections(box.pid)
+    locked = box_has_network(box) and has_connections(box)
     connection = _start_criu(box, images, "keep" if ipc else "join", [], [])
     facts: list[Saved] = []
     typed: dict[int, bytes] = {}
@@ -322,6 +323,7 @@ def _save(
             # CRIU goes on at once and meets us again before it lets the tree run.
             talk.answer()
             tree = processes.below(anchor.host_pid)
+            opened = [(process, processes.descriptors(process.host_pid)) for process in tree]
             facts.append(
                 Saved(
                     anchor=hello.anchor,
@@ -331,13 +333,13 @@ def _save(
                     ipc=ipc,
                     network_locked=locked,
                     outside_pipes=tuple({*outside_pipes, *_kept_pipes(box)} - {hello.status_pipe}),
-                    locks=_posix_locks(tree),
+                    locks=_posix_locks(opened),
                     typed=dict(typed),
                     shell=shell,
                     processes=len(tree),
-                    open_files=tuple(sorted(set(_open_files(tree)))),
+                    open_files=tuple(sorted(set(_open_files(opened)))),
                     traits=traits.read(tree, box.pid),
-                    notes=(*_unread_notices(tree), *_personalities(tree)),
+                    notes=(*_unread_notices(opened), *_personalities(tree)),
                 )
             )
             while_frozen(tree)

@@ -882,6 +882,12 @@ def unlock(netns_fd: int) -> None:
     _in_netns(netns_fd, lambda: _nft("delete", "table", "inet", _LOCK))
 
 
+def connected(netns_fd: int) -> bool:
+    """Whether any TCP connection has data that could be on its way."""
+    with _translated("list the sockets of a box"), _Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
+        return any(True for _ in _sockets(diag, ("tcp", "tcp6"), CONNECTED))
+
+
 def listening(netns_fd: int) -> list[Listener]:
     """The ports that wait for somebody, ordered by protocol and number."""
     with _translated("list the sockets of a box"), _Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:

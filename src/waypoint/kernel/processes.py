@@ -87,15 +87,18 @@ def _children(host_pid: int) -> Iterator[int]:
                 yield from (int(word) for word in file.read().split())
 
 
+def host_pids(host_pid: int) -> Iterator[int]:
+    """All descendants of a process, parents before children, by the numbers the host knows them by."""
+    waiting = list(_children(host_pid))
+    while waiting:
+        found = waiting.pop(0)
+        yield found
+        waiting += _children(found)
+
+
 def below(host_pid: int) -> list[Process]:
     """All descendants of a process, parents before children; not the process itself."""
-    found, waiting = [], list(_children(host_pid))
-    while waiting:
-        process = read(waiting.pop(0))
-        if process:
-            found.append(process)
-            waiting += _children(process.host_pid)
-    return found
+    return [process for one in host_pids(host_pid) if (process := read(one))]
 
 
 def memory_bytes(host_pid: int) -> tuple[int, int]:

@@ -59,6 +59,7 @@ _SYS_PIDFD_GETFD = 438
 _SYS_FSOPEN = 430
 _SYS_FSCONFIG = 431
 _SYS_FSMOUNT = 432
+_FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
 
 # renameat2(2)
@@ -94,17 +95,22 @@ def umount(target: str | Path, flags: int = 0) -> None:
         raise oserror("umount2", target)
 
 
-def detached_mount(fstype: str) -> int:
+def detached_mount(fstype: str, **options: str) -> int:
     """fsopen(2), fsconfig(2), fsmount(2): the root folder of a file system that is mounted nowhere."""
     context = libc.syscall(ctypes.c_long(_SYS_FSOPEN), ctypes.c_char_p(fstype.encode()), ctypes.c_uint(1))
     if context < 0:
         raise oserror("fsopen")
     try:
+        for key, value in options.items():
+            words = (ctypes.c_char_p(key.encode()), ctypes.c_char_p(value.encode()), ctypes.c_int(0))
+            setting = (ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_SET_STRING), *words)
+            if libc.syscall(ctypes.c_long(_SYS_FSCONFIG), *setting) < 0:
+                raise oserror("fsconfig", key)
         create = (ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_CREATE), None, None, ctypes.c_int(0))
         if libc.syscall(ctypes.c_long(_SYS_FSCONFIG), *create) < 0:
             raise oserror("fsconfig")
-        words = (ctypes.c_int(context), ctypes.c_uint(1), ctypes.c_uint(0))
-        root = libc.syscall(ctypes.c_long(_SYS_FSMOUNT), *words)
+        flags = (ctypes.c_uint(1), ctypes.c_uint(0))
+        root = libc.syscall(ctypes.c_long(_SYS_FSMOUNT), ctypes.c_int(context), *flags)
         if root < 0:
             raise oserror("fsmount")
         try:
