@@ -477,6 +477,12 @@ class Session:
         found = self._client.call("exec", args, on_event=hear)
         return Result(command, msgspec.convert(found, model.RunResult))
 
+    def interrupt(self, command: str | None = None) -> bool:
+        """Ends the command that a `run` of another thread or process waits for, as its timeout would.
+        `command`: that one and no other. False when nothing of the kind runs."""
+        args = {"session": self.name, "command": command}
+        return bool(self._client.call("interrupt", args)["interrupted"])
+
     def spawn(
         self,
         argv: Sequence[str],

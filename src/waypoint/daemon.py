@@ -240,6 +240,13 @@ def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
         forwarder.join()
 
 
+@verb
+def interrupt(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """Ends the command that an `exec` waits for, as its timeout would; `command`: that one and no other."""
+    live = daemon.sessions.live(daemon.sessions.find(args.get("session")))
+    return {"interrupted": live.terminal.interrupt(args.get("command"))}
+
+
 def _forward(connection: Connection, pieces: queue.SimpleQueue[bytes | None]) -> None:
     """Output to the client while the command runs; the terminal never waits for a slow client."""
     import codecs

@@ -482,6 +482,15 @@ class Terminal:
             except OSError as error:
                 raise SessionDead("the session's terminal is gone") from error
 
+    def interrupt(self, command: str | None = None) -> bool:
+        """Ends the command that `run` waits for, if there is one (and it is this one)."""
+        with self.lock:
+            run = self._run
+        if run is None or run.silent or (command is not None and run.command != command):
+            return False
+        self._interrupt(run)
+        return True
+
     def _interrupt(self, run: Run) -> None:
         """Ends a command that took too long: as a person would, then harder. The signals go where the
         keyboard's would, but nothing is echoed, and what somebody has typed ahead stays."""

@@ -583,6 +583,15 @@ def _base_rm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="which one")
 
 
+def _mcp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-s",
+        "--session",
+        metavar="SESSION",
+        help="the session that tools mean when they name none (else WAYPOINT_SESSION)",
+    )
+
+
 def _daemon_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sessions", action="store_true", help="end the sessions too; their checkpoints are kept"
@@ -606,8 +615,9 @@ POINTS = "Points in time"
 TERMINAL = "The terminal"
 FILES = "Files in and out"
 ROOM = "Room"
+AGENTS = "Agents"
 MACHINE = "This machine"
-GROUPS = (SESSIONS, POINTS, TERMINAL, FILES, ROOM, MACHINE)
+GROUPS = (SESSIONS, POINTS, TERMINAL, FILES, ROOM, AGENTS, MACHINE)
 
 
 def _auto(parser: argparse.ArgumentParser) -> None:
@@ -936,6 +946,16 @@ VERBS: tuple[Verb, ...] = (
         "say what each point costs: what would come back if it alone were forgotten",
         _du,
         ("waypoint du", "waypoint du -s work --json"),
+    ),
+    Verb(
+        "mcp",
+        AGENTS,
+        "agents.mcp",
+        "serve a model: the verbs as MCP tools, over stdin and stdout",
+        _mcp,
+        ("waypoint mcp", "waypoint mcp -s work"),
+        "An agent's configuration names it as a server (`waypoint hooks install` writes that). It holds nothing:"
+        " it may be killed and started again at any moment.",
     ),
     Verb(
         "demo",
