@@ -954,8 +954,8 @@ VERBS: tuple[Verb, ...] = (
         "serve a model: the verbs as MCP tools, over stdin and stdout",
         _mcp,
         ("waypoint mcp", "waypoint mcp -s work"),
-        "An agent's configuration names it as a server (`waypoint hooks install` writes that). It holds nothing:"
-        " it may be killed and started again at any moment.",
+        "An agent's configuration names it as a server. It holds nothing: it may be killed and started"
+        " again at any moment.",
     ),
     Verb(
         "demo",

@@ -198,8 +198,8 @@ def _add_prompts(server: MCPServer[Any]) -> None:
         return (
             f"Goal: {goal}\n\n"
             f"Take a Waypoint checkpoint of the session, fork it into {ways} sessions, and work towards the"
-            f" goal in each fork in a different way. Then `compare` the forks with {check} as `verify`, say which"
-            " is best and why, and checkpoint that one."
+            f" goal in each fork in a different way. Then `compare` the forks with {check} as `verify`, say"
+            " which is best and why, and checkpoint that one."
         )
 
     @server.prompt(

@@ -209,7 +209,9 @@ class Tools:
     async def more(
         self,
         cursor: Annotated[str, Field(description="The cursor of the answer that was cut.")],
-        max_characters: Annotated[int, Field(ge=200, le=100_000)] = PAGE_CHARACTERS,
+        max_characters: Annotated[
+            int, Field(description="How much is shown.", ge=200, le=100_000)
+        ] = PAGE_CHARACTERS,
     ) -> Answer:
         """Read on in an answer that was cut."""
         kind, _, rest = cursor.partition(":")
@@ -528,7 +530,7 @@ class Tools:
 
 
 def _outcome(work: Callable[[], T]) -> T | errors.WaypointError:
-    """What it gives or raises: an error that left a task group would come out wrapped in a group of errors."""
+    """What it gives or raises: an error that leaves a task group comes out wrapped in a group of errors."""
     try:
         return work()
     except errors.WaypointError as error:

@@ -1,0 +1,342 @@
+"""The MCP server as a model's client meets it: the official client, over stdin and stdout, real sessions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from mcp import ClientSession, MCPError, StdioServerParameters, stdio_client
+from mcp.types import CallToolResult, TextContent
+
+import waypoint
+from waypoint import errors
+from waypoint.home import Home
+
+
+class Model:
+    """What a model has: tools to call, and what they answer."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self.session = session
+
+    async def __call__(self, tool: str, /, **arguments: Any) -> Answer:
+        found = await self.session.call_tool(tool, arguments)
+        assert isinstance(found, CallToolResult)
+        return Answer(found)
+
+
+class Answer:
+    """What a tool answered."""
+
+    def __init__(self, found: CallToolResult) -> None:
+        content = found.content[0]
+        assert isinstance(content, TextContent)
+        self.text, self.failed = content.text, bool(found.is_error)
+        self.data: dict[str, Any] = found.structured_content or {}
+
+    def ok(self) -> Answer:
+        assert not self.failed, self.text
+        return self
+
+    @property
+    def code(self) -> str:
+        assert self.failed, self.text
+        return str(self.data["error"]["code"])
+
+
+@asynccontextmanager
+async def connected(*words: str, pid_file: Path | None = None, **callbacks: Any) -> AsyncIterator[Model]:
+    """A client with its server. `pid_file`: where the server's pid is told."""
+    command = [sys.executable, "-P", "-m", "waypoint", "mcp", *words]
+    script = f'echo $$ > "{pid_file or "/dev/null"}"; exec "$@"'
+    server = StdioServerParameters(command="sh", args=["-c", script, "sh", *command], env=dict(os.environ))
+    async with stdio_client(server) as streams, ClientSession(*streams, **callbacks) as session:
+        await session.initialize()
+        yield Model(session)
+
+
+def is_there(session: waypoint.Session, path: str) -> bool:
+    program = session.spawn(["test", "-e", path])
+    program.communicate()
+    return program.exit_code == 0
+
+
+async def until(found: Callable[[], bool]) -> None:
+    """Waits beside the event loop."""
+
+    def wait() -> None:
+        while not found():
+            time.sleep(0.02)
+
+    await anyio.to_thread.run_sync(wait)
+
+
+def story(work: Callable[[], Awaitable[None]]) -> None:
+    anyio.run(work)
+
+
+def test_a_model_works_breaks_and_comes_back(session: waypoint.Session) -> None:
+    async def work() -> None:
+        async with connected() as ask:
+            await ask("run", command="mkdir -p /srv/app && cd /srv/app && export TOKEN=1 && echo one > note")
+            point = (await ask("checkpoint", intent="one is written", name="one", verify="test -s note")).ok()
+            assert point.data["point"]["actor"] == "agent"
+            assert point.data["point"]["verdict"]["state"] == "passed"
+            broken = await ask("run", command="rm note; cd /; false")
+            assert broken.data["exit_code"] == 1
+            assert not broken.failed, "a command that fails is no error of the tool"
+
+            changed = await ask("diff")
+            assert "/srv/app/note" in changed.text
+            assert changed.data["different"] is True
+            assert (await ask("status")).data["changed"] is True
+
+            plan = (await ask("preview", ref="one")).ok()
+            assert "will be back: note" in plan.text
+            back = (await ask("restore", plan=plan.data["plan"])).ok()
+            assert back.data["safety"]["kind"] == "safety"
+            assert (await ask("run", command="pwd; cat note; echo $TOKEN")).data[
+                "output"
+            ] == "/srv/app\none\n1\n"
+
+            (await ask("undo")).ok()
+            assert (await ask("run", command="pwd; ls /srv/app")).data["output"] == "/\n"
+            log = await ask("log")
+            assert [one["kind"] for one in log.data["points"]] == ["safety", "safety", "manual"]
+            assert "one is written" in (await ask("show", ref="one")).text
+            assert (await ask("sessions")).data["sessions"][0]["name"] == "t"
+
+    story(work)
+    assert session.point("one").info.actor == "agent"
+
+
+def test_forks_are_compared_side_by_side(session: waypoint.Session) -> None:
+    async def work() -> None:
+        async with connected("-s", "t") as ask:
+            await ask("run", command="echo start > /srv/f")
+            await ask("checkpoint", name="start")
+            forks = (await ask("fork", ref="start", n=2, name="try")).data["sessions"]
+            assert forks == ["try-1", "try-2"]
+            await ask("run", session="try-1", command="echo better > /srv/f; echo more > /srv/g")
+            await ask("run", session="try-2", command="echo worse > /srv/f")
+            found = (await ask("compare", points=forks, verify="grep -q better /srv/f")).ok()
+            assert found.data["base"] == "t:c1"
+            first, second = found.data["rows"]
+            assert [first["verdict"]["state"], second["verdict"]["state"]] == ["passed", "failed"]
+            assert first["changes"]["files"] == {"created": 1, "modified": 1}
+            assert second["changes"]["files"] == {"modified": 1}
+            assert first["cost"]["unique_bytes"] > 0
+            assert "✔ grep -q better" in found.text
+            verdict = await ask("verify", ref="start", command="grep better /srv/f")
+            assert verdict.data["verdict"]["state"] == "failed"
+            await ask("stop", session="try-2", forget=True)
+            parked = await ask("stop", session="try-1")
+            assert parked.data["forgotten"] is False
+            assert {one["name"]: one["state"] for one in (await ask("sessions")).data["sessions"]} == {
+                "t": "live",
+                "try-1": "parked",
+            }
+
+    story(work)
+
+
+def test_restore_needs_a_plan_that_still_holds(session: waypoint.Session) -> None:
+    async def work() -> None:
+        async with connected() as ask:
+            await ask("checkpoint", name="here")
+            await ask("run", command="echo mine > /srv/mine")
+            tools = {tool.name: tool for tool in (await ask.session.list_tools()).tools}
+            assert tools["restore"].input_schema["required"] == ["plan"]
+            assert (await ask("restore", ref="here")).failed
+            assert (await ask("restore", plan="")).code == "confirmation_needed"
+            assert (await ask("restore", plan="c1")).code == "not_found"
+            plan = (await ask("preview", ref="here")).data["plan"]
+            await ask("run", command="echo later > /srv/later")
+            stale = await ask("restore", plan=plan)
+            assert stale.code == "ground_moved"
+            assert stale.data["error"]["hint"]
+            assert (await ask("run", command="cat /srv/mine /srv/later")).data["output"] == "mine\nlater\n"
+
+    story(work)
+
+
+def test_long_answers_are_cut_and_can_be_read_on(session: waypoint.Session) -> None:
+    for number in range(5):
+        session.checkpoint(f"step {number}")
+    session.run("mkdir -p /srv/many; for i in $(seq 200); do echo $i > /srv/many/file-$i; done")
+
+    async def work() -> None:
+        async with connected() as ask:
+            run = await ask("run", command="seq 5000", max_characters=1000)
+            whole = "".join(f"{n}\n" for n in range(1, 5001))
+            head, left_out, tail = run.data["output"].partition("left out …\n")
+            assert left_out
+            assert whole.endswith(tail)
+            assert len(run.text) < 1300
+            text, cursor = head.rpartition("\n")[0] + "\n", run.data["cursor"]
+            while cursor:
+                page = (await ask("more", cursor=cursor, max_characters=5000)).ok()
+                assert len(page.data["text"]) <= 5000
+                text, cursor = text + page.data["text"], page.data["cursor"]
+            assert text + tail == whole
+
+            diff = await ask("diff")
+            text, cursor = diff.text, diff.data["cursor"]
+            while cursor:
+                page = await ask("more", cursor=cursor, max_characters=2000)
+                text, cursor = text + page.text, page.data["cursor"]
+            assert all(f"file-{n}" in text for n in range(1, 201))
+
+            log = await ask("log", limit=2)
+            assert [one["intent"] for one in log.data["points"]] == ["step 4", "step 3"]
+            rest = await ask("more", cursor=log.data["cursor"])
+            assert [one["intent"] for one in rest.data["points"]] == ["step 2", "step 1", "step 0"]
+            assert rest.data["cursor"] is None
+            assert (await ask("more", cursor="t99.0.5")).code == "not_found"
+
+    story(work)
+
+
+def test_every_tool_says_what_it_is_and_what_it_takes(home: Home) -> None:
+    async def work() -> None:
+        async with connected() as ask:
+            tools = {tool.name: tool for tool in (await ask.session.list_tools()).tools}
+            for tool in tools.values():
+                assert tool.title
+                assert tool.description
+                assert tool.annotations
+                for name, argument in tool.input_schema["properties"].items():
+                    assert argument.get("description"), f"{tool.name}: what is {name}?"
+            hints = {name: tool.annotations for name, tool in tools.items() if tool.annotations}
+            reads = {name for name, hint in hints.items() if hint.read_only_hint}
+            assert {"sessions", "log", "show", "status", "diff", "preview", "more"} <= reads
+            destroys = {name for name, hint in hints.items() if hint.destructive_hint}
+            assert destroys == {"run", "restore", "undo", "stop"}
+            assert not reads & destroys
+            assert not {"approve", "deny"} & set(tools), "an approval is a person's"
+
+    story(work)
+
+
+def test_errors_have_a_code_a_message_and_a_hint(session: waypoint.Session) -> None:
+    async def work() -> None:
+        async with connected() as ask:
+            missing = await ask("run", session="nobody", command="true")
+            assert missing.code == "not_found"
+            assert "nobody" in missing.data["error"]["message"]
+            assert missing.data["error"]["hint"] in missing.text
+            assert (await ask("show", ref="c9")).code == "not_found"
+            assert (await ask("checkpoint", name="not a name!")).code == "invalid_name"
+            assert "timeout" in (await ask("run", command="true", timeout=-1)).text
+            assert (await ask("undo")).failed
+
+    story(work)
+
+
+def test_progress_is_told_while_a_command_runs(session: waypoint.Session) -> None:
+    async def work() -> None:
+        heard: list[str | None] = []
+
+        async def hear(progress: float, total: float | None, message: str | None) -> None:
+            heard.append(message)
+            await anyio.to_thread.run_sync(lambda: session.spawn(["touch", "/tmp/go"]).communicate())
+
+        async with connected() as ask:
+            command = "echo waiting; until [ -e /tmp/go ]; do sleep 0.05; done"
+            found = await ask.session.call_tool("run", {"command": command}, progress_callback=hear)
+            assert not found.is_error
+        assert heard[0] == "waiting"
+
+    story(work)
+
+
+def test_cancelling_a_call_interrupts_the_command(session: waypoint.Session) -> None:
+    async def work() -> None:
+        async with connected() as ask:
+            async with anyio.create_task_group() as group:
+
+                async def run() -> None:
+                    await ask("run", command="touch /tmp/began; sleep 1000; touch /tmp/went-on")
+
+                group.start_soon(run)
+                await until(lambda: is_there(session, "/tmp/began"))
+                group.cancel_scope.cancel()
+            after = await ask("run", command="ls /tmp; pgrep -x sleep")
+            assert "began" in after.data["output"]
+            assert "went-on" not in after.data["output"]
+            assert after.data["exit_code"] == 1, "sleep is gone"
+
+    story(work)
+
+
+def test_a_server_that_is_killed_takes_nothing_with_it(session: waypoint.Session, tmp_path: Path) -> None:
+    async def first() -> None:
+        async with connected(pid_file=tmp_path / "pid") as ask:
+            await ask("run", command="cd /srv; echo kept > note")
+            await ask("checkpoint", name="kept")
+            async with anyio.create_task_group() as group:
+
+                async def run() -> None:
+                    with pytest.raises(MCPError):
+                        await ask(
+                            "run", command="until [ -e /tmp/go ]; do sleep 0.05; done; echo done > late"
+                        )
+
+                group.start_soon(run)
+                await until(lambda: session.info.foreground is not None)
+                os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    async def second() -> None:
+        async with connected() as ask:
+            assert (await ask("sessions")).data["sessions"][0]["runs"]
+            assert (await ask("log")).data["points"][0]["name"] == "kept"
+            session.spawn(["touch", "/tmp/go"]).communicate()
+            found = await ask("run", command="cat note late; pwd")
+            while found.failed and found.code == "busy":
+                found = await ask("run", command="cat note late; pwd")
+            assert found.data["output"] == "kept\ndone\n/srv\n"
+
+    story(first)
+    story(second)
+
+
+def test_timelines_and_cards_are_resources(session: waypoint.Session) -> None:
+    session.run("echo x > /srv/x")
+    session.checkpoint("x is there", name="x")
+
+    async def work() -> None:
+        async with connected() as ask:
+            client = ask.session
+            listed = [str(one.uri) for one in (await client.list_resources()).resources]
+            assert listed == ["waypoint://t/timeline"]
+            templates = [
+                one.uri_template for one in (await client.list_resource_templates()).resource_templates
+            ]
+            assert templates == ["waypoint://{session}/timeline", "waypoint://{session}/{ref}/card"]
+            timeline = (await client.read_resource("waypoint://t/timeline")).contents[0]
+            assert "x is there" in getattr(timeline, "text", "")
+            for ref in ("x", "c1", "%40"):
+                card = (await client.read_resource(f"waypoint://t/{ref}/card")).contents[0]
+                assert "+ /srv/x" in getattr(card, "text", "")
+            with pytest.raises(MCPError, match="c7"):
+                await client.read_resource("waypoint://t/c7/card")
+            prompts = {one.name for one in (await client.list_prompts()).prompts}
+            assert prompts == {"explore", "recover"}
+
+    story(work)
+
+
+def test_interrupt_ends_only_the_command_it_names(session: waypoint.Session) -> None:
+    assert session.interrupt() is False
+    assert session.interrupt("true") is False
+    with pytest.raises(errors.NotFound):
+        waypoint.client.Session(waypoint.Client(), "nobody").interrupt()
