@@ -85,6 +85,7 @@ from waypoint.model import (
     Size,
 )
 from waypoint.observe import look_at_shell, observe
+from waypoint.recording import Happened, tell
 from waypoint.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
 
 log = logging.getLogger("waypoint")
@@ -435,6 +436,7 @@ class Sessions:
         terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
         stream = self.trajectory.open(session_id, lambda: self._redactor(box, terminal))
         live = Live(session_id, box, terminal, cgroups.find(self.home.tag, box.id), stream)
+        terminal.when_happened = lambda what: _told(stream, what)
         printed = events.serve()
         if picture:
             terminal.adopt(picture, printed)
@@ -447,7 +449,11 @@ class Sessions:
 
     def _read(self, live: Live, terminal: Terminal) -> None:
         if terminal.read():
-            self._pump.when_quiet(terminal, lambda: self._remember_terminal(live))
+            self._pump.when_quiet(terminal, lambda: self._quiet(live))
+
+    def _quiet(self, live: Live) -> None:
+        live.terminal.between()
+        self._remember_terminal(live)
 
     def _typed(self, live: Live) -> None:
         for told in self.after_typing:
@@ -629,6 +635,7 @@ class Sessions:
         on_terminal: bool = False,
         limit: int | None = None,
         on_output: Callable[[bytes], None] | None = None,
+        actor: Actor = "person",
     ) -> RunResult:
         """A command in the session's shell."""
         return self.live(row).terminal.run(
@@ -639,6 +646,7 @@ class Sessions:
             on_terminal=on_terminal,
             limit=limit or OUTPUT_LIMIT_BYTES,
             on_output=on_output,
+            actor=actor,
         )
 
     def spawn(
@@ -1173,6 +1181,11 @@ class Sessions:
         if row.box:
             self._delete(self.home.sessions / row.box)
         return self.describe(self.find(row.id)), point
+
+
+def _told(stream: Stream, what: Happened) -> None:
+    told = tell(what)
+    stream.later(told.kind, told.body, actor=what.actor, data=told.data, at=what.at)
 
 
 def _without_secrets(words: str, observed: Sequence[Facts] = ()) -> str:

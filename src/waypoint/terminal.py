@@ -32,13 +32,14 @@ import msgspec
 from waypoint.errors import SessionBusy, SessionDead, UsageError
 from waypoint.keeper import Keeper
 from waypoint.kernel import processes
-from waypoint.model import Record, RunResult, Size
+from waypoint.model import Actor, Record, RunResult, Size
+from waypoint.recording import Happened, Recording
 from waypoint.screen import Screen
 
 _STASH, _UNSTASH, _PASTE, _PASTE_END = b"\x18\x1ds", b"\x18\x1du", b"\x18\x1dp", b"\x1b[201~"
-_MARK = re.compile(rb"\x1b\]133;([A-DJ])((?:;[^\x07\x1b]*)?)\x07")
+_MARK = re.compile(rb"\x1b\]133;([A-EJ])((?:;[^\x07\x1b]*)?)\x07")
 _MARK_START = b"\x1b]133;"
-_MOST_MARK_BYTES = 8192
+_MOST_MARK_BYTES = 32 << 10
 _READ_BYTES = 1 << 16
 OUTPUT_LIMIT_BYTES = 1 << 20
 _WATCHER_LIMIT_BYTES = 1 << 20
@@ -67,6 +68,8 @@ class Shell(Record, frozen=True):
     stashed: bool = False
     """Whether a line that a person was typing is put aside until the prompt is back."""
     cwd: str = "/"
+    command: str | None = None
+    """What it runs, where that is known."""
 
 
 class TerminalState(Record, frozen=True):
@@ -86,6 +89,8 @@ class Run:
     limit: int
     on_output: Callable[[bytes], None] | None
     silent: bool = False
+    actor: Actor = "person"
+    timed_out: bool = False
     began: threading.Event = field(default_factory=threading.Event)
     """Set when its output starts, or when there will be none."""
     jobs: bytearray | None = None
@@ -168,10 +173,15 @@ class Terminal:
         self._kept = b""
         self.closed = False
         self.last_command: str | None = None
-        """What was run last through `run`; what people type is not known."""
+        """What was run last, through `run` or by somebody who typed it."""
         self.when_typed: Callable[[], None] | None = None
         """Called, not to block, when the shell is at its prompt again after somebody typed a command."""
         self._was_typed = False
+        self._said: str | None = None
+        """What the shell says was typed, just before it says that it ended."""
+        self.when_happened: Callable[[Happened], None] | None = None
+        """Called, not to block, with everything that happens here."""
+        self._recording = Recording(self._happened, size)
         os.set_blocking(master, False)
 
     # ---- output ------------------------------------------------------------------------------
@@ -245,14 +255,26 @@ class Terminal:
                 return
         self._show(data)
 
+    def _happened(self, what: Happened) -> None:
+        if self.when_happened:
+            self.when_happened(what)
+
+    def between(self) -> None:
+        """What was printed at the prompt is told of, if nobody is typing there."""
+        with self.lock:
+            self._recording.between()
+
     def _show(self, data: bytes) -> None:
+        self._recording.show(data)
         self.screen.feed(data)
         for watcher in list(self.watchers):
             watcher.send(data)
 
     def _marked(self, kind: str, rest: bytes) -> bool:
         """Handles a mark of our own shell; False when it is somebody else's."""
-        words = rest.decode(errors="replace").lstrip(";").split(";")
+        # What comes last may be anything: a folder, a command.
+        told = rest.decode(errors="replace").partition(";c=")[0].partition(";p=")[0]
+        words = told.lstrip(";").split(";")
         values = dict(word.split("=", 1) for word in words if "=" in word)
         shell = self.shell
         if shell is None or values.get("k") != shell.key:
@@ -260,11 +282,13 @@ class Terminal:
         run = self._run
         if kind == "A":
             self._set_shell(prompting=True)
+            self._recording.prompting()
         elif kind == "B":
             # Usually D has told it; but people may have thrown out the hook that prints D.
             if run and run.began.is_set() and values.get("r") == run.id:
                 self._ended(run, values.get("s", ""))
-            self._set_shell(ready=True, came_up=True, prompting=False, running=None)
+            self._set_shell(ready=True, came_up=True, prompting=False, running=None, command=None)
+            self._recording.prompt()
             if shell.stashed and self._run is None:
                 self._unstash()
             if self._was_typed and self.when_typed:
@@ -281,22 +305,33 @@ class Terminal:
                 self._set_shell(ready=False, prompting=False, stashed=stashed)
                 if not run.silent:
                     shown = run.command.replace("\n", "\r\n").encode()
+                    self._set_shell(command=run.command)
+                    self._recording.typing()
                     self._show((b"\r\n" if stashed else b"") + shown + b"\r\n" + (run.jobs or b""))
+                    self._recording.began(run.command, shell.cwd, typed=False, actor=run.actor)
                 run.began.set()
             elif run is None:
                 self._was_typed = True
-                self._set_shell(ready=False, prompting=False, running=run_id)
+                self._set_shell(ready=False, prompting=False, running=run_id, command=None)
+                self._recording.began(None, shell.cwd, typed=True)
+        elif kind == "E":
+            self._said = _typed_command(rest.decode(errors="replace"), self._recording.echo)
         elif kind == "D":
             where = rest.decode(errors="replace").partition(";p=")[2]
             if run and run.began.is_set() and values.get("r") == run.id:
                 self._ended(run, words[0])
+            elif run is None:
+                self._recording.ended(int(words[0]) if words[0].isdigit() else None, self._said)
+                self.last_command = self._said or self.last_command
+            self._said = None
             if run is None or run.began.is_set():
-                self._set_shell(cwd=where or shell.cwd, running=None, ready=False)
+                self._set_shell(cwd=where or shell.cwd, running=None, ready=False, command=None)
         return True
 
     def _ended(self, run: Run, status: str) -> None:
         run.exit_code = int(status) if status.isdigit() else None
         if run.silent:
+            self._recording.prompting()
             self._show(b"\r\x1b[K")  # the prompt is about to be drawn where it is already
         self._end_run(run)
 
@@ -316,6 +351,8 @@ class Terminal:
         self._run = None
         run.began.set()
         run.done.set()
+        if not run.silent:
+            self._recording.ended(run.exit_code, timed_out=run.timed_out)
 
     # ---- the shell ---------------------------------------------------------------------------
 
@@ -324,6 +361,10 @@ class Terminal:
         with self.lock:
             self.shell = shell
             self._shell_host_pid = None
+            if shell.running is not None:
+                self._recording.began(shell.command, shell.cwd, typed=shell.running == "")
+            elif shell.ready:
+                self._recording.prompt()
             self._state_changed.notify_all()
 
     def shell_pid(self, pid: int) -> None:
@@ -344,6 +385,8 @@ class Terminal:
                     run.exit_code = 128 - run.exit_code
                 run.notice = "the shell ended; a new one was started"
                 self._end_run(run)
+            else:
+                self._recording.ended(None, self._said)
             self.shell = None
             self._state_changed.notify_all()
 
@@ -428,6 +471,7 @@ class Terminal:
         limit: int = OUTPUT_LIMIT_BYTES,
         on_output: Callable[[bytes], None] | None = None,
         silent: bool = False,
+        actor: Actor = "person",
     ) -> RunResult:
         """Runs a command in the shell and waits for its end. One at a time; others wait for their turn.
         `silent`: neither shown to watchers nor kept in the shell's history."""
@@ -436,7 +480,7 @@ class Terminal:
         line = _typed_line(run_id, command, stdin, on_terminal=on_terminal, silent=silent)
         with self._turn:
             self.wait_ready()
-            run = Run(run_id, command, limit, on_output, silent=silent)
+            run = Run(run_id, command, limit, on_output, silent=silent, actor=actor)
             started = time.monotonic()
             with self._typing:
                 with self.lock:
@@ -444,11 +488,12 @@ class Terminal:
                         self.last_command = command
                     self._run = run
                     self._set_shell(ready=False)
-                self.write(_STASH + _PASTE + line + _PASTE_END + b"\r")
+                self._write(_STASH + _PASTE + line + _PASTE_END + b"\r")
                 if not run.began.wait(_READY_SECONDS):
                     self._give_up(run)
             timed_out = not run.done.wait(timeout)
             if timed_out:
+                run.timed_out = True
                 self._interrupt(run)
             if run.gone:
                 raise SessionDead(run.gone)
@@ -467,7 +512,12 @@ class Terminal:
             yield
 
     def write(self, data: bytes) -> None:
-        """Types into the terminal. Waits when its input queue is full, but not for ever."""
+        """Types into the terminal, as a person does. Waits when its input queue is full, but not for ever."""
+        with self.lock:
+            self._recording.typing()
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
         view = memoryview(data)
         deadline = time.monotonic() + _READY_SECONDS
         while view:
@@ -538,6 +588,7 @@ class Terminal:
             if size == self.size or self.closed:
                 return
             self.screen.resize(size.rows, size.columns)
+            self._recording.size = size
             packed = struct.pack("HHHH", size.rows, size.columns, 0, 0)
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, packed)
 
@@ -567,6 +618,7 @@ class Terminal:
             shell = self.shell
             if shell and run:
                 shell = msgspec.structs.replace(shell, ready=False, running=run.id)
+            self._recording.cut()
             return TerminalState(screen=self.screen.dump(), shell=shell, size=self.size)
 
     def thaw(self, state: TerminalState) -> None:
@@ -579,7 +631,10 @@ class Terminal:
     def picture(self) -> TerminalState:
         """What another daemon needs to serve this terminal: all that can be had without stopping anything."""
         with self.lock:
-            return TerminalState(screen=self.screen.dump(), shell=self.shell, size=self.size)
+            shell = self.shell
+            if shell and self._run:
+                shell = msgspec.structs.replace(shell, running=self._run.id)
+            return TerminalState(screen=self.screen.dump(), shell=shell, size=self.size)
 
     def adopt(self, picture: TerminalState, printed: bytes) -> None:
         """Serves a terminal that another daemon served, from the picture it left and what was printed since.
@@ -608,7 +663,10 @@ class Terminal:
             self.closed = True
             if self._run:
                 self._run.gone = why
+                self._recording.cut()  # it did not end: its box did
                 self._end_run(self._run)
+            else:
+                self._recording.cut()
             self._state_changed.notify_all()
             os.close(self._master)
             os.close(self._slave)
@@ -638,6 +696,20 @@ def _typed_line(run_id: str, command: str, stdin: bytes | None, *, on_terminal: 
     do = f'builtin eval "$__waypoint_command"{source}'
     again = f"if __waypoint_again; then {do}; else {do}; fi"
     return f" {words}; {again}; {{ __waypoint_prompt first; }} 2>/dev/null".encode()
+
+
+_HISTORY_LINE = re.compile(r"\s*\d+\*?\s{1,2}(.*)", re.DOTALL)
+_SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[^\[\]])|[\r\n\x07\x08]")
+
+
+def _typed_command(mark: str, echo: bytes) -> str | None:
+    """What was typed, from the last line of the shell's history. A line that the history did not take may be
+    a repeated one, or one that somebody kept out of it; then what was typed shows which."""
+    told = _HISTORY_LINE.fullmatch(mark.partition(";c=")[2].replace("\r\n", "\n").rstrip("\n"))
+    if not told:
+        return None
+    seen = b"n=0;" not in mark.encode() or told[1].encode() in _SEQUENCE.sub(b"", echo)
+    return told[1] if seen else None
 
 
 def _quoted(data: bytes) -> str:

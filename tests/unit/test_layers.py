@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "waypoint"
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("ground", ("errors", "model", "home", "words")),
     ("kernel", ("kernel",)),
-    ("box", ("keeper", "box", "cells", "emulator", "screen", "terminal", "layers", "bases")),
+    ("box", ("keeper", "box", "cells", "emulator", "screen", "recording", "terminal", "layers", "bases")),
     ("engine", ("engine",)),
     ("machine", ("archive", "provision", "doctor")),
     ("history", ("history",)),

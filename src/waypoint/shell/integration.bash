@@ -4,6 +4,7 @@
 # Marks, in the manner of OSC 133, each with the shell's key so that no output can be mistaken for one:
 #   J               what follows, up to C, is about jobs that ended or stopped
 #   C;r=RUN;l=N     a command starts (RUN: which one; empty when somebody typed it; N: stashed letters)
+#   E;n=0|1;c=LINE  what was typed, as the history has it (n: whether it is a new line there); then D follows
 #   D;STATUS;r=RUN  it ended
 #   A               the prompt comes next
 #   B;s=STATUS      the prompt stands, readline reads
@@ -15,7 +16,7 @@
 [ -f /etc/bash.bashrc ] && . /etc/bash.bashrc
 [ -f ~/.bashrc ] && . ~/.bashrc
 
-__waypoint_key=$WAYPOINT_KEY __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
+__waypoint_key=$WAYPOINT_KEY __waypoint_number=0 __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
 unset WAYPOINT_KEY
 
 # What is typed for `exec` is one line:
@@ -49,6 +50,8 @@ __waypoint_prompt() {
     if [[ -n $__waypoint_busy ]]; then
         __waypoint_status=$status __waypoint_busy=
         builtin local where=${PWD//[[:cntrl:]]/?}
+        [[ -n $__waypoint_run ]] || __waypoint_say
+        __waypoint_number=$HISTCMD
         builtin printf '\e]133;D;%s;k=%s;r=%s;p=%s\a' "$status" "$__waypoint_key" "$__waypoint_run" "$where" >/dev/tty
         __waypoint_run=
     fi
@@ -61,6 +64,16 @@ __waypoint_prompt() {
     [[ $PS0 == *"$__waypoint_typed" ]] || PS0+=$__waypoint_typed
     builtin printf '\e]133;A;k=%s\a' "$__waypoint_key" >/dev/tty
     builtin return "$status"
+}
+
+# What somebody typed, for the record. Only the history has it, and nothing is started to ask it.
+__waypoint_say() {
+    builtin local HISTTIMEFORMAT= line=
+    builtin history 1 >|/dev/waypoint.state/line
+    builtin read -r -d '' line </dev/waypoint.state/line
+    line=${line:0:4000}
+    builtin printf '\e]133;E;k=%s;n=%s;c=%s\a' "$__waypoint_key" "$((HISTCMD != __waypoint_number))" \
+        "${line//[$'\a\e']/?}" >/dev/tty
 }
 
 # The last of all prompt commands is ours, whatever was done to them; also, the line that hands a command over
