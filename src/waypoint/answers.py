@@ -341,6 +341,38 @@ class Status(Answer):
         return f"<Status {self.data['session']['name']}: {self.now()}>"
 
 
+class Log(Answer):
+    """The points of a session in plain lines, the last one first. For where there is no graph to draw."""
+
+    def __init__(self, data: Mapping[str, Any], width: int = 0) -> None:
+        super().__init__(data)
+        self._width = width
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        return list(self.data["checkpoints"])
+
+    def lines(self, now: datetime | None = None) -> Lines:
+        found: Lines = []
+        for point in reversed(self.points):
+            here = "●" if point["id"] == self.data["head"] else "○"
+            own = point["session"] == self.data["session"]
+            label = point["label"] if own else f"{point['session']}/{point['label']}"
+            words = "  ".join(filter(None, (point["name"], title(point)))) or "no words given"
+            said = f"  {verdict(point['verdict'], short=True)}" if point["verdict"] else ""
+            found.append(
+                ("plain", self._cut(f"{here}  {label}  {clock(point['created_at'], now)}  {words}{said}"))
+            )
+            summary = shown(point["summary"] or "")
+            if summary and summary != "nothing changed":
+                found.append(("dim", self._cut(f"     {summary}")))
+        return found or [("dim", "there are no points yet: `waypoint checkpoint` takes one")]
+
+    def _cut(self, text: str) -> str:
+        return text if not self._width or len(text) <= self._width else f"{text[: self._width - 1]}…"
+
+
 class Plan(Answer):
     """What a restore would do. Its `id` can be given to `Session.restore(plan=…)`, which is refused when the
     ground has moved since."""

@@ -83,6 +83,8 @@ KDAT_IN_BOX = Path("/dev/criu.kdat")
 _MOVED = "moved.json"
 STATE_IN_BOX = Path("/dev/waypoint.state")
 """Part of the snapshot: a checkpoint may find the shell while it writes there."""
+INSIDE_IN_BOX = Path("/dev/waypoint.inside")
+"""Where the daemon listens to this box alone, and answers: doors.py."""
 
 
 @dataclass
@@ -356,7 +358,7 @@ def write_plan(
         plan.add("in-node", f"/dev/{device}", f"{stat.S_IFCHR | mode:o}", major, minor)
     for target, link in _DEVICE_LINKS:
         plan.add("in-symlink", target, link)
-    for folder in ("/dev/pts", "/dev/shm", str(ENGINE_IN_BOX), str(STATE_IN_BOX)):
+    for folder in ("/dev/pts", "/dev/shm", *map(str, (ENGINE_IN_BOX, STATE_IN_BOX, INSIDE_IN_BOX))):
         plan.add("in-folder", folder, "755")
     plan.add(
         "in-mount",
@@ -369,6 +371,8 @@ def write_plan(
     plan.add("in-mount", volume / "shm", "/dev/shm", "", MS_BIND | MS_NOSUID | MS_NODEV, "")
     plan.add("in-mount", volume / "state", STATE_IN_BOX, "", MS_BIND | safe, "")
     plan.add("in-mount", engine, ENGINE_IN_BOX, "", MS_BIND | MS_RDONLY | MS_NOSUID, "")
+    make_inside(home, box_id)
+    plan.add("in-mount", inside_path(home, box_id), INSIDE_IN_BOX, "", MS_BIND | MS_RDONLY | safe, "")
     if kdat:
         plan.add("in-file", KDAT_IN_BOX)
         plan.add("in-mount", kdat, KDAT_IN_BOX, "", MS_BIND | MS_RDONLY | MS_NOSUID, "")
@@ -548,6 +552,23 @@ def socket_path(home: Home, box_id: str) -> Path:
     return home.run / f"{box_id}.sock"
 
 
+def inside_path(home: Home, box_id: str) -> Path:
+    """The folder through which a box can ask for something."""
+    return home.run / f"{box_id}.inside"
+
+
+def make_inside(home: Home, box_id: str) -> None:
+    """That folder, empty. The box sees it read-only: one can connect to a socket there, and read."""
+    for folder in (inside_path(home, box_id), inside_path(home, box_id) / "replies"):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
+
+
+def drop_inside(home: Home, box_id: str) -> None:
+    """When the box is gone."""
+    shutil.rmtree(inside_path(home, box_id), ignore_errors=True)
+
+
 def keepers(home: Home) -> dict[str, int]:
     """The boxes of this home that stand now, by what their keepers are called: box id → host pid."""
     found: dict[str, int] = {}
@@ -584,7 +605,8 @@ def lost_from_dev(box: Box) -> tuple[str, ...]:
     """What somebody has made in /dev, which every box makes anew; one sentence each. (A socket that is in use
     comes back with who uses it.)"""
     ours = {*(name for name, *_ in _DEVICES), *(link.removeprefix("/dev/") for _, link in _DEVICE_LINKS)}
-    ours |= {"pts", "shm", "waypoint.sock", ENGINE_IN_BOX.name, KDAT_IN_BOX.name, STATE_IN_BOX.name}
+    ours |= {"pts", "shm", "waypoint.sock"}
+    ours |= {path.name for path in (ENGINE_IN_BOX, KDAT_IN_BOX, STATE_IN_BOX, INSIDE_IN_BOX)}
     made = sorted(set(os.listdir(f"/proc/{box.pid}/root/dev")) - ours)
     return tuple(f"/dev/{name} is not kept: /dev is made anew in every box" for name in made)
 

@@ -40,6 +40,7 @@ from waypoint.errors import (
 from waypoint.history.retention import Policy, parse_duration
 from waypoint.history.store import Store, iso
 from waypoint.home import Home, locate
+from waypoint.inside import Inside
 from waypoint.kernel.pool import close_pool, open_pool
 from waypoint.model import Actor, BoxOptions, Checkpoint, Size
 from waypoint.service import VERBS, Answered, Connection, verb
@@ -64,6 +65,7 @@ class Daemon:
         self.trials = Trials(sessions)
         self.upkeep = Upkeep(sessions)
         self.transfers = Transfers(sessions, self.story)
+        self.inside = Inside(self)
         sessions.after_checkpoint.append(lambda _, point: self.story.write_later(point.id))
         sessions.after_typing.append(self._after_typing)
         self.started_at = time.time()

@@ -10,13 +10,14 @@ import os
 import stat
 from collections.abc import Sequence
 
-from waypoint.box import STATE_IN_BOX, Box
+from waypoint.box import ENGINE_IN_BOX, STATE_IN_BOX, Box
 from waypoint.history.facts import Facts, PortFact, ProcessFact, ShellFact, parse_shell
 from waypoint.kernel import network, processes
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, openat2
 from waypoint.terminal import Terminal
 
 _SHELL_FILE = f"{STATE_IN_BOX}/shell".lstrip("/")
+_CLIENT = f"{ENGINE_IN_BOX}/bin/inside/waypoint"
 _MOST_BYTES = 1 << 20
 
 
@@ -72,6 +73,14 @@ def _read(box: Box, path: str) -> bytes:
         return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
 
 
+def _asks_us(process: processes.Process) -> bool:
+    """Whether it is somebody's `waypoint status`, asked from inside: that it runs is no news to him."""
+    try:
+        return process.comm == "waypoint" and os.readlink(f"/proc/{process.host_pid}/exe") == _CLIENT
+    except OSError:
+        return False
+
+
 def observe(box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, own_network: bool) -> Facts:
     """All of it. `tree`: the processes of the box below its keeper. A box on the host's network has no ports
     of its own."""
@@ -86,7 +95,7 @@ def observe(box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, 
             stopped=process.state == "T",
         )
         for process in tree
-        if process.state != "Z"
+        if process.state != "Z" and not _asks_us(process)
     )
     ports = _ports(box, tree) if own_network else ()
     return Facts(processes=members, ports=ports, shell=look_at_shell(box, terminal))

@@ -1,6 +1,6 @@
 """Setting up: what `waypoint setup` puts on a machine, and where.
 
-Waypoint needs a CRIU that really works on the running kernel, three small native programs, and two
+Waypoint needs a CRIU that really works on the running kernel, a few small native programs, and two
 packages of the distribution. This module gets them without touching the machine's own packages more
 than it must: CRIU lives in a private prefix with its own loader and libraries, so that neither the
 distribution's version of it nor the distribution's libc matters.
@@ -8,6 +8,7 @@ distribution's version of it nor the distribution's libc matters.
 The engine, below `engine_dir()`:
 
     bin/keeper  bin/anchor    static executables, compiled here from native/
+    bin/inside/waypoint       what `waypoint` is in a session
     criu/criu                 CRIU: the machine's own, or one from a newer suite of the distribution
     criu/ld.so  criu/lib/     the loader and the libraries it was linked against
     criu/shim.so              preloaded into it, see native/shim.c
@@ -233,7 +234,7 @@ class _Candidate:
 
 
 def _build(folder: Path, staging: Path, progress: Progress, probe: Probe) -> Engine:
-    (staging / "bin").mkdir()
+    (staging / "bin" / "inside").mkdir(parents=True)
     (staging / "criu").mkdir()
     natives = natives_hash()
     _compile_natives(staging, progress)
@@ -343,6 +344,7 @@ _NATIVES = {
     "keeper.c": ("bin/keeper", ("-static", *_WARNINGS)),
     "anchor.c": ("bin/anchor", ("-static", *_WARNINGS)),
     "relock.c": ("bin/relock", ("-static", *_WARNINGS)),
+    "inside.c": ("bin/inside/waypoint", ("-static", *_WARNINGS)),
     "shim.c": ("criu/shim.so", ("-shared", "-fPIC", *_WARNINGS)),
 }
 SHELL_INTEGRATION = Path(__file__).parent / "shell" / "integration.bash"

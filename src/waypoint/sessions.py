@@ -36,6 +36,7 @@ from waypoint.box import (
     Box,
     check_options,
     coverage,
+    drop_inside,
     drop_old_work,
     empty_hidden,
     end_keeper,
@@ -90,7 +91,8 @@ from waypoint.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, Termina
 
 log = logging.getLogger("waypoint")
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Before all others: a base may have a Waypoint of its own, which can do nothing in a box.
+_PATH = "/dev/waypoint/bin/inside:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RCFILE = "/dev/waypoint/bin/integration.bash"
 _TERMINAL_FILE = "terminal"
 _BOX_FILE = "box.json"
@@ -173,6 +175,8 @@ class Sessions:
         self._lock = threading.Lock()
         self.leftovers: set[Path] = set()
         """What could not be deleted when its time had come."""
+        self.apart: set[str] = set()
+        """Live copies that are no sessions and will be none."""
         self._in_use: Counter[str] = Counter()
         """Points that are being brought to life."""
         self.before_checkpoint: list[Callable[[Live | None], None]] = []
@@ -181,6 +185,14 @@ class Sessions:
         """Who wants to know of a new point, once it exists; must not take long."""
         self.after_typing: list[Callable[[str], None]] = []
         """Who wants to know, in the background, that a command somebody typed in a session has ended."""
+        self.box_began: list[Callable[[Live], None]] = []
+        """Who wants to know of a box that stands, before anything runs in it."""
+        self.box_ends: list[Callable[[Live], None]] = []
+        """Who wants to know of one that is about to end, or has gone by itself."""
+        self.during_dump: list[Callable[[Live, Path], contextlib.AbstractContextManager[None]]] = []
+        """What surrounds the saving of a tree; told where its images will be, and may add to them."""
+        self.before_waking: list[Callable[[Live, Checkpoint], None]] = []
+        """Who has something to do in the box of a restored tree before its first instruction."""
         self._background = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
         for folder in (home.sessions, home.checkpoints, home.staging):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -219,6 +231,9 @@ class Sessions:
         for path in self.home.run.glob("*.sock"):
             if path != self.home.socket and path.stem not in kept_boxes:
                 path.unlink(missing_ok=True)
+        for path in self.home.run.glob("*.inside"):
+            if path.stem not in kept_boxes:
+                drop_inside(self.home, path.stem)
         for path in self._unknown():
             self._delete(path)
 
@@ -335,6 +350,11 @@ class Sessions:
         names = [row.name for row in self.store.sessions()]
         return f"there are: {', '.join(names)}" if names else "there are none: start one with `waypoint new`"
 
+    def lives(self) -> list[Live]:
+        """Everything that runs now."""
+        with self._lock:
+            return list(self._lives.values())
+
     def live(self, row: SessionRow) -> Live:
         """The running session, or SessionDead saying how to get it back."""
         live = self._lives.get(row.id)
@@ -445,6 +465,8 @@ class Sessions:
         terminal.when_typed = lambda: self._typed(live)
         self._pump.add(events.fileno(), lambda: self._heard(live, events))
         self._pump.add(hello.master, lambda: self._read(live, terminal))
+        for told in self.box_began:
+            told(live)
         return live
 
     def _read(self, live: Live, terminal: Terminal) -> None:
@@ -546,6 +568,8 @@ class Sessions:
     def _end(self, live: Live, why: str) -> None:
         """Ends a box and everything of the daemon's that belongs to it. The volume stays."""
         live.ended.set()
+        for told in self.box_ends:
+            told(live)
         self._pump.remove(live.terminal.master)
         self._pump.remove(live.terminal.events.fileno())
         live.terminal.close(why)
@@ -557,6 +581,7 @@ class Sessions:
         # Its cable went with its network namespace.
         live.cgroup.remove()
         (self.home.run / f"{live.box.id}.terminal").unlink(missing_ok=True)
+        drop_inside(self.home, live.box.id)
         with self._lock:
             if self._lives.get(live.session_id) is live:
                 del self._lives[live.session_id]
@@ -859,7 +884,9 @@ class Sessions:
 
                 memory = sum(sum(processes.memory_bytes(one)) for one in processes.host_pids(live.box.pid))
                 with self._ram.ahead_of(images, memory) as written:
-                    with live.terminal.steady():
+                    with live.terminal.steady(), contextlib.ExitStack() as around:
+                        for surround in self.during_dump:
+                            around.enter_context(surround(live, written))
                         shell = live.terminal.shell
                         saved, stats = tree.save(
                             live.box,
@@ -950,14 +977,20 @@ class Sessions:
 
     def incarnate_apart(self, point: Checkpoint) -> Live:
         """A live copy of a point that is no session. Whoever asked for it ends it with `discard`."""
-        origin = self.find(point.session)
-        with self.using(point):
-            return self._incarnate(origin.name, origin.options, point, new_id(), files_only=False)
+        origin, copy_id = self.find(point.session), new_id()
+        self.apart.add(copy_id)
+        try:
+            with self.using(point):
+                return self._incarnate(origin.name, origin.options, point, copy_id, files_only=False)
+        except BaseException:
+            self.apart.discard(copy_id)
+            raise
 
     def discard(self, live: Live) -> None:
         """Ends such a copy; nothing of it is left."""
         with live.state:
             self._end(live, "it was only a trial")
+        self.apart.discard(live.session_id)
         self._delete(live.box.volume)
 
     def _incarnate(
@@ -993,6 +1026,8 @@ class Sessions:
                 held = tree.hold(box, images)
                 live.terminal.thaw(state)
                 self._remember_terminal(live)
+                for told in self.before_waking:
+                    told(live, point)
                 held.release()
                 if options.net == "nat":
                     space = box.open_namespace("net")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from waypoint.cli.console import Console
     from waypoint.cli.parser import Verb
 
+_INSIDE, _CLIENT = "/dev/waypoint.inside/replies", "/dev/waypoint/bin/inside/waypoint"
 _BROKEN_PIPE = 141
 _INTERRUPTED = 130
 
@@ -22,6 +23,9 @@ _INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and os.path.exists(_INSIDE) and not os.environ.get("WAYPOINT_HOME"):
+        # In a session, whose base has a Waypoint too. That session's own is meant.
+        os.execv(_CLIENT, [_CLIENT, *words])
     if words in (["--version"], ["-V"]):
         from waypoint import __version__
 

@@ -15,6 +15,8 @@
 
 [ -f /etc/bash.bashrc ] && . /etc/bash.bashrc
 [ -f ~/.bashrc ] && . ~/.bashrc
+# Some of those set PATH anew. (A folder of one program: nothing else is put in the shade.)
+[[ $PATH == /dev/waypoint/bin/inside:* ]] || PATH=/dev/waypoint/bin/inside:${PATH//:'/dev/waypoint/bin/inside'/}
 
 __waypoint_key=$WAYPOINT_KEY __waypoint_number=0 __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
 unset WAYPOINT_KEY

@@ -1,0 +1,379 @@
+"""What may be asked from inside a session: about itself, and nothing else.
+
+A grammar of its own, small and strict: no option here names a file of the host, another session or a plan.
+The session is the one whose box the request came from. A ref means one of its own points, or one that it grew
+from; of all others it is not even said whether they exist. Nothing that moves a session (restore, undo,
+fork, park), lets something out (apply, export, cp) or grants something (approve) is here.
+
+doors.py brings the requests and takes the answers back.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from waypoint import __version__, answers
+from waypoint.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
+from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
+from waypoint.history import refs
+from waypoint.history.store import SessionRow
+from waypoint.model import Checkpoint
+from waypoint.service import VERBS, Connection
+from waypoint.sessions import Live
+from waypoint.story import BASE, NOW
+
+if TYPE_CHECKING:
+    from waypoint.daemon import Daemon
+
+_DIFFERENT = 1
+_BORN_SECONDS = 10.0
+"""How long a fork may take from its first instruction until it is in the database."""
+
+OVERVIEW = """waypoint VERB …
+
+About this session, from inside:
+  checkpoint [INTENT]     keep this moment: files, processes, shell and terminal    --name N --files-only
+  log                     its points, the last one first                            -n N
+  status                  where it stands, and what has changed since
+  show REF                one point
+  diff [A [B]] [PATH…]    two points; without B the present                         --stat --patch
+                                                            --files --packages --processes --shell
+With --json the answer is data. After a restore, and in a fork, a checkpoint that was asked for from inside
+comes back once more: "copy" says "original", "restored" or "forked".
+Going back, forking and bringing files out is done from outside.
+"""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a verb takes: flags, options with a value, and how many words."""
+
+    flags: frozenset[str] = frozenset()
+    values: frozenset[str] = frozenset()
+    most: int = 0
+    least: int = 0
+    usage: str = ""
+
+
+@dataclass
+class Given:
+    """What was given to a verb."""
+
+    flags: set[str] = field(default_factory=set)
+    values: dict[str, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    """The words behind `--`."""
+
+
+_MANY = 4096
+GRAMMARS: dict[str, Grammar] = {
+    "checkpoint": Grammar(
+        frozenset({"--files-only"}),
+        frozenset({"--name"}),
+        _MANY,
+        usage="[INTENT] [--name NAME] [--files-only]",
+    ),
+    "log": Grammar(frozenset(), frozenset({"-n"}), usage="[-n N]"),
+    "status": Grammar(),
+    "show": Grammar(frozenset({"--all"}), most=1, least=1, usage="REF [--all]"),
+    "diff": Grammar(
+        frozenset({"--stat", "--patch", "--files", "--packages", "--processes", "--shell"}),
+        most=_MANY,
+        usage="[A [B]] [PATH…] [--stat|--patch] [--files] [--packages] [--processes] [--shell]",
+    ),
+}
+_SECTIONS = {
+    "--files": ("files",),
+    "--packages": ("packages",),
+    "--processes": ("processes", "ports"),
+    "--shell": ("shell",),
+}
+
+
+def parse(verb: str, words: Sequence[str], grammar: Grammar) -> Given:
+    """The words of a verb, sorted. Everything that the grammar does not know is refused."""
+    usage = f"waypoint {verb} {grammar.usage}".rstrip()
+    given, rest = Given(), list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            given.after = rest
+            break
+        name, equals, value = word.partition("=")
+        if word in grammar.flags or word == "--json":
+            given.flags.add(word)
+        elif name in grammar.values or name in ("-s", "--session"):
+            if not equals:
+                if not rest:
+                    raise UsageError(f"{name} needs a value", hint=usage)
+                value = rest.pop(0)
+            given.values[name] = value
+        elif word.startswith("-") and word != "-":
+            raise UsageError(f"{verb} has no option {word.partition('=')[0]} inside a session", hint=usage)
+        else:
+            given.words.append(word)
+    number = len(given.words) + len(given.after)
+    if not grammar.least <= number <= grammar.most:
+        raise UsageError("something is missing" if number < grammar.least else "too many words", hint=usage)
+    return given
+
+
+class Visible:
+    """The points that a session may know of: its own, and those it grew from."""
+
+    def __init__(self, row: SessionRow, everything: Sequence[Checkpoint]) -> None:
+        self._row = row
+        by_id = {point.id: point for point in everything}
+        self.own = [point for point in everything if point.session == row.name]
+        wanted = {point.id for point in self.own}
+        for start in (*wanted, row.head):
+            above = by_id.get(start or "")
+            while above and (above.id not in wanted or above.id == start):
+                wanted.add(above.id)
+                above = by_id.get(above.parent or "")
+        self.points = [point for point in everything if point.id in wanted]
+
+    def point(self, ref: str) -> Checkpoint:
+        other, rest = refs.split(ref)
+        if other is not None and other != self._row.name:
+            raise NotFound(
+                f"there is no checkpoint {ref!r} in this session", hint="a session knows its own points only"
+            )
+        return refs.resolve(rest, self.own, self.points, self._row.head, datetime.now().astimezone())
+
+
+Verb = Callable[["Inside", SessionRow, Given, Asked], tuple[Any, str, int]]
+"""Returns the answer as data, as text, and the exit status."""
+
+
+class Inside:
+    """Answers what comes in through the doors."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon, self._sessions = daemon, daemon.sessions
+        self._doors = Doors(daemon.sessions, answer=self.answer, lasting=_is_lasting, copied=self._copied)
+
+    # ---- one request -------------------------------------------------------------------------
+
+    def answer(self, door: Door, asked: Asked) -> Answer:
+        json = _wants_json(asked.words)
+        try:
+            return self._carry_out(door, asked)
+        except WaypointError as error:
+            return _refusal(error, json=json)
+
+    def _carry_out(self, door: Door, asked: Asked) -> Answer:
+        verb, *words = asked.words or ("help",)
+        if verb == "--json" and words:
+            verb, words = words[0], [*words[1:], "--json"]
+        if verb in ("help", "-h", "--help") or (words and words[0] in ("-h", "--help")):
+            return Answer(status=0, out=OVERVIEW)
+        if verb in ("--version", "-V"):
+            return Answer(status=0, out=f"waypoint {__version__}\n")
+        grammar = GRAMMARS.get(verb)
+        if grammar is None:
+            raise UsageError(
+                f"`waypoint {verb}` is nothing that can be asked from inside a session",
+                hint=f"there are: {', '.join(GRAMMARS)}; everything else is done from outside",
+            )
+        if asked.again and _is_lasting(asked):
+            raise SessionDead(
+                "the daemon was replaced while it was at this: it may be done or not",
+                hint="`waypoint log` tells; ask again if it is not",
+            )
+        given = parse(verb, words, grammar)
+        row = self._row(door)
+        named = given.values.get("-s") or given.values.get("--session")
+        if named is not None and named != row.name:
+            raise NotFound(
+                f"there is no session {named!r} in here", hint=f"this is {row.name!r}, and it is all there is"
+            )
+        if verb == "checkpoint":
+            found, text, status = self._checkpoint(door, row, given, asked)
+        else:
+            found, text, status = _TELLING[verb](self, row, given, asked)
+        return _answer(found, text, status, json="--json" in given.flags)
+
+    def _row(self, door: Door) -> SessionRow:
+        """The session that the door belongs to. A fork runs a moment before it is in the database; a trial
+        never is."""
+        deadline = time.monotonic() + _BORN_SECONDS
+        while True:
+            row = self._sessions.store.session(door.session_id)
+            if row and row.box == door.box_id and row.id == door.session_id:
+                return row
+            apart = door.session_id in self._sessions.apart
+            if apart or door.closed or time.monotonic() > deadline:
+                raise SessionDead(
+                    "this is a throwaway copy, not a session", hint="nothing can be asked from in here"
+                )
+            time.sleep(0.05)
+
+    def _call(self, verb: str, row: SessionRow, **args: Any) -> dict[str, Any]:
+        """What a verb of the daemon answers for this session, as it travels."""
+        found = VERBS[verb](self._daemon, _NOBODY, {**args, "session": row.id})
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        return plain
+
+    # ---- verbs -------------------------------------------------------------------------------
+
+    def _checkpoint(self, door: Door, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
+        if not door.points.take():
+            raise SessionBusy(
+                "this session has asked for many points in a short time",
+                hint=f"the next one in {door.points.wait_seconds + 0.5:.0f} s",
+            )
+        with door.changed:
+            door.capturing = (asked, threading.get_ident())
+            door.changed.notify_all()
+        try:
+            found = self._call(
+                "checkpoint",
+                row,
+                intent=" ".join((*given.words, *given.after)),
+                name=given.values.get("--name"),
+                files_only="--files-only" in given.flags,
+                actor="agent",
+            )
+        finally:
+            with door.changed:
+                door.capturing = None
+        return _taken(found["checkpoint"], "original", found["warnings"])
+
+    def _copied(self, live: Live, point: Checkpoint, own: Own) -> Answer:
+        """For whoever took this point from inside and wakes up in a copy of it."""
+        # A fork is in the database only when it runs.
+        copy = "restored" if self._sessions.store.session(live.session_id) else "forked"
+        found, text, status = _taken(msgspec.to_builtins(point), copy, ())
+        return _answer(found, text, status, json=_wants_json(own.words))
+
+    def _visible(self, row: SessionRow) -> Visible:
+        return Visible(row, self._sessions.store.checkpoints())
+
+    def _log(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
+        number = given.values.get("-n")
+        if number is not None and not (number.isascii() and number.isdigit() and int(number[:9]) > 0):
+            raise UsageError(f"-n takes a number, not {number!r}", hint="waypoint log -n 5")
+        points = self._visible(row).points
+        points = points[-int(number[:9]) :] if number else points
+        found = msgspec.to_builtins({"session": row.name, "head": row.head, "checkpoints": points})
+        return found, str(answers.Log(found, width=asked.width)), 0
+
+    def _status(self, row: SessionRow, _: Given, __: Asked) -> tuple[Any, str, int]:
+        found = self._call("status", row)
+        text = str(answers.Status(found))
+        return {**found, "session": _own_view(found["session"])}, text, 0
+
+    def _show(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
+        (ref,) = (*given.words, *given.after)
+        found = self._call("show", row, ref=self._visible(row).point(ref).id)
+        card = answers.Card(found)
+        most = None if "--all" in given.flags else 40
+        return found, "\n".join(text for _, text in card.lines(most)), 0
+
+    def _diff(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
+        patch = "--patch" in given.flags
+        if patch and asked.uid:
+            raise UsageError(
+                "the text of files is shown to root only",
+                hint="leave --patch out: what changed is told anyway",
+            )
+        names = [word for word in given.words if not word.startswith(("/", "."))]
+        points, paths = (
+            names[:2],
+            [*names[2:], *(word for word in given.words if word.startswith(("/", ".")))],
+        )
+        visible = self._visible(row)
+        ends = [ref if ref in (BASE, NOW) else visible.point(ref).id for ref in points]
+        if not ends:
+            ends = [row.head or BASE]
+        found = self._call(
+            "diff",
+            row,
+            a=ends[0],
+            b=ends[1] if len(ends) > 1 else None,
+            paths=[posixpath.join(asked.cwd, path) for path in (*paths, *given.after)],
+            only=[name for flag in sorted(given.flags) for name in _SECTIONS.get(flag, ())],
+            patch=patch,
+        )
+        told = answers.Diff(found)
+        if told.patch is not None:
+            text = told.patch
+        else:
+            lines = told.stat() if "--stat" in given.flags else told.lines()
+            text = "\n".join(line for _, line in lines)
+        return found, text, _DIFFERENT if told else 0
+
+
+_TELLING: dict[str, Verb] = {
+    "log": Inside._log,
+    "status": Inside._status,
+    "show": Inside._show,
+    "diff": Inside._diff,
+}
+
+
+class _Nobody(Connection):
+    """In place of a connection, for verbs that only answer."""
+
+    def __init__(self) -> None:
+        pass
+
+    def event(self, what: Any) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
+def _is_lasting(asked: Asked) -> bool:
+    return "checkpoint" in asked.words[:2]
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
+def _taken(point: Mapping[str, Any], copy: str, warnings: Sequence[str]) -> tuple[Any, str, int]:
+    words = answers.quoted(point)
+    marks = {
+        "restored": "  this is the point again: the session was restored to it",
+        "forked": "  this is a fork of it",
+    }
+    text = "\n".join([words + marks.get(copy, ""), *(f"warning: {one}" for one in warnings)])
+    return {"checkpoint": point, "copy": copy, "warnings": list(warnings)}, text, 0
+
+
+def _own_view(session: Mapping[str, Any]) -> dict[str, Any]:
+    """A session as it may see itself: without where things are on the host."""
+    return {name: value for name, value in session.items() if name not in ("options", "pid")}
+
+
+def _answer(found: Any, text: str, status: int, *, json: bool) -> Answer:
+    out = msgspec.json.encode(found).decode() if json else text
+    if len(out.encode(errors="replace")) >= MOST_ANSWER_BYTES:
+        if json:
+            raise UsageError(
+                "that is more than an answer can hold", hint="ask for less: some paths, --files, or --stat"
+            )
+        cut = out.encode(errors="replace")[: MOST_ANSWER_BYTES - 200].decode(errors="ignore")
+        out = f"{cut}\n… the rest is left out: ask for some paths, or --stat"
+    return Answer(status=status, out=out if out.endswith("\n") or not out else f"{out}\n")
+
+
+def _refusal(error: WaypointError, *, json: bool) -> Answer:
+    if json:
+        return Answer(
+            status=error.exit_status, out=msgspec.json.encode({"error": error.as_dict()}).decode() + "\n"
+        )
+    hint = "".join(f"\n  {line}" for line in error.hint.splitlines())
+    return Answer(status=error.exit_status, err=f"waypoint: {error.message}{hint}\n")
