@@ -550,6 +550,12 @@ class Session:
         """Where it stands, and what is in no checkpoint yet."""
         return answers.Status(self._client.call("status", {"session": self.name}))
 
+    def changed(self, *, besides: Sequence[str] = ()) -> bool:
+        """Whether anything is different from its last point. `besides`: files at or below these paths do not
+        count, and of what lives in it only its ports do."""
+        args = {"session": self.name, "besides": list(besides)}
+        return bool(self._client.call("changed", args)["changed"])
+
     def diff(
         self,
         old: Checkpoint | str | None = None,

@@ -43,6 +43,7 @@ About this session, from inside:
   checkpoint [INTENT]     keep this moment: files, processes, shell and terminal    --name N --files-only
   log                     its points, the last one first                            -n N
   status                  where it stands, and what has changed since
+  changed [PATH…]         whether anything has, but for files at or below these paths
   show REF                one point
   diff [A [B]] [PATH…]    two points; without B the present                         --stat --patch
                                                             --files --packages --processes --shell
@@ -84,6 +85,7 @@ GRAMMARS: dict[str, Grammar] = {
     ),
     "log": Grammar(frozenset(), frozenset({"-n"}), usage="[-n N]"),
     "status": Grammar(),
+    "changed": Grammar(most=_MANY, usage="[PATH…]"),
     "show": Grammar(frozenset({"--all"}), most=1, least=1, usage="REF [--all]"),
     "diff": Grammar(
         frozenset({"--stat", "--patch", "--files", "--packages", "--processes", "--shell"}),
@@ -273,6 +275,12 @@ class Inside:
         text = str(answers.Status(found))
         return {**found, "session": _own_view(found["session"])}, text, 0
 
+    def _changed(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
+        besides = [posixpath.join(asked.cwd, path) for path in (*given.words, *given.after)]
+        found = self._call("changed", row, besides=besides)
+        text = "something has changed" if found["changed"] else "nothing has changed"
+        return found, text, _DIFFERENT if found["changed"] else 0
+
     def _show(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
         (ref,) = (*given.words, *given.after)
         found = self._call("show", row, ref=self._visible(row).point(ref).id)
@@ -317,6 +325,7 @@ class Inside:
 _TELLING: dict[str, Verb] = {
     "log": Inside._log,
     "status": Inside._status,
+    "changed": Inside._changed,
     "show": Inside._show,
     "diff": Inside._diff,
 }

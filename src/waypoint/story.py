@@ -223,6 +223,18 @@ class Story:
             log.warning("no automatic point of %s: %s", row.name, error)
             return None
 
+    def has_changed(self, row: SessionRow, besides: Sequence[str] = ()) -> bool:
+        """Whether anything is different from the last point. `besides`: files at or below these paths do not
+        count, and of what lives only ports do (whoever writes there also runs there, and starts things)."""
+        with self.moment(row, row.head or BASE) as before, self.moment(row, None) as now:
+            if not besides:
+                return not self._same(before, now)
+            live = live_facts.compare(before.facts, now.facts)
+            return bool(live.opened or live.closed) or any(
+                not any(change.path == path or change.path.startswith(f"{path}/") for path in besides)
+                for change in self.changes(before, now)
+            )
+
     def _same(self, before: Moment, now: Moment) -> bool:
         return live_facts.compare(before.facts, now.facts).empty and not self.changes(before, now)
 

@@ -134,6 +134,13 @@ def status(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
+def changed(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """Whether anything is different from a session's last point; `besides`: files there do not count."""
+    row = daemon.sessions.find(args.get("session"))
+    return {"changed": daemon.story.has_changed(row, args.get("besides") or ())}
+
+
+@verb
 def preview(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     """What a restore would do. The plan's id can be given to `restore`."""
     row = daemon.sessions.find_for(args.get("session"), args["ref"])

@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core", ("observe", "sessions", "trial", "story", "transfer", "upkeep")),
     ("client", ("wire", "answers", "client")),
     ("daemon", ("service", "carrying", "storytelling", "doors", "inside", "daemon")),
-    ("faces", ("mcp", "cli", "__main__")),
+    ("faces", ("mcp", "adapters", "cli", "__main__")),
 )
 """From the ground up: a layer may import itself and what stands before it."""
 

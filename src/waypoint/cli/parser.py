@@ -592,6 +592,44 @@ def _mcp(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _hook(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("agent", choices=_CODING_AGENTS, help="whose hook it is")
+    parser.add_argument("payload", metavar="JSON", nargs="?", help="what it tells, if not on stdin")
+    parser.add_argument(
+        "--allow", action="store_true", help="say so, too, when nothing speaks against a command"
+    )
+
+
+def _hooks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("agent", choices=_CODING_AGENTS, help="whose configuration")
+    _hooks_folder(parser)
+
+
+def _hooks_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dir", metavar="DIR", default=".", help="the project, or your home folder for all of them"
+    )
+
+
+def _hooks_install(parser: argparse.ArgumentParser) -> None:
+    _hooks(parser)
+    _session(parser)
+    parser.add_argument("--no-mcp", action="store_true", help="hooks only, no MCP server")
+    parser.add_argument(
+        "--allow",
+        action="store_true",
+        help="let the agent run what the policy allows without asking its user",
+    )
+
+
+def _hooks_show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "agent", choices=_CODING_AGENTS, nargs="?", help="whose configuration; both if not given"
+    )
+    _hooks_folder(parser)
+
+
 def _daemon_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sessions", action="store_true", help="end the sessions too; their checkpoints are kept"
@@ -610,6 +648,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fast", action="store_true", help="do not wait for the reader")
 
 
+_CODING_AGENTS = ("claude", "codex")
 SESSIONS = "Sessions"
 POINTS = "Points in time"
 TERMINAL = "The terminal"
@@ -958,6 +997,41 @@ VERBS: tuple[Verb, ...] = (
         " again at any moment.",
     ),
     Verb(
+        "hooks install",
+        AGENTS,
+        "agents.hooks_install",
+        "put Waypoint's hooks and its MCP server into a coding agent's configuration",
+        _hooks_install,
+        ("waypoint hooks install claude", "waypoint hooks install codex --dir ~/project -s work"),
+        "What is there stays; doing it again changes nothing. docs/coding-agents.md tells what they do.",
+    ),
+    Verb(
+        "hooks uninstall",
+        AGENTS,
+        "agents.hooks_uninstall",
+        "take them out again",
+        _hooks,
+        ("waypoint hooks uninstall claude",),
+    ),
+    Verb(
+        "hooks show",
+        AGENTS,
+        "agents.hooks_show",
+        "show which of them are there",
+        _hooks_show,
+        ("waypoint hooks show", "waypoint hooks show codex --dir ~/project"),
+    ),
+    Verb(
+        "hook",
+        AGENTS,
+        "agents.hook",
+        "what a coding agent's hook runs: records, takes points, asks the policy",
+        _hook,
+        ("waypoint hook claude <event.json",),
+        "Reads what the agent tells as JSON, and answers in its format. It never fails: what goes wrong is a"
+        " note on stderr.",
+    ),
+    Verb(
         "demo",
         MACHINE,
         "demo.demo",
@@ -1085,7 +1159,7 @@ def overview() -> str:
     parts = [f"{PROGRAM} VERB …\n\n{about}"]
     for group in GROUPS:
         lines = [Argument(verb.name, verb.summary) for verb in VERBS if verb.group == group]
-        parts.append(f"{group}\n{columns([*lines], 14)}")
+        parts.append(f"{group}\n{columns([*lines], 16)}")
     parts.append(
         "first steps:\n"
         "  waypoint demo                              what it is about, in 20 seconds\n"

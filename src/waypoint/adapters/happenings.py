@@ -1,0 +1,53 @@
+"""What an agent tells in a hook, whichever agent it is, and what it can be answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Event = Literal["prompt", "before", "after", "stop", "other"]
+Ruling = Literal["allow", "ask", "deny"]
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One thing that an agent tells."""
+
+    event: Event
+    conversation: str = ""
+    """The agent's own name for what it is in the middle of."""
+    words: str = ""
+    """What the user said, or (at a stop) what the agent said last."""
+    tool: str = ""
+    input: dict[str, Any] = field(default_factory=dict)
+    result: Any = None
+    call: str = ""
+    """The agent's name for this call of a tool."""
+    command: str | None = None
+    """The command line, where the tool is a shell."""
+    own: bool = False
+    """Whether the tool is one of Waypoint's own: what it did is on record already."""
+
+
+class Agent(Protocol):
+    """What is particular about an agent."""
+
+    name: str
+    """As in `waypoint hook NAME`."""
+    title: str
+    own_folders: tuple[str, ...]
+    """Below the home folder: what it writes about itself there is no change of the session."""
+
+    def read(self, told: dict[str, Any]) -> Happening:
+        """What it tells, in common words."""
+
+    def rule(self, ruling: Ruling, reason: str) -> dict[str, Any] | None:
+        """The answer to a "before" that makes it allow, ask its user, or deny; None to say nothing."""
+
+
+def text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,72 @@
+"""The two ways from a hook to the session: the daemon's socket, or the narrow door inside a session."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from waypoint.adapters.answering import Decided
+from waypoint.client import Client, Session
+from waypoint.errors import WaypointError, from_dict
+
+DOOR = "/dev/waypoint.inside/replies"
+"""There where a session can ask about itself."""
+PROGRAM = "/dev/waypoint/bin/inside/waypoint"
+_INSIDE_SECONDS = 60.0
+
+
+class Outside:
+    """By the SDK."""
+
+    def __init__(self, client: Client, session: str) -> None:
+        self._client = client
+        self._session = Session(client, session)
+
+    def changed(self, besides: Sequence[str]) -> bool:
+        return self._session.changed(besides=besides)
+
+    def checkpoint(self, intent: str) -> None:
+        self._session.checkpoint(intent, actor="agent")
+
+    def record(self, kind: str, body: Mapping[str, Any]) -> None:
+        self._client.call("record", {"session": self._session.name, "kind": kind, "body": dict(body)})
+
+    def classify(self, command: str) -> Decided:
+        found = self._client.call("classify", {"session": self._session.name, "command": command})
+        return Decided(found["ruling"], found["reason"])
+
+
+class Inside:
+    """By the program that every session has. It asks about its own session and nothing else."""
+
+    def changed(self, besides: Sequence[str]) -> bool:
+        return bool(self._ask("changed", "--", *besides)["changed"])
+
+    def checkpoint(self, intent: str) -> None:
+        self._ask("checkpoint", "--", intent)
+
+    def record(self, kind: str, body: Mapping[str, Any]) -> None:
+        self._ask("record", kind, "--", json.dumps(body))
+
+    def classify(self, command: str) -> Decided:
+        found = self._ask("classify", "--", command)
+        return Decided(found["ruling"], found["reason"])
+
+    def _ask(self, verb: str, *words: str) -> Any:
+        done = subprocess.run(
+            [PROGRAM, "--json", verb, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_INSIDE_SECONDS,
+            check=False,
+        )
+        try:
+            found = json.loads(done.stdout)
+        except ValueError:
+            raise WaypointError(done.stderr.strip() or f"exit status {done.returncode}") from None
+        if "error" in found:
+            raise from_dict(found["error"])
+        return found

@@ -1,0 +1,225 @@
+"""Hooks in agents' own configuration files, and what agents tell in their own formats."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waypoint import errors
+from waypoint.adapters import answering
+from waypoint.adapters.claude import Claude
+from waypoint.adapters.codex import Codex
+from waypoint.adapters.configuration import Wanted, edits, found
+
+WANTED = Wanted(("/opt/way point/waypoint",), session="work")
+
+
+def install(agent: str, folder: Path, wanted: Wanted | None = WANTED) -> list[str]:
+    done = edits(agent, folder, wanted)
+    for edit in done:
+        edit.write()
+    return [note for edit in done for note in edit.notes]
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+THEIRS: dict[str, Any] = {
+    "permissions": {"allow": ["Bash(npm test)"]},
+    "hooks": {
+        "PreToolUse": [
+            {"matcher": "Bash", "hooks": [{"type": "command", "command": "./check.sh"}]},
+            {"matcher": "Edit", "hooks": []},
+        ],
+        "Notification": [{"hooks": [{"type": "command", "command": "beep « »"}]}],
+    },
+    "model": "opus",
+}
+
+
+class TestClaude:
+    def test_hooks_stand_beside_what_is_there_and_go_without_a_trace(self, tmp_path: Path) -> None:
+        settings = tmp_path / ".claude" / "settings.local.json"
+        settings.parent.mkdir()
+        settings.write_text(json.dumps(THEIRS, indent=4, ensure_ascii=False))
+        servers = tmp_path / ".mcp.json"
+        servers.write_text('{\n  "mcpServers": {\n    "other": {\n      "command": "x"\n    }\n  }\n}\n')
+        settings.chmod(0o640)
+        before = files(tmp_path)
+
+        install("claude", tmp_path)
+        written = json.loads(settings.read_text())
+        assert written["permissions"] == THEIRS["permissions"]
+        assert written["hooks"]["Notification"] == THEIRS["hooks"]["Notification"]
+        assert written["hooks"]["PreToolUse"][:2] == THEIRS["hooks"]["PreToolUse"]
+        ours = written["hooks"]["PreToolUse"][2]
+        assert ours["matcher"] == "Bash"
+        assert ours["hooks"][0]["command"] == "'/opt/way point/waypoint' hook -s work claude"
+        assert set(written["hooks"]) == {*THEIRS["hooks"], "UserPromptSubmit", "PostToolUse", "Stop"}
+        assert json.loads(servers.read_text())["mcpServers"] == {
+            "other": {"command": "x"},
+            "waypoint": {
+                "type": "stdio",
+                "command": "/opt/way point/waypoint",
+                "args": ["mcp", "-s", "work"],
+            },
+        }
+        assert settings.stat().st_mode & 0o777 == 0o640
+
+        install("claude", tmp_path, None)
+        assert files(tmp_path) == before
+
+    def test_twice_is_once_and_another_session_takes_the_place(self, tmp_path: Path) -> None:
+        install("claude", tmp_path)
+        once = files(tmp_path)
+        assert not any(edit.changes for edit in edits("claude", tmp_path, WANTED))
+        install("claude", tmp_path)
+        assert files(tmp_path) == once
+        install("claude", tmp_path, Wanted(WANTED.command, session="other"))
+        assert "work" not in "".join(files(tmp_path).values())
+        install("claude", tmp_path, None)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"hooks": 3}', '{"hooks": {"Stop": {}}}', "// hi\n{}"])
+    def test_a_file_that_is_not_understood_is_left_as_it_is(self, tmp_path: Path, content: str) -> None:
+        settings = tmp_path / ".claude" / "settings.local.json"
+        settings.parent.mkdir()
+        settings.write_text(content)
+        with pytest.raises(errors.UsageError) as refused:
+            install("claude", tmp_path)
+        assert str(settings) in refused.value.message
+        assert refused.value.hint
+        assert files(tmp_path) == {".claude/settings.local.json": content}
+
+    def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
+        (tmp_path / "dotfiles").write_text("{}")
+        (tmp_path / ".mcp.json").symlink_to("dotfiles")
+        install("claude", tmp_path)
+        assert (tmp_path / ".mcp.json").is_symlink()
+        assert "waypoint" in (tmp_path / "dotfiles").read_text()
+
+    def test_the_home_folder_has_settings_for_all_projects(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        install("claude", tmp_path)
+        assert list(files(tmp_path)) == [".claude/settings.json"]
+
+    def test_show_finds_them(self, tmp_path: Path) -> None:
+        assert found("claude", tmp_path) == []
+        install("claude", tmp_path)
+        lines = "\n".join(found("claude", tmp_path))
+        assert "hook -s work claude" in lines
+        assert ".mcp.json" in lines
+
+
+class TestCodex:
+    CONFIG = '# mine\nmodel = "o9"\n\n[mcp_servers.other]\ncommand = "x"\n\n[features]\nhooks = true'
+
+    def test_what_is_there_stays_to_the_letter(self, tmp_path: Path) -> None:
+        config = tmp_path / ".codex" / "config.toml"
+        config.parent.mkdir()
+        config.write_text(self.CONFIG)
+        install("codex", tmp_path)
+        written = tomllib.loads(config.read_text())
+        assert written["notify"] == ["/opt/way point/waypoint", "hook", "-s", "work", "codex"]
+        assert written["mcp_servers"]["waypoint"]["args"] == ["mcp", "-s", "work"]
+        assert written["mcp_servers"]["other"] == {"command": "x"}
+        assert self.CONFIG in config.read_text()
+        hooks = json.loads((tmp_path / ".codex" / "hooks.json").read_text())["hooks"]
+        assert set(hooks) == {"UserPromptSubmit", "PreToolUse", "PostToolUse", "Stop"}
+        once = files(tmp_path)
+        install("codex", tmp_path)
+        assert files(tmp_path) == once
+        install("codex", tmp_path, None)
+        assert config.read_text() == self.CONFIG
+        assert list(files(tmp_path)) == [".codex/config.toml"]
+
+    def test_a_notify_of_somebody_else_stays(self, tmp_path: Path) -> None:
+        config = tmp_path / ".codex" / "config.toml"
+        config.parent.mkdir()
+        config.write_text('notify = ["say"]\n[mcp_servers.waypoint]\ncommand = "theirs"\n')
+        notes = install("codex", tmp_path)
+        assert len(notes) == 2
+        written = tomllib.loads(config.read_text())
+        assert written["notify"] == ["say"]
+        assert written["mcp_servers"]["waypoint"] == {"command": "theirs"}
+
+    def test_nothing_is_left_where_nothing_was(self, tmp_path: Path) -> None:
+        install("codex", tmp_path)
+        install("codex", tmp_path, None)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_that_is_no_toml_is_left_as_it_is(self, tmp_path: Path) -> None:
+        config = tmp_path / ".codex" / "config.toml"
+        config.parent.mkdir()
+        config.write_text("= nonsense")
+        with pytest.raises(errors.UsageError):
+            install("codex", tmp_path)
+        assert files(tmp_path) == {".codex/config.toml": "= nonsense"}
+
+
+class TestFormats:
+    def test_what_claude_tells(self) -> None:
+        told = {
+            "session_id": "s1",
+            "hook_event_name": "PostToolUse",
+            "tool_name": "Bash",
+            "tool_input": {"command": "ls", "description": "List"},
+            "tool_response": {"stdout": "x"},
+            "tool_use_id": "toolu_1",
+        }
+        found = Claude().read(told)
+        assert (found.event, found.command, found.conversation) == ("after", "ls", "s1")
+        assert found.result == {"stdout": "x"}
+        prompt = Claude().read({"hook_event_name": "UserPromptSubmit", "prompt": "do it", "session_id": "s1"})
+        assert (prompt.event, prompt.words) == ("prompt", "do it")
+        edit = Claude().read({"hook_event_name": "PreToolUse", "tool_name": "Edit", "tool_input": {}})
+        assert edit.command is None
+        assert Claude().read({"hook_event_name": "PreCompact"}).event == "other"
+        assert Claude().read({"tool_name": "mcp__waypoint__run", "hook_event_name": "PostToolUse"}).own
+
+    def test_claude_asks_its_user_codex_is_told_no(self) -> None:
+        asks = Claude().rule("ask", "it is a push")
+        assert asks
+        assert asks["hookSpecificOutput"]["permissionDecision"] == "ask"
+        denies = Codex().rule("ask", "it is a push")
+        assert denies
+        assert denies["hookSpecificOutput"] == {
+            "hookEventName": "PreToolUse",
+            "permissionDecision": "deny",
+            "permissionDecisionReason": "it is a push",
+        }
+        assert Codex().rule("allow", "") is None
+
+    def test_what_codex_tells(self) -> None:
+        over = {
+            "type": "agent-turn-complete",
+            "thread-id": "t1",
+            "input-messages": ["fix it"],
+            "last-assistant-message": "done",
+        }
+        found = Codex().read(over)
+        assert (found.event, found.words, found.conversation) == ("stop", "done", "t1")
+        words = {"tool_name": "shell", "tool_input": {"command": ["bash", "-lc", "git push"]}}
+        assert Codex().read({"hook_event_name": "PreToolUse", **words}).command == "git push"
+        patch = {"tool_name": "apply_patch", "tool_input": {"command": "*** Begin Patch"}}
+        assert Codex().read({"hook_event_name": "PostToolUse", **patch}).command is None
+
+    @pytest.mark.parametrize("given", ["", "{", "3", "[]", '"x"'])
+    def test_what_is_no_hook_is_said_so(self, given: str) -> None:
+        with pytest.raises(errors.UsageError):
+            answering.read(Claude(), given)
+
+    @pytest.mark.parametrize(
+        "told",
+        [{}, {"hook_event_name": 3}, {"hook_event_name": "PostToolUse", "tool_input": "x", "tool_name": 1}],
+    )
+    def test_odd_fields_are_nothing_to_fall_over(self, told: dict[str, Any]) -> None:
+        for agent in answering.AGENTS.values():
+            agent.read(told)
