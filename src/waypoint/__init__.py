@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from waypoint.client import Checkpoint, Client, Program, Result, Session, session, sessions
     from waypoint.errors import WaypointError
+    from waypoint.migrations import migration
 
 __all__ = [
     "Checkpoint",
@@ -16,6 +17,7 @@ __all__ = [
     "Session",
     "WaypointError",
     "__version__",
+    "migration",
     "session",
     "sessions",
 ]
@@ -27,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from waypoint import errors
 
         return errors.WaypointError
+    if name == "migration":
+        from waypoint import migrations
+
+        return migrations.migration
     if name in __all__:
         from waypoint import client
 

@@ -29,7 +29,7 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from waypoint import answers, errors, model, wire
+from waypoint import agents, answers, errors, model, wire
 from waypoint.home import Home, locate
 
 _START_SECONDS = 120.0
@@ -318,11 +318,42 @@ class Checkpoint:
     def name(self) -> str | None:
         return self.info.name
 
-    def fork(self, n: int = 1, *, name: str | None = None) -> list[Session]:
-        """`n` new live sessions grown from this point."""
-        args = {"session": self.info.session, "ref": self.id, "n": n, "name": name}
+    def fork(
+        self,
+        n: int = 1,
+        *,
+        name: str | None = None,
+        agent_version: str | None = None,
+        actor: model.Actor = "person",
+    ) -> list[Session]:
+        """`n` new live sessions grown from this point. Conversation, tasks and agent state come along;
+        `agent_version`: NoMigration, and no fork, when no migration leads to it."""
+        if agent_version is not None:
+            self.agent_state(agent_version)
+        args = {"session": self.info.session, "ref": self.id, "n": n, "name": name, "actor": actor}
         found = self._client.call("fork", args)
-        return [Session(self._client, fork["name"]) for fork in found["sessions"]]
+        return [Session(self._client, fork["name"], actor) for fork in found["sessions"]]
+
+    @property
+    def _standing(self) -> agents.Standing:
+        return agents.Standing(self._client, self.info.session, self.id)
+
+    def agent_state(self, version: str | None = None) -> Any:
+        """What the agent left with it, None when nothing. `version`: that of the code that asks; state of
+        another version is brought to it by migrations (see `waypoint.migration`)."""
+        return self._standing.agent_state(version)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """What had been said up to it, oldest first."""
+        return self._standing.messages()
+
+    def trace(self, *, kinds: Sequence[model.EventKind] = (), limit: int | None = None) -> list[model.Event]:
+        """What led to it, oldest first. `limit`: the last so many."""
+        return self._standing.trace(kinds=tuple(kinds), limit=limit)
+
+    def tasks(self) -> list[model.Task]:
+        """The tasks as they stood at it."""
+        return agents.Tasks(self._client, self.info.session, "person").list(self.id)
 
     def card(self, *, again: bool = False) -> answers.Card:
         """Its story: intent, changes, verdicts, notes. `again`: computed anew."""
@@ -435,9 +466,11 @@ class Session:
     As a context manager it does not end with the block: a session is meant to stay.
     """
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, actor: model.Actor = "person") -> None:
         self._client = client
         self.name = name
+        self.actor: model.Actor = actor
+        """Who acts through this object: it is written into the trajectory and onto checkpoints."""
 
     def __enter__(self) -> Self:
         return self
@@ -466,6 +499,7 @@ class Session:
         `on_output` is called with pieces of the output while it runs.
         """
         args: dict[str, Any] = {"session": self.name, "command": command, "timeout": timeout}
+        args["actor"] = self.actor
         if stdin is not None:
             data = stdin.encode() if isinstance(stdin, str) else stdin
             args["stdin"] = base64.b64encode(data).decode()
@@ -511,9 +545,14 @@ class Session:
         files_only: bool = False,
         verify: str | None = None,
         wait: bool = False,
-        actor: model.Actor = "person",
+        actor: model.Actor | None = None,
+        agent_state: Any = None,
+        agent_version: str | None = None,
     ) -> Checkpoint:
         """Captures the session whole. It goes on running.
+
+        `agent_state`: what the agent needs to go on from here, bytes or anything that JSON can hold;
+        `agent_version`: of its code. It comes back with the point (`Checkpoint.agent_state`, `restore`).
 
         `verify`: a command to be run in a throwaway fork of the point. It is not waited for, unless `wait`
         is given; then `info.verdict` has what came of it.
@@ -525,7 +564,9 @@ class Session:
             "files_only": files_only,
             "verify": verify,
             "wait": wait,
-            "actor": actor,
+            "actor": actor or self.actor,
+            "agent_state": None if agent_state is None else agents.sent_state(agent_state),
+            "agent_version": agent_version,
         }
         found = self._client.call("checkpoint", args)["checkpoint"]
         return Checkpoint(self._client, msgspec.convert(found, model.Checkpoint))
@@ -597,27 +638,108 @@ class Session:
         plan: answers.Plan | str | None = None,
         safety: bool = True,
         files_only: bool = False,
-    ) -> model.Restored:
-        """Takes the session back to a point; a safety checkpoint of the present is taken first.
+        agent_version: str | None = None,
+    ) -> agents.Restored:
+        """Takes the session back to a point; a safety checkpoint of the present is taken first. Conversation
+        and tasks go back with it, and the answer has what the agent left there (`agent_state()`).
 
         `plan`: one from `preview`. GroundMoved when something has changed since it was made.
+        `agent_version`: of the code that goes on. State of another version is brought to it by migrations
+        first; NoMigration, and nothing is touched, when none leads there.
         """
+        state = None
+        if agent_version is not None:
+            if point is None:
+                raise errors.UsageError(
+                    "agent_version needs to know the point", hint="give the point beside the plan"
+                )
+            at = agents.Standing(self._client, self.name, _ref(point))
+            state = at.agent_state(agent_version)
         args = {
             "session": self.name,
             "ref": _ref(point),
             "plan": plan.id if isinstance(plan, answers.Plan) else plan,
             "safety": safety,
             "files_only": files_only,
+            "actor": self.actor,
         }
-        return msgspec.convert(self._client.call("restore", args), model.Restored)
+        return self._restored(self._client.call("restore", args), state)
 
-    def undo(self) -> model.Restored:
+    def _restored(self, found: Any, state: Any = None) -> agents.Restored:
+        restored = msgspec.convert(found, agents.Restored)
+        point = restored.checkpoint
+        at = agents.Standing(self._client, self.name, point.id)
+        if state is None and point.agent_state_kind:
+            state = at.agent_state()
+        return restored._know(at, state)
+
+    def undo(self) -> agents.Restored:
         """Takes the last restore back."""
-        return msgspec.convert(self._client.call("undo", {"session": self.name}), model.Restored)
+        return self._restored(self._client.call("undo", {"session": self.name, "actor": self.actor}))
 
-    def redo(self) -> model.Restored:
+    def redo(self) -> agents.Restored:
         """Takes the last undo back."""
-        return msgspec.convert(self._client.call("redo", {"session": self.name}), model.Restored)
+        return self._restored(self._client.call("redo", {"session": self.name, "actor": self.actor}))
+
+    # What its agent does, knows and has still to do ------------------------------------------------------
+
+    def record(
+        self,
+        what: str,
+        content: Any = None,
+        *,
+        name: str | None = None,
+        call: str | None = None,
+        error: bool = False,
+        actor: model.Actor | None = None,
+    ) -> int:
+        """Adds to its trajectory what was said: kept when this returns. The number of the event.
+
+        `what`: a role (user, assistant, system, developer, tool), "tool_call" (`content`: the arguments),
+        "tool_result" or "note". `name`: of the tool; `call`: what links a result to its call.
+        """
+        if actor is None:
+            actor = "person" if what == "user" else "agent"
+        args = {"what": what, "content": content, "name": name, "call": call, "error": error, "actor": actor}
+        return int(self._client.call("record", {"session": self.name, **args})["event"])
+
+    def trace(
+        self,
+        ref: Checkpoint | str | None = None,
+        *,
+        kinds: Sequence[model.EventKind] = (),
+        limit: int | None = None,
+        everything: bool = False,
+    ) -> list[model.Event]:
+        """What happened, oldest first: up to now, or up to a point. `everything`: also what it went back
+        from. `limit`: the last so many."""
+        args = {"ref": _ref(ref), "kinds": list(kinds), "limit": limit, "all": everything, "full": True}
+        return agents.events(self._client.call("trace", {"session": self.name, **args}))
+
+    def messages(self) -> list[dict[str, Any]]:
+        """What was said up to now, oldest first: `{"role", "content"}`; tools' with a `kind`."""
+        return agents.Standing(self._client, self.name, None).messages()
+
+    def cast(self, file: str | os.PathLike[str], ref: Checkpoint | str | None = None) -> None:
+        """Writes what its terminal showed, up to now or up to a point, as an asciicast."""
+        with _complete(file) as out:
+            self._client.call("cast", {"session": self.name, "ref": _ref(ref)}, on_data=out.write)
+
+    def agent_state(self, version: str | None = None) -> Any:
+        """What the agent left with the last point on the way to where it stands that has something."""
+        return agents.Standing(self._client, self.name, None).agent_state(version)
+
+    @property
+    def tasks(self) -> agents.Tasks:
+        """What is to be done in it."""
+        return agents.Tasks(self._client, self.name, self.actor)
+
+    def resume(self, *, agent_version: str | None = None) -> agents.Resumed:
+        """Where things stand and what comes next, as data and as text for a prompt. A session that does not
+        run is brought back from its last point first. `agent_version`: as for `restore`."""
+        state = self.agent_state(agent_version)
+        found = self._client.call("resume", {"session": self.name, "actor": self.actor})
+        return agents.Resumed(self._client, msgspec.convert(found, model.Resumption), state)
 
     def operations(self) -> list[dict[str, Any]]:
         """What has moved it, oldest first: `at`, `verb`, `target`, `to`, `before`, `back_to`, `undone`."""
@@ -626,8 +748,9 @@ class Session:
 
     def fork(self, n: int = 1, *, ref: str = "@", name: str | None = None) -> list[Session]:
         """`n` new live sessions grown from a point of this one (`@`: the last)."""
-        found = self._client.call("fork", {"session": self.name, "ref": ref, "n": n, "name": name})
-        return [Session(self._client, fork["name"]) for fork in found["sessions"]]
+        args = {"session": self.name, "ref": ref, "n": n, "name": name, "actor": self.actor}
+        found = self._client.call("fork", args)
+        return [Session(self._client, fork["name"], self.actor) for fork in found["sessions"]]
 
     def apply(
         self,
@@ -783,8 +906,10 @@ def session(
     pids: int | None = None,
     confined: bool = True,
     home: str | os.PathLike[str] | None = None,
+    actor: model.Actor = "person",
 ) -> Session:
-    """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root."""
+    """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
+    `actor`: who acts through the object, a person or an agent."""
     client = Client(home)
     options = model.BoxOptions(
         base=base,
@@ -797,7 +922,7 @@ def session(
         confined=confined,
     )
     args = {"name": name, "options": msgspec.to_builtins(options), "join": True}
-    return Session(client, client.call("new", args)["session"]["name"])
+    return Session(client, client.call("new", args)["session"]["name"], actor)
 
 
 def sessions(home: str | os.PathLike[str] | None = None) -> list[Session]:

@@ -41,9 +41,10 @@ from waypoint.history.retention import Policy, parse_duration
 from waypoint.history.store import Store, iso
 from waypoint.home import Home, locate
 from waypoint.inside import Inside
+from waypoint.journal import Journal, packed_state
 from waypoint.kernel.pool import close_pool, open_pool
-from waypoint.model import Actor, BoxOptions, Checkpoint, Size
-from waypoint.service import VERBS, Answered, Connection, verb
+from waypoint.model import BoxOptions, Checkpoint, Size
+from waypoint.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.sessions import Live, Sessions
 from waypoint.story import Story
 from waypoint.terminal import Watcher
@@ -66,6 +67,7 @@ class Daemon:
         self.upkeep = Upkeep(sessions)
         self.transfers = Transfers(sessions, self.story)
         self.inside = Inside(self)
+        self.journal = Journal(sessions, self.story)
         sessions.after_checkpoint.append(lambda _, point: self.story.write_later(point.id))
         sessions.after_typing.append(self._after_typing)
         self.started_at = time.time()
@@ -225,6 +227,7 @@ def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
             on_terminal=bool(args.get("on_terminal")),
             limit=args.get("limit"),
             on_output=on_output,
+            actor=actor_of(args),
         )
         # Before the answer: the next command must not be part of the point after this one.
         daemon.story.auto_point(row, args["command"])
@@ -345,7 +348,8 @@ def checkpoint(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
         args.get("intent") or "",
         name=args.get("name"),
         files_only=bool(args.get("files_only")),
-        actor=msgspec.convert(args.get("actor") or "person", Actor),
+        actor=actor_of(args),
+        state=packed_state(args.get("agent_state"), args.get("agent_version")),
     )
     verdict = None
     if args.get("verify"):
@@ -367,20 +371,24 @@ def restore(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     if not ref:
         raise UsageError("where to?", hint="give a point, or the plan that leads to one")
     return daemon.sessions.restore(
-        row, ref, safety=bool(args.get("safety", True)), files_only=bool(args.get("files_only"))
+        *(row, ref),
+        safety=bool(args.get("safety", True)),
+        files_only=bool(args.get("files_only")),
+        actor=actor_of(args),
     )
 
 
 @verb
 def undo(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    return daemon.sessions.undo(daemon.sessions.find(args.get("session")))
+    return daemon.sessions.undo(daemon.sessions.find(args.get("session")), actor_of(args))
 
 
 @verb
 def fork(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     ref = args["ref"]
     row = daemon.sessions.find_for(args.get("session"), ref)
-    return {"sessions": daemon.sessions.fork(row, ref, int(args.get("n") or 1), args.get("name"))}
+    n = int(args.get("n") or 1)
+    return {"sessions": daemon.sessions.fork(row, ref, n, args.get("name"), actor_of(args))}
 
 
 @verb
@@ -634,7 +642,7 @@ def _pool_size() -> int | None:
 
 def _prepare(home: Home) -> Sessions:
     """Everything a daemon needs, or an error that says what is missing."""
-    from waypoint import carrying, storytelling  # noqa: F401 - their verbs answer too
+    from waypoint import carrying, journaling, storytelling  # noqa: F401 - their verbs answer too
     from waypoint.engine import probe
 
     engine = provision.engine_dir(home.path)

@@ -5,7 +5,8 @@
     │   ├── NotFound          no such session, checkpoint, base, file
     │   ├── AlreadyExists     a name that is taken
     │   ├── InvalidName       a name that cannot be one
-    │   └── GroundMoved       a plan that is no longer what would happen
+    │   ├── GroundMoved       a plan that is no longer what would happen
+    │   └── NoMigration       an agent's state that its code cannot be given
     ├── MachineError          this machine lacks something (see `waypoint doctor`)
     │   ├── NotRoot
     │   ├── MissingFeature    a kernel feature, a device or a program
@@ -85,6 +86,13 @@ class GroundMoved(UsageError):
 
     code = "ground_moved"
     exit_status = 10
+
+
+class NoMigration(UsageError):
+    """Raised when no registered migration leads from the version of an agent's state to that of its code."""
+
+    code = "no_migration"
+    exit_status = 11
 
 
 class MachineError(WaypointError):

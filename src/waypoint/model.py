@@ -146,6 +146,64 @@ class Event(Record, frozen=True):
     """The hash of what was too large for the body."""
 
 
+TaskState = Literal["pending", "in_progress", "completed", "failed", "skipped"]
+
+
+class Task(Record, frozen=True):
+    """One thing to be done. Part of every checkpoint: a restore takes progress back with the machine."""
+
+    id: str
+    """`2`, or `2.1` for the first below it. Never used twice."""
+    title: str
+    state: TaskState = "pending"
+    note: str = ""
+    """What came of it, or why it was not done."""
+    checkpoint: str | None = None
+    """The point that is the evidence."""
+    started_at: str | None = None
+    ended_at: str | None = None
+
+    @property
+    def parent(self) -> str | None:
+        """The task it is a part of."""
+        return self.id.rpartition(".")[0] or None
+
+    @property
+    def open(self) -> bool:
+        """Whether something is still to be done about it."""
+        return self.state in ("pending", "in_progress")
+
+
+class TaskChange(Record, frozen=True):
+    """A task that stands otherwise at one point than at another; None: it is not there."""
+
+    id: str
+    title: str
+    before: TaskState | None
+    after: TaskState | None
+
+
+class Resumption(Record, frozen=True):
+    """What an agent needs to go on with a session."""
+
+    session: Session
+    task: Task | None
+    """The first that is not done: one that was begun before any that was not."""
+    tasks: tuple[Task, ...]
+    checkpoint: Checkpoint | None
+    """The point it stands on."""
+    text: str
+    """All of it in words, for a prompt."""
+    restored: bool = False
+    """Whether it did not run and was brought back from its last point."""
+    left_behind: tuple[Event, ...] = ()
+    """What had happened after that point, and is no longer so."""
+    since: tuple[Event, ...] = ()
+    """What has happened since that point."""
+    effects: tuple[str, ...] = ()
+    """What has been done outside, which no restore takes back."""
+
+
 class RunResult(Record, frozen=True):
     """What a command did."""
 

@@ -92,8 +92,9 @@ class _Tape:
             return Printed(data=bytes(self.head) + tail, marks=tuple(marks), age_ms=age_ms)
         # Whole lines, where there are any: half a letter or half a sequence would spoil what follows.
         start = tail.find(b"\n", 0, 4096) + 1
+        notice = f"\r\n[waypoint: {left_out + start:,} bytes left out here]\r\n".encode()
         return Printed(
-            data=bytes(self.head) + tail[start:],
+            data=bytes(self.head) + notice + tail[start:],
             left_out=left_out + start,
             marks=tuple(marks),
             age_ms=age_ms,

@@ -7,7 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from waypoint import wire
+from waypoint.model import Actor
 
 Verb = Callable[..., Any]
 """Given the daemon, the connection and the arguments; returns the result."""
@@ -19,6 +22,12 @@ def verb(function: Verb) -> Verb:
     """Makes a function answer to its name (a trailing underscore aside)."""
     VERBS[function.__name__.rstrip("_")] = function
     return function
+
+
+def actor_of(args: dict[str, Any]) -> Actor:
+    """Who asks: a person, unless it is said."""
+    found: Actor = msgspec.convert(args.get("actor") or "person", Actor)
+    return found
 
 
 class Connection:

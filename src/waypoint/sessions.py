@@ -647,6 +647,7 @@ class Sessions:
             self._delete(self.home.sessions / row.box)
         for point in points:
             self._delete(self.home.checkpoints / point.id)
+        self.later(lambda: log.debug("%s bytes of blobs went", self.store.sweep_blobs()))
 
     # ---- commands ----------------------------------------------------------------------------
 

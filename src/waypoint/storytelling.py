@@ -15,7 +15,7 @@ from waypoint.history.secrets import Redactor
 from waypoint.history.store import SessionRow, iso
 from waypoint.history.telling import SECTIONS, called, tell, within
 from waypoint.model import Checkpoint
-from waypoint.service import Connection, verb
+from waypoint.service import Connection, actor_of, verb
 from waypoint.story import BASE, line_between
 from waypoint.trial import check_trial
 
@@ -233,7 +233,7 @@ def auto(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def redo(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     """Takes the last undo back."""
-    return daemon.sessions.redo(daemon.sessions.find(args.get("session")))
+    return daemon.sessions.redo(daemon.sessions.find(args.get("session")), actor_of(args))
 
 
 @verb

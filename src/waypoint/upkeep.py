@@ -266,6 +266,7 @@ class Upkeep:
             else:
                 gone = [point for point in points if self._sessions.forget(point.id)]
                 self._sessions.clear(remains)
+                self._store.sweep_blobs()
                 self._settle()
                 freed = max(0, before.used_bytes - pool.usage().used_bytes)
         return Pruned(

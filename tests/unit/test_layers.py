@@ -17,9 +17,9 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machine", ("archive", "provision", "doctor")),
     ("history", ("history",)),
     ("agent", ("agent",)),
-    ("core", ("observe", "sessions", "trial", "story", "transfer", "upkeep")),
-    ("client", ("wire", "answers", "client")),
-    ("daemon", ("service", "carrying", "storytelling", "doors", "inside", "daemon")),
+    ("core", ("observe", "sessions", "trial", "story", "journal", "transfer", "upkeep")),
+    ("client", ("wire", "migrations", "agents", "answers", "client")),
+    ("daemon", ("service", "carrying", "journaling", "storytelling", "doors", "inside", "daemon")),
     ("faces", ("mcp", "adapters", "cli", "__main__")),
 )
 """From the ground up: a layer may import itself and what stands before it."""

@@ -12,6 +12,7 @@ makes a new stream beside the old one and changes them over in the moment in whi
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import threading
@@ -21,16 +22,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from waypoint.errors import SessionDead, UsageError
 from waypoint.history.secrets import Redactor
 from waypoint.history.store import NewEvent, Store, pack
-from waypoint.model import Actor, EventKind
+from waypoint.model import Actor, Event, EventKind
 
 log = logging.getLogger("waypoint")
 
-INLINE_BYTES = 4096
-"""Larger texts are kept apart, compressed and once."""
-MOST_BODY_BYTES = 16 << 20
+_INLINE_BYTES = 16 << 10
+"""A body that is larger has its largest part apart, compressed and once."""
 _PATIENCE_SECONDS = 120.0
 
 Redactors = Callable[[], Redactor]
@@ -291,6 +293,11 @@ def _prepare(item: _Item, redactor: Redactor) -> NewEvent:
         clean = redactor.redact(data.decode(errors="surrogateescape"))
         hidden += clean.count
         data = clean.text.encode(errors="surrogateescape")
+    elif len(msgspec.json.encode(body)) > _INLINE_BYTES:
+        sizes = {name: len(msgspec.json.encode(value)) for name, value in body.items()}
+        apart = max(sizes, key=lambda name: sizes[name])
+        data = msgspec.json.encode(body.pop(apart))
+        body["apart"] = apart
     if hidden:
         body["redacted"] = hidden
     return NewEvent(
@@ -298,11 +305,43 @@ def _prepare(item: _Item, redactor: Redactor) -> NewEvent:
     )
 
 
-def check_kind(kind: str, allowed: tuple[EventKind, ...]) -> EventKind:
-    """The kind, if it is one of those that may be said."""
-    for one in allowed:
-        if one == kind:
-            return one
-    raise UsageError(
-        f"{kind!r} is no kind of event that can be recorded", hint=f"one of: {', '.join(allowed)}"
-    )
+def whole(event: Event, data: bytes | None) -> Event:
+    """An event with what was kept apart from it, its blob. Output that is no text is in `base64` too."""
+    if data is None:
+        return event
+    body = dict(event.body)
+    if name := body.pop("apart", None):
+        body[name] = msgspec.json.decode(data)
+    else:
+        try:
+            body["output"] = data.decode()
+        except UnicodeDecodeError:
+            body["output"] = data.decode(errors="replace")
+            body["base64"] = base64.b64encode(data).decode()
+    return msgspec.structs.replace(event, body=body, blob=None)
+
+
+ROLES = ("user", "assistant", "system", "developer", "tool")
+
+
+def spoken(what: str, content: Any, more: Mapping[str, Any]) -> tuple[EventKind, dict[str, Any]]:
+    """Something the agent's side has to say, as an event: `what` is a role, `tool_call`, `tool_result` or
+    `note`."""
+    if not content and content != 0 and what != "tool_call":
+        raise UsageError("there is nothing to record", hint="give the words, or - to read them from stdin")
+    given = {name: value for name, value in more.items() if value not in (None, "", False)}
+    match what:
+        case "tool_call":
+            if not given.get("name"):
+                raise UsageError("a tool call needs the name of the tool", hint="give it with --name")
+            return "tool_call", {**given, "arguments": content}
+        case "tool_result":
+            return "tool_result", {**given, "content": content}
+        case "note":
+            return "note", {**given, "text": content}
+    if what not in ROLES:
+        raise UsageError(
+            f"{what!r} is nothing that can be recorded",
+            hint=f"a role ({', '.join(ROLES)}), tool_call, tool_result or note",
+        )
+    return "message", {"role": what, **given, "content": content}

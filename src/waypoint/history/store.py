@@ -776,15 +776,24 @@ class Store:
         return [self._event(row) for row in reversed(rows)]
 
     def events(
-        self, session_id: str, *, kinds: Sequence[EventKind] = (), limit: int | None = None
+        self,
+        session_id: str,
+        *,
+        kinds: Sequence[EventKind] = (),
+        after: int | None = None,
+        limit: int | None = None,
     ) -> list[Event]:
         """Everything that ever happened in a session, oldest first: what it went back from too."""
         chosen = f" AND e.kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
         rows = self._rows(
-            f"{self._EVENTS} WHERE e.session = ?{chosen} ORDER BY e.id DESC LIMIT ?",
-            *(session_id, *kinds, -1 if limit is None else limit),
+            f"{self._EVENTS} WHERE e.session = ? AND e.id > ?{chosen} ORDER BY e.id DESC LIMIT ?",
+            *(session_id, after or 0, *kinds, -1 if limit is None else limit),
         )
         return [self._event(row) for row in reversed(rows)]
+
+    def event(self, number: int) -> Event | None:
+        rows = self._rows(f"{self._EVENTS} WHERE e.id = ?", number)
+        return self._event(rows[0]) if rows else None
 
     def _sweep_events(self) -> int:
         """Events of sessions that are gone stay only where another's trajectory leads through them."""
@@ -844,6 +853,11 @@ class Store:
         with self._transaction():
             self._db.execute("UPDATE sessions SET tasks = ? WHERE id = ?", (tasks.decode(), session_id))
             self._append(session_id, events)
+
+    def set_point_tasks(self, checkpoint_id: str, tasks: bytes) -> None:
+        """For a point that has just become the evidence of one of its own tasks."""
+        with self._transaction():
+            self._db.execute("UPDATE checkpoints SET tasks = ? WHERE id = ?", (tasks.decode(), checkpoint_id))
 
     # ---- landings ----------------------------------------------------------------------------
 

@@ -1,0 +1,145 @@
+"""Going on: where things stand, in words that can be put into a prompt.
+
+What is said is marked by where it comes from, as in a card: tasks and messages are **claimed** by whoever
+wrote them, commands were **observed**, changes are **derived** from the snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from waypoint.agent.tasks import ancestors, listing
+from waypoint.history.cards import Card
+from waypoint.model import Checkpoint, Event, Task
+from waypoint.words import plural, shown
+
+_MOST_EVENTS = 20
+_WORDS = 200
+
+
+@dataclass
+class Standing:
+    """Where a session stands."""
+
+    session: str
+    task: Task | None
+    tasks: tuple[Task, ...]
+    point: Checkpoint | None
+    card: Card | None
+    restored: bool = False
+    left_behind: Sequence[Event] = ()
+    since: Sequence[Event] = ()
+    effects: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the points are called that are evidence of tasks."""
+
+
+def tell(now: Standing) -> str:
+    """All of it, for a reader who knows nothing yet."""
+    parts = [_head(now), _next(now), _tasks(now), _point(now)]
+    if now.left_behind:
+        head = (
+            f"After that point the following had happened. It was lost when the session ended"
+            f" ({plural(len(now.left_behind), 'event')}; `waypoint trace --all` has all of it):"
+        )
+        parts.append(_listed(head, now.left_behind))
+    if now.since:
+        parts.append(_listed(f"Since then ({plural(len(now.since), 'event')}):", now.since))
+    if now.effects:
+        lines = "\n".join(f"- {shown(one)}" for one in now.effects)
+        parts.append(f"Done outside since then; nothing takes it back, so do not do it twice:\n{lines}")
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _head(now: Standing) -> str:
+    how = "it had ended and was brought back from its last point" if now.restored else "it is live"
+    return f"You continue work in session {now.session!r}: {how}."
+
+
+def _next(now: Standing) -> str:
+    if not now.tasks:
+        return "No tasks were planned."
+    if now.task is None:
+        return "Every task is finished, failed or skipped."
+    inside = "".join(f" (part of {one.id} {one.title!r})" for one in ancestors(now.tasks, now.task)[-1:])
+    begun = "was begun and is not finished" if now.task.state == "in_progress" else "comes next"
+    return f"Task {now.task.id} {begun}: {now.task.title}{inside}"
+
+
+def _tasks(now: Standing) -> str:
+    if not now.tasks:
+        return ""
+    done = sum(task.state == "completed" for task in now.tasks)
+    lines = []
+    for task, line in zip(now.tasks, listing(now.tasks), strict=True):
+        point = now.labels.get(task.checkpoint or "")
+        lines.append(f"{line}  [see {point}]" if point else line)
+    return f"Tasks, {done} of {len(now.tasks)} completed [claimed]:\n" + "\n".join(lines)
+
+
+def _point(now: Standing) -> str:
+    if now.point is None:
+        return "The session has no checkpoint yet."
+    words = f' "{shown(now.point.intent)}"' if now.point.intent else ""
+    said = [f"It stands on {now.point.label}{words}, taken {now.point.created_at}."]
+    if now.card:
+        said += [f"- {line.topic}: {shown(line.text)} [{line.source}]" for line in now.card.lines]
+    verdict = now.point.verdict
+    if verdict and verdict.state in ("passed", "failed"):
+        said.append(f"- verified: {shown(verdict.command)} {verdict.state} [observed]")
+    return "\n".join(said)
+
+
+def _listed(head: str, events: Sequence[Event]) -> str:
+    told = [line for line in (line_of(event) for event in events) if line]
+    more = [f"… {len(told) - _MOST_EVENTS} before these"] if len(told) > _MOST_EVENTS else []
+    return "\n".join((head, *more, *(f"- {line}" for line in told[-_MOST_EVENTS:]))) if told else ""
+
+
+def line_of(event: Event) -> str:
+    """An event in one line; nothing for what only the terminal showed."""
+    body = event.body
+    match event.kind:
+        case "command":
+            code = body.get("exit_code")
+            ended = "timed out" if body.get("timed_out") else "ended" if code is None else f"exit {code}"
+            return _cut(f"$ {body.get('command') or '(not known)'}  → {ended}")
+        case "output":
+            return _cut(f"printed: {body['output']}") if body.get("output", "").strip() else ""
+        case "message":
+            return _cut(f"{body['role']}: {_text(body.get('content', ''))}")
+        case "tool_call":
+            return _cut(f"call {body.get('name', '')} {_text(body.get('arguments', ''))}")
+        case "tool_result":
+            name = " ".join(
+                filter(None, ("error of" if body.get("error") else "result of", body.get("name")))
+            )
+            return _cut(f"{name}: {_text(body.get('content', ''))}")
+        case "checkpoint":
+            words = (body["label"], body.get("name"), body.get("intent"))
+            return _cut("checkpoint " + " ".join(filter(None, words)))
+        case "restored":
+            what = "files of " if body.get("verb") == "restore_files" else ""
+            return f"{body.get('verb', 'restore')}: to {what}{body.get('session')}:{body.get('label')}"
+        case "forked":
+            return f"forked from {body.get('session')}:{body.get('label')}"
+        case "task":
+            note = f" ({body['note']})" if body.get("note") else ""
+            return _cut(f"task {body['task']} {body['state']}: {body['title']}{note}")
+    return _cut(str(body.get("text") or body.get("what") or body.get("command") or body))
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [one.get("text", "") for one in content if isinstance(one, dict)]
+        if any(texts):
+            return " ".join(texts)
+    return str(content)
+
+
+def _cut(text: str) -> str:
+    line = shown(" ".join(text.split()))
+    return line if len(line) <= _WORDS else f"{line[: _WORDS - 1]}…"

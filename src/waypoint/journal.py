@@ -1,0 +1,302 @@
+"""What a session's agent did, knows and has still to do: its trajectory, its state, its tasks; and going on.
+
+An agent's own process may die at any moment and its session may too. Everything it was told to be kept is in
+the database when the telling returns, and moves with the machine: whoever comes next asks `resume`.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from waypoint.agent import tasks as plan
+from waypoint.agent.casts import KINDS, cast
+from waypoint.agent.resuming import Standing, tell
+from waypoint.agent.tasks import Tasks
+from waypoint.agent.trajectory import spoken, whole
+from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
+from waypoint.history.cards import Card
+from waypoint.history.store import AgentState, NewEvent, SessionRow, iso, pack
+from waypoint.model import (
+    Actor,
+    Checkpoint,
+    Event,
+    EventKind,
+    Resumption,
+    Task,
+    TaskState,
+)
+from waypoint.sessions import Sessions
+from waypoint.story import Story
+
+MOST_STATE_BYTES = 64 << 20
+_MOST_CONTENT_BYTES = 16 << 20
+CONVERSATION: tuple[EventKind, ...] = ("message", "tool_call", "tool_result")
+
+
+def packed_state(given: Mapping[str, Any] | None, version: str | None) -> AgentState | None:
+    """Agent state as it came over the wire: `{"json": …}` or `{"base64": …}`."""
+    if given is None:
+        if version is not None:
+            raise UsageError("a version of what?", hint="agent_version goes with agent_state")
+        return None
+    if "base64" in given:
+        data, is_json = base64.b64decode(given["base64"]), False
+    else:
+        data, is_json = msgspec.json.encode(given["json"]), True
+    if len(data) > MOST_STATE_BYTES:
+        raise UsageError(
+            f"that is {len(data) >> 20} MiB of agent state, and {MOST_STATE_BYTES >> 20} are the most",
+            hint="keep what is large in a file of the session: it is part of the point too",
+        )
+    return AgentState(kind="json" if is_json else "bytes", blob=pack(data), version=version)
+
+
+class Journal:
+    """The journals of one home. One of these lives in the daemon."""
+
+    def __init__(self, sessions: Sessions, story: Story) -> None:
+        self._sessions, self._store, self._story = sessions, sessions.store, story
+        self.effects: Callable[[SessionRow, Checkpoint | None], Sequence[str]] = lambda _row, _since: ()
+        """What was done outside since a point, in words; whoever keeps the ledger puts it here."""
+
+    # ---- trajectory --------------------------------------------------------------------------
+
+    def record(
+        self, row: SessionRow, what: str, content: Any, *, actor: Actor, more: Mapping[str, Any]
+    ) -> int:
+        """Something that the agent's side said, did or was told. Kept when this returns."""
+        kind, body = spoken(what, content, more)
+        if len(msgspec.json.encode(body)) > _MOST_CONTENT_BYTES:
+            raise UsageError(
+                f"at most {_MOST_CONTENT_BYTES >> 20} MiB can be recorded at once", hint="give it in parts"
+            )
+        return self._sessions.tell(row, kind, body, actor=actor)
+
+    def position(self, row: SessionRow, ref: str | None) -> int | None:
+        """Where a ref stands in the trajectory; without one, where the session is now."""
+        if ref in (None, "now"):
+            self._sessions.trajectory.settle(row.id)
+            return self._sessions.find(row.id).tip
+        return self._sessions.point(row, ref or "@").position
+
+    def trace(
+        self,
+        row: SessionRow,
+        ref: str | None = None,
+        *,
+        kinds: Sequence[EventKind] = (),
+        limit: int | None = None,
+        after: int | None = None,
+        everything: bool = False,
+        full: bool = False,
+    ) -> list[Event]:
+        """What led to a point, or to the present, oldest first. `everything`: all that ever happened in the
+        session, what it went back from too. `full`: with what is kept apart."""
+        if everything:
+            self._sessions.trajectory.settle(row.id)
+            found = self._store.events(row.id, kinds=kinds, limit=limit, after=after)
+        else:
+            found = self._store.trace(self.position(row, ref), kinds=kinds, limit=limit, after=after)
+        return [self._whole(event) for event in found] if full else found
+
+    def _whole(self, event: Event) -> Event:
+        return whole(event, self._store.blob(event.blob)) if event.blob else event
+
+    def event(self, number: int) -> Event:
+        """One event, with all that belongs to it."""
+        found = self._store.event(number)
+        if found is None:
+            raise NotFound(f"there is no event {number}", hint="`waypoint trace` lists them")
+        return self._whole(found)
+
+    def cast(self, row: SessionRow, ref: str | None) -> Iterator[str]:
+        """What the terminal showed on the way to a point, as an asciicast."""
+        events = self.trace(row, ref, kinds=KINDS)
+        return cast((self._whole(event) for event in events), title=row.name)
+
+    def conversation(self, position: int | None) -> list[Event]:
+        """What was said on the way to a position."""
+        return [self._whole(event) for event in self._store.trace(position, kinds=CONVERSATION)]
+
+    # ---- state -------------------------------------------------------------------------------
+
+    def with_state(self, row: SessionRow) -> Checkpoint | None:
+        """The last point on the way to where a session stands that an agent left something with."""
+        found = self._store.checkpoint(row.head) if row.head else None
+        while found and not found.agent_state_kind:
+            found = self._store.checkpoint(found.parent) if found.parent else None
+        return found
+
+    def agent_state(self, point: Checkpoint) -> dict[str, Any]:
+        """What an agent left with a point: `json` or `base64`, neither when it left nothing."""
+        kept = self._store.agent_state(point.id)
+        found: dict[str, Any] = {"checkpoint": point, "agent_version": point.agent_version}
+        if kept is None:
+            return found
+        kind, data = kept
+        if kind == "json":
+            return {**found, "json": msgspec.Raw(data)}
+        return {**found, "base64": base64.b64encode(data).decode()}
+
+    # ---- tasks -------------------------------------------------------------------------------
+
+    def tasks(self, row: SessionRow, ref: str | None = None) -> Tasks:
+        """Those of a session, or as they stood at a point."""
+        return plan.load(self._store.tasks(self._sessions.point(row, ref).id if ref else row.id))
+
+    def add_tasks(
+        self, row: SessionRow, titles: Sequence[str], *, parent: str | None, once: bool, actor: Actor
+    ) -> list[Task]:
+        """Adds tasks, all or none. `once`: those that are there already by that title stay as they are."""
+        redactor = self._sessions.redactor(row)
+        words = [redactor.redact(title).text for title in titles]
+        with self._sessions.trajectory.turn(row.id):
+            now = self.tasks(row)
+            above = plan.find(now, parent).id if parent else None
+            made: list[Task] = []
+            events: list[NewEvent] = []
+            for title in words:
+                known = [task for task in plan.below(now, above) if task.title == " ".join(title.split())]
+                if once and known:
+                    made.append(known[0])
+                    continue
+                now, task = plan.add(now, title, above)
+                made.append(task)
+                events.append(_task_event(task, None, actor))
+            if events:
+                self._store.set_tasks(row.id, plan.dump(now), events)
+        return made
+
+    def set_task(
+        self,
+        row: SessionRow,
+        given: str,
+        state: TaskState,
+        *,
+        note: str,
+        evidence: str | None,
+        actor: Actor,
+    ) -> Task:
+        """A task stands otherwise. `evidence`: the point that shows it; without one it is where the session
+        stands, if that was taken since the task was begun."""
+        point = self._sessions.point(row, evidence) if evidence else None
+        note = self._sessions.redactor(row).redact(" ".join(note.split())).text
+        with self._sessions.trajectory.turn(row.id):
+            row = self._sessions.find(row.id)
+            now = self.tasks(row)
+            task = plan.find(now, given)
+            if point is None and state == "completed" and row.head and task.started_at:
+                head = self._store.checkpoint(row.head)
+                point = head if head and head.created_at >= task.started_at else None
+            now, before, after = plan.change(
+                *(now, given, state),
+                now=iso(time.time()),
+                note=note,
+                checkpoint=point.id if point else None,
+            )
+            self._store.set_tasks(row.id, plan.dump(now), [_task_event(after, before, actor)])
+        return after
+
+    def done_with_point(
+        self, row: SessionRow, given: str, *, note: str, actor: Actor, intent: str
+    ) -> tuple[Task, Checkpoint]:
+        """A task is done, and a point is taken that shows it: in that point it is done too."""
+        before = plan.find(self.tasks(row), given)
+        task = self.set_task(row, given, "completed", note=note, evidence=None, actor=actor)
+        try:
+            point = self._sessions.checkpoint(row, intent or task.title, actor=actor)
+        except BaseException:
+            with self._sessions.trajectory.turn(row.id):
+                told = [_task_event(before, task, "automatic")]
+                self._store.set_tasks(row.id, plan.dump(_with(self.tasks(row), before)), told)
+            raise
+        shown = msgspec.structs.replace(task, checkpoint=point.id)
+        with self._sessions.trajectory.turn(row.id):
+            self._store.set_tasks(row.id, plan.dump(_with(self.tasks(row), shown)), [])
+        at_point = plan.load(self._store.tasks(point.id))
+        self._store.set_point_tasks(point.id, plan.dump(_with(at_point, shown)))
+        return shown, point
+
+    # ---- going on ----------------------------------------------------------------------------
+
+    def resume(self, row: SessionRow, *, actor: Actor = "agent") -> Resumption:
+        """What is to be done next, and what there is to know for it. A session that does not run is brought
+        back from its last point first."""
+        restored, left_behind = False, []
+        state = self._sessions.describe(row).state
+        if state != "live":
+            row = self._sessions.find(row.id)
+            if row.head is None:
+                raise SessionDead(
+                    f"session {row.name!r} does not run and has no point to go back to",
+                    hint="`waypoint new` starts another",
+                )
+            head = self._store.checkpoint(row.head)
+            left_behind = self._store.trace(row.tip, after=head.position if head else None)
+            self._sessions.restore(row, row.head, actor=actor)
+            restored = state != "parked"
+        row = self._sessions.find(row.id)
+        point = self._store.checkpoint(row.head) if row.head else None
+        since = self.trace(row, after=point.position if point else None)
+        tasks = self.tasks(row)
+        effects = tuple(self.effects(row, point))
+        task = plan.next_open(tasks)
+        standing = Standing(
+            session=row.name,
+            task=task,
+            tasks=tasks,
+            point=point,
+            card=self._card(point),
+            restored=restored,
+            left_behind=[event for event in left_behind if event.kind != "checkpoint"],
+            since=[event for event in since if event.kind != "restored"],
+            effects=effects,
+            labels=self._labels(tasks, row.name),
+        )
+        return Resumption(
+            session=self._sessions.describe(row),
+            task=task,
+            tasks=tasks,
+            checkpoint=point,
+            text=tell(standing),
+            restored=restored,
+            left_behind=tuple(standing.left_behind),
+            since=tuple(standing.since),
+            effects=effects,
+        )
+
+    def _card(self, point: Checkpoint | None) -> Card | None:
+        if point is None:
+            return None
+        try:
+            return self._story.card(point, wait=3.0)
+        except WaypointError:
+            return None
+
+    def _labels(self, tasks: Tasks, session: str) -> dict[str, str]:
+        """What the points are called that tasks refer to."""
+        found = {}
+        for one in {task.checkpoint for task in tasks if task.checkpoint}:
+            if point := self._store.checkpoint(one):
+                found[one] = point.label if point.session == session else f"{point.session}:{point.label}"
+        return found
+
+
+def _with(tasks: Tasks, changed: Task) -> Tasks:
+    return tuple(changed if one.id == changed.id else one for one in tasks)
+
+
+def _task_event(task: Task, before: Task | None, actor: Actor) -> NewEvent:
+    body = {
+        "task": task.id,
+        "title": task.title,
+        "state": task.state,
+        "was": before.state if before else None,
+    }
+    more = {"note": task.note, "checkpoint": task.checkpoint}
+    return NewEvent(kind="task", body=body | {k: v for k, v in more.items() if v}, actor=actor)
