@@ -253,7 +253,7 @@ class Journal:
             point=point,
             card=self._card(point),
             restored=restored,
-            left_behind=[event for event in left_behind if event.kind != "checkpoint"],
+            left_behind=[event for event in left_behind if event.kind not in ("checkpoint", "restored")],
             since=[event for event in since if event.kind != "restored"],
             effects=effects,
             labels=self._labels(tasks, row.name),

@@ -7,18 +7,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
 import waypoint
-from waypoint import client, errors
+from waypoint import agents, client, errors
 from waypoint.home import Home
 
 
+@pytest.mark.parametrize("module", [client, agents], ids=["client", "agents"])
 def test_the_examples_in_the_docstrings_are_true(
-    home: Home, sessions: Callable[..., waypoint.Session]
+    home: Home, sessions: Callable[..., waypoint.Session], module: ModuleType
 ) -> None:
-    found = doctest.testmod(client, optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
+    found = doctest.testmod(module, optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
     assert found.attempted >= 5
     assert found.failed == 0
 

@@ -6,6 +6,7 @@ wrote them, commands were **observed**, changes are **derived** from the snapsho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from waypoint.words import plural, shown
 
 _MOST_EVENTS = 20
 _WORDS = 200
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[^\[\]])")
 
 
 @dataclass
@@ -106,7 +108,8 @@ def line_of(event: Event) -> str:
             ended = "timed out" if body.get("timed_out") else "ended" if code is None else f"exit {code}"
             return _cut(f"$ {body.get('command') or '(not known)'}  → {ended}")
         case "output":
-            return _cut(f"printed: {body['output']}") if body.get("output", "").strip() else ""
+            text = "" if body.get("raw") else plain(body.get("output", ""))
+            return _cut(f"printed: {text}") if text.strip() else ""
         case "message":
             return _cut(f"{body['role']}: {_text(body.get('content', ''))}")
         case "tool_call":
@@ -128,6 +131,11 @@ def line_of(event: Event) -> str:
             note = f" ({body['note']})" if body.get("note") else ""
             return _cut(f"task {body['task']} {body['state']}: {body['title']}{note}")
     return _cut(str(body.get("text") or body.get("what") or body.get("command") or body))
+
+
+def plain(text: str) -> str:
+    """What a terminal was given, without what it obeys."""
+    return _SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "")
 
 
 def _text(content: object) -> str:
