@@ -19,6 +19,9 @@
     ├── CannotCheckpoint      a process cannot be saved; names it and says why
     ├── CannotRestore         the point could not be brought to life; nothing has changed
     ├── ConfirmationNeeded    a destructive verb without --yes, not on a terminal
+    ├── PolicyDenied          a policy does not let the command run
+    │   └── NotApproved       nobody approved it: denied, expired, or nobody is there any more
+    ├── PolicyBroken          a policy file that cannot be understood; until it is mended nothing runs
     ├── LandingConflict       files of this machine changed that a landing would replace
     └── DaemonError
         ├── DaemonUnreachable
@@ -170,6 +173,26 @@ class ConfirmationNeeded(WaypointError):
 
     code = "confirmation_needed"
     exit_status = 3
+
+
+class PolicyDenied(WaypointError):
+    """Raised when a policy does not let a command run; nothing of it has run."""
+
+    code = "denied"
+    exit_status = 11
+
+
+class NotApproved(PolicyDenied):
+    """Raised when a command that needs approval got none; nothing of it has run."""
+
+    code = "not_approved"
+
+
+class PolicyBroken(WaypointError):
+    """Raised when a policy file cannot be understood: then nothing runs, rather than anything."""
+
+    code = "policy_broken"
+    exit_status = 11
 
 
 class LandingConflict(WaypointError):

