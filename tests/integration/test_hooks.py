@@ -89,7 +89,7 @@ def test_an_agent_that_works_inside_its_session_needs_nothing_else(
 ) -> None:
     def tell(event: str, **more: Any) -> None:
         told = json.dumps({"session_id": conversation, "hook_event_name": event, **more})
-        hook = f"{sys.executable} -I -m waypoint --home /nowhere hook -s ignored claude 2>/dev/null"
+        hook = f"{sys.executable} -IB -m waypoint --home /nowhere hook -s ignored claude 2>/dev/null"
         found = session.run(hook, stdin=told)
         assert (found.exit_code, found.output) == (0, ""), found.output
 

@@ -56,7 +56,7 @@ class Inside:
 
     def _ask(self, verb: str, *words: str) -> Any:
         done = subprocess.run(
-            [PROGRAM, "--json", verb, *words],
+            [PROGRAM, verb, "--json", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -24,10 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     inside = argv is None and os.path.exists(_INSIDE) and not os.environ.get("WAYPOINT_HOME")
-    if inside and "hook" not in words[:3]:
-        # In a session, whose base has a Waypoint too. That session's own is meant. (A hook goes on here: it
-        # knows the agent's formats, and asks that one itself.)
-        os.execv(_CLIENT, [_CLIENT, *words])
+    if inside:
+        # In a session, whose base has a Waypoint too. That session's own is meant. A hook goes on here: it
+        # knows the agent's formats, and asks that one itself. To be asked is no change of the session.
+        if "hook" not in words[:3]:
+            os.execv(_CLIENT, [_CLIENT, *words])
+        sys.dont_write_bytecode = True
     if words in (["--version"], ["-V"]):
         from waypoint import __version__
 
