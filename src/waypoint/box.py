@@ -522,10 +522,14 @@ class Box:
         """A descriptor of one of the keeper's namespaces."""
         return os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
-    def kill(self, home: Home) -> None:
-        """Ends everything in the box and waits until it is gone. pid 1's death takes all with it."""
+    def signal_end(self) -> None:
+        """From here on nothing in it runs any more. `kill` waits until it is gone."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def kill(self, home: Home) -> None:
+        """Ends everything in the box and waits until it is gone. pid 1's death takes all with it."""
+        self.signal_end()
         _wait_gone(self._pidfd)
         self.close()
         socket_path(home, self.id).unlink(missing_ok=True)

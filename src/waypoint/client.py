@@ -904,12 +904,14 @@ def session(
     memory_bytes: int | None = None,
     cpus: float | None = None,
     pids: int | None = None,
+    spares: int | None = None,
     confined: bool = True,
     home: str | os.PathLike[str] | None = None,
     actor: model.Actor = "person",
 ) -> Session:
     """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
-    `actor`: who acts through the object, a person or an agent."""
+    `spares`: how many of its points have a twin restored ahead of time. `actor`: who acts
+    through the object, a person or an agent."""
     client = Client(home)
     options = model.BoxOptions(
         base=base,
@@ -919,6 +921,7 @@ def session(
         memory_bytes=memory_bytes,
         cpus=cpus,
         pids=pids,
+        spares=spares,
         confined=confined,
     )
     args = {"name": name, "options": msgspec.to_builtins(options), "join": True}

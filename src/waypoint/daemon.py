@@ -555,6 +555,7 @@ def daemon_status(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
         "home": str(daemon.home.path),
         "pool": {"kind": daemon.sessions.pool.kind, **msgspec.to_builtins(daemon.sessions.pool.usage())},
         "warnings": daemon.upkeep.warnings(telling=False),
+        "spares": daemon.sessions.spares.held(),
         "rss_bytes": pages * os.sysconf("SC_PAGESIZE"),
     }
 

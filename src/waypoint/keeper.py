@@ -124,6 +124,9 @@ class Keeper:
         """The pid that was given last in the box."""
         return int(self.ask("last-pid?")[0][0])
 
+    def set_hostname(self, name: str) -> None:
+        self.ask("hostname", name)
+
     def set_foreground(self, group: int) -> None:
         self.ask("foreground", str(group))
 

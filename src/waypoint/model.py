@@ -48,6 +48,8 @@ class BoxOptions(Record, frozen=True):
     cpus: float | None = None
     pids: int | None = None
     confined: bool = True
+    spares: int | None = None
+    """How many points of it have a twin that was restored ahead of time; None: as the daemon thinks best."""
 
 
 class Size(Record, frozen=True):
@@ -227,6 +229,8 @@ class Restored(Record, frozen=True):
     checkpoint: Checkpoint
     ready_ms: float
     safety: Checkpoint | None = None
+    spare: bool = False
+    """Whether a twin had been restored ahead of time."""
 
 
 class Forked(Record, frozen=True):
@@ -235,6 +239,7 @@ class Forked(Record, frozen=True):
     id: str
     name: str
     ready_ms: float
+    spare: bool = False
 
 
 class Cost(Record, frozen=True):

@@ -31,6 +31,7 @@ from typing import Any
 
 import msgspec
 
+from waypoint import spares
 from waypoint.agent.trajectory import Stream, Trajectory
 from waypoint.box import (
     Box,
@@ -160,6 +161,21 @@ class Live:
         """Set when this object no longer stands for anything that runs."""
 
 
+@dataclass(frozen=True)
+class Twin:
+    """A copy of a point that exists and has not run yet."""
+
+    live: Live
+    held: tree.Held
+    name: str
+    """What its box is called."""
+    options: BoxOptions
+
+    @property
+    def alive(self) -> bool:
+        return self.live.box.alive
+
+
 class Sessions:
     """All sessions of one home. One of these lives in the daemon."""
 
@@ -193,6 +209,7 @@ class Sessions:
         """What surrounds the saving of a tree; told where its images will be, and may add to them."""
         self.before_waking: list[Callable[[Live, Checkpoint], None]] = []
         """Who has something to do in the box of a restored tree before its first instruction."""
+        self.spares = spares.Spares(self._make_spare, self._end_spare)
         self._background = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
         for folder in (home.sessions, home.checkpoints, home.staging):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -297,6 +314,7 @@ class Sessions:
 
     def close(self) -> None:
         """The daemon ends, the sessions do not."""
+        self.spares.close()
         for live in list(self._lives.values()):
             self._remember_terminal(live)
         self._background.shutdown(wait=True)
@@ -465,9 +483,13 @@ class Sessions:
         terminal.when_typed = lambda: self._typed(live)
         self._pump.add(events.fileno(), lambda: self._heard(live, events))
         self._pump.add(hello.master, lambda: self._read(live, terminal))
+        if session_id:  # that of a spare is not known yet
+            self._began(live)
+        return live
+
+    def _began(self, live: Live) -> None:
         for told in self.box_began:
             told(live)
-        return live
 
     def _read(self, live: Live, terminal: Terminal) -> None:
         if terminal.read():
@@ -643,6 +665,8 @@ class Sessions:
             with live.state:
                 self._end(live, "the session was removed")
         self.store.remove_session(row.id)
+        self.spares.want(row.id, ())
+        self.spares.drop([point.id for point in points])
         if row.box:
             self._delete(self.home.sessions / row.box)
         for point in points:
@@ -936,6 +960,8 @@ class Sessions:
             live.stream.release()
         for told in self.after_checkpoint:
             told(row, point)
+        if kind != "safety" and not files_only:
+            self.later(lambda: self.want_spares(row.id))
         self.later(self.pool.sync)
         return point
 
@@ -971,6 +997,7 @@ class Sessions:
             if self._in_use[point_id] or any(row.head == point_id for row in self.store.sessions()):
                 return False
             self.store.remove_checkpoint(point_id)
+        self.spares.drop([point_id])
         self._delete(self.home.checkpoints / point_id)
         return True
 
@@ -982,7 +1009,10 @@ class Sessions:
         self.apart.add(copy_id)
         try:
             with self.using(point):
-                return self._incarnate(origin.name, origin.options, point, copy_id, files_only=False)
+                live, _ = self._incarnate(
+                    origin.name, origin.options, point, copy_id, files_only=False, apart=True
+                )
+                return live
         except BaseException:
             self.apart.discard(copy_id)
             raise
@@ -1003,44 +1033,105 @@ class Sessions:
         *,
         files_only: bool,
         size: Size | None = None,
+        apart: bool = False,
+    ) -> tuple[Live, bool]:
+        """A live copy of a checkpoint in a box of its own, and whether it was a spare. Undoes itself when it
+        fails. `apart`: no spare is used up for it."""
+        if files_only or point.files_only:
+            return self._begin_anew(name, options, point, session_id, size or Size()), False
+        twin = None if apart else self.spares.take(point.id)
+        spare = twin is not None
+        if twin is None:
+            twin = self._hold(name, options, point)
+        try:
+            self._let_go(twin, point, name, session_id, size)
+        except BaseException:
+            self._end_spare(twin)
+            raise
+        volume = twin.live.box.volume
+        self.later(lambda: drop_old_work(volume))
+        return twin.live, spare
+
+    def _begin_anew(
+        self, name: str, options: BoxOptions, point: Checkpoint, session_id: str, size: Size
     ) -> Live:
-        """A live copy of a checkpoint in a box of its own. Undoes itself when it fails."""
+        """The files of a point with a fresh shell."""
+        volume = self.home.sessions / new_id()
+        with contextlib.ExitStack() as undo:
+            self.pool.snapshot(self.home.checkpoints / point.id / "files", volume, readonly=False)
+            undo.callback(self._delete, volume)
+            box, _ = self._build_box(name, options, volume, size, BoxFacts())
+            live = self._adopt(session_id, box, size)
+            undo.callback(self._end, live, "the restore failed")
+            box.keeper.start_anchor()
+            self._start_shell(live, "/root")
+            undo.pop_all()
+        return live
+
+    def _hold(self, name: str, options: BoxOptions, point: Checkpoint) -> Twin:
+        """A copy of a whole point in a box of its own, up to the moment before its first instruction."""
         source = self.home.checkpoints / point.id
         images = source / "images"
         volume = self.home.sessions / new_id()
-        whole = not (files_only or point.files_only)
         with contextlib.ExitStack() as undo:
             self.pool.snapshot(source / "files", volume, readonly=False)
             undo.callback(self._delete, volume)
-            state, facts = None, BoxFacts()
-            if whole:
-                tree.check(images)
-                state = msgspec.json.decode((images / _TERMINAL_FILE).read_bytes(), type=TerminalState)
-                facts = msgspec.json.decode((images / _BOX_FILE).read_bytes(), type=BoxFacts)
-            box, _ = self._build_box(name, options, volume, state.size if state else size or Size(), facts)
-            live = self._adopt(session_id, box, state.size if state else size or Size())
+            tree.check(images)
+            state = msgspec.json.decode((images / _TERMINAL_FILE).read_bytes(), type=TerminalState)
+            facts = msgspec.json.decode((images / _BOX_FILE).read_bytes(), type=BoxFacts)
+            box, _ = self._build_box(name, options, volume, state.size, facts)
+            live = self._adopt("", box, state.size)
             undo.callback(self._end, live, "the restore failed")
-            if state is None:
-                box.keeper.start_anchor()
-                self._start_shell(live, "/root")
-            else:
-                held = tree.hold(box, images)
-                live.terminal.thaw(state)
-                self._remember_terminal(live)
-                for told in self.before_waking:
-                    told(live, point)
-                held.release()
-                if options.net == "nat":
-                    space = box.open_namespace("net")
-                    try:
-                        network.abort_outside_connections(space)
-                    finally:
-                        os.close(space)
-                if size:
-                    live.terminal.resize(size)
+            held = tree.hold(box, images)
+            live.terminal.thaw(state)
+            self._remember_terminal(live)
             undo.pop_all()
-        self.later(lambda: drop_old_work(volume))
-        return live
+        return Twin(live, held, name, options)
+
+    def _let_go(self, twin: Twin, point: Checkpoint, name: str, session_id: str, size: Size | None) -> None:
+        """Makes a held copy the session's, and lets it run."""
+        live = twin.live
+        live.session_id = live.stream.session_id = session_id
+        self._began(live)
+        if name != twin.name:
+            live.box.keeper.set_hostname(name)
+        for told in self.before_waking:
+            told(live, point)
+        twin.held.release()
+        if twin.options.net == "nat" and twin.held.saved.network_locked:
+            space = live.box.open_namespace("net")
+            try:
+                network.abort_outside_connections(space)
+            finally:
+                os.close(space)
+        if size:
+            live.terminal.resize(size)
+
+    # ---- spares ------------------------------------------------------------------------------
+
+    def _make_spare(self, point_id: str) -> Twin:
+        point = self.store.checkpoint(point_id)
+        if point is None:
+            raise NotFound(f"point {point_id} is gone")
+        origin = self.find(point.session)
+        with self.using(point):
+            twin = self._hold(origin.name, origin.options, point)
+        twin.held.stop_clocks()
+        return twin
+
+    def _end_spare(self, twin: Twin) -> None:
+        twin.held.close()
+        self._end(twin.live, "it was never used")
+        self._delete(twin.live.box.volume)
+
+    def want_spares(self, session_id: str) -> None:
+        """Says which points of a session should have one: where it stands, then its newest named ones."""
+        row = self.store.session(session_id)
+        number = 0
+        if row and row.state == "live":
+            number = spares.per_session() if row.options.spares is None else row.options.spares
+        points = self.store.likely_targets(session_id, number) if number else []
+        self.spares.want(session_id, [spares.Wanted(point, size) for point, size in points])
 
     def restore(
         self,
@@ -1080,33 +1171,51 @@ class Sessions:
                     )
                     raise
             size = old.terminal.size if old else None
-            live = self._incarnate(row.name, row.options, point, row.id, files_only=files_only, size=size)
-            with self.trajectory.moving(live.stream):
-                self.store.moved(
-                    row.id,
-                    verb,
-                    box=live.box.id,
-                    target=point.id,
-                    before=kept.id if kept else None,
-                    undoes=undoes,
-                    actor=actor,
-                )
+            live, spare = self._incarnate(
+                row.name, row.options, point, row.id, files_only=files_only, size=size
+            )
+            try:
+                with self.trajectory.moving(live.stream):
+                    self.store.moved(
+                        row.id,
+                        verb,
+                        box=live.box.id,
+                        target=point.id,
+                        before=kept.id if kept else None,
+                        undoes=undoes,
+                        actor=actor,
+                    )
+            except BaseException:
+                self._end(live, "the session could not be moved")
+                self._delete(live.box.volume)
+                raise
             with self._lock:
                 self._lives[row.id] = live
             if old:
                 live.terminal.take_watchers(old.terminal)
             ready_ms = (time.perf_counter() - started) * 1000
             if old:
-                self._end(old, "the session was restored to another point meanwhile")
-        if row.box:
-            leftover = self.home.sessions / row.box
-            self.later(lambda: self._delete(leftover))
+                # It runs no more from here on; what is left of it is cleared away after the answer.
+                old.box.signal_end()
+                old.ended.set()
+        leftover = self.home.sessions / row.box if row.box else None
+        self.later(lambda: self._clear_away(old, leftover))
+        self.later(lambda: self.want_spares(row.id))
         return Restored(
             session=self.describe(self.find(row.id)),
             checkpoint=point,
             ready_ms=round(ready_ms, 3),
             safety=kept,
+            spare=spare,
         )
+
+    def _clear_away(self, old: Live | None, volume: Path | None) -> None:
+        """What a restore has left behind."""
+        if old:
+            with old.state:
+                self._end(old, "the session was restored to another point meanwhile")
+        if volume:
+            self._delete(volume)
 
     def undo(self, row: SessionRow, actor: Actor = "person") -> Restored:
         """Takes the last restore (of everything or of files, or redo) back."""
@@ -1150,10 +1259,9 @@ class Sessions:
 
         def grow(one: str) -> tuple[Live, Forked]:
             session_id = new_id()
-            live = self._incarnate(one, origin.options, point, session_id, files_only=False)
-            return live, Forked(
-                id=session_id, name=one, ready_ms=round((time.perf_counter() - started) * 1000, 3)
-            )
+            live, spare = self._incarnate(one, origin.options, point, session_id, files_only=False)
+            ready_ms = round((time.perf_counter() - started) * 1000, 3)
+            return live, Forked(id=session_id, name=one, ready_ms=ready_ms, spare=spare)
 
         made: list[tuple[Live, Forked]] = []
         failures: list[BaseException] = []
@@ -1214,6 +1322,7 @@ class Sessions:
             point = self._capture(row, live, "parked", name=None, files_only=False, kind="park")
             self._end(live, "the session was parked")
             self.store.set_state(row.id, "parked", box=None)
+        self.want_spares(row.id)
         if row.box:
             self._delete(self.home.sessions / row.box)
         return self.describe(self.find(row.id)), point

@@ -45,6 +45,8 @@ OUTPUT_LIMIT_BYTES = 1 << 20
 _WATCHER_LIMIT_BYTES = 1 << 20
 _READY_SECONDS = 30.0
 _QUIET_SECONDS = 0.1
+_BRIEF_SECONDS = 1.0
+"""How long a command waits for what somebody typed before it, when no program has the terminal."""
 _BLIND_SECONDS = 0.02
 """How long the mark in the prompt may take before the terminal is asked whether readline reads."""
 _MOST_TYPED_BYTES = 1 << 20
@@ -424,6 +426,7 @@ class Terminal:
     def wait_ready(self, seconds: float = _READY_SECONDS) -> None:
         """Waits until the shell stands at its prompt. Refuses at once when something occupies it."""
         deadline = time.monotonic() + seconds
+        brief = time.monotonic() + _BRIEF_SECONDS
         doubted = False
         with self.lock:
             while True:
@@ -445,6 +448,11 @@ class Terminal:
                     self._state_changed.wait(_BLIND_SECONDS)
                     continue
                 if self.shell and (self.shell.running is not None or occupied) and self._run is None:
+                    if not occupied and self.foreground() is None and time.monotonic() < brief:
+                        # Somebody has just typed something that the shell itself is busy with: mostly over
+                        # in a moment.
+                        self._state_changed.wait(brief - time.monotonic())
+                        continue
                     raise SessionBusy(
                         f"the shell is occupied by {self.foreground() or 'a command'}",
                         hint="wait, interrupt it (`waypoint shell`), or run beside it with `exec --pipe`",

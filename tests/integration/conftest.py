@@ -72,6 +72,8 @@ def home(engine: Path) -> Iterator[Home]:
         os.environ["WAYPOINT_HOME"] = folder
         os.environ["PYTHONPATH"] = str(REPOSITORY / "src")
         os.environ.pop("WAYPOINT_SESSION", None)
+        # Tests that count boxes ask for spares themselves; `WAYPOINT_SPARES=2 make integration` has them all.
+        os.environ.setdefault("WAYPOINT_SPARES", "off")
         found = Home(Path(folder))
         yield found
         waypoint.Client(folder).call("daemon_stop", {"sessions": True})

@@ -455,7 +455,7 @@ def test_a_new_session_is_asked_for_as_it_was_described(
 ) -> None:
     puppet.script = answer({"result": {"session": {"name": "web"}}})
     words = "new web --base deb --net none --hide /root --bind /a:/b:ro --memory 1M --cpus 1.5 --pids 9"
-    assert main([*words.split(), "--privileged"]) == 0
+    assert main([*words.split(), "--privileged", "--spares", "off"]) == 0
     assert capsys.readouterr().out == "web\n"
     verb, args = puppet.asked[-1]
     assert (verb, args["name"], args["join"]) == ("new", "web", False)
@@ -467,6 +467,7 @@ def test_a_new_session_is_asked_for_as_it_was_described(
         "memory_bytes": 1 << 20,
         "cpus": 1.5,
         "pids": 9,
+        "spares": 0,
         "confined": False,
     }
 

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machine", ("archive", "provision", "doctor")),
     ("history", ("history",)),
     ("agent", ("agent",)),
-    ("core", ("observe", "sessions", "trial", "story", "journal", "transfer", "upkeep")),
+    ("core", ("observe", "spares", "sessions", "trial", "story", "journal", "transfer", "upkeep")),
     ("client", ("wire", "migrations", "agents", "answers", "client")),
     ("daemon", ("service", "carrying", "journaling", "storytelling", "doors", "inside", "daemon")),
     ("faces", ("mcp", "adapters", "cli", "__main__")),

@@ -195,6 +195,14 @@ def count(text: str) -> int:
     return int(text)
 
 
+def spares(text: str) -> int:
+    if text == "off":
+        return 0
+    if not text.isdecimal() or int(text) > 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither `off` nor a number up to 16")
+    return int(text)
+
+
 def box_path(text: str) -> str:
     if not text.startswith("/"):
         raise argparse.ArgumentTypeError(f"{text!r} must start at the root: /{text}")
@@ -307,6 +315,12 @@ def _new(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cpus", metavar="N", type=positive, help="the most processors it may use: 1.5")
     parser.add_argument("--pids", metavar="N", type=count, help="the most processes it may have")
+    parser.add_argument(
+        "--spares",
+        metavar="N|off",
+        type=spares,
+        help="how many of its points have a twin restored ahead of time: a restore to one takes milliseconds",
+    )
     parser.add_argument(
         "--auto", action="store_true", help="take a point after each command that changed something"
     )

@@ -54,6 +54,7 @@ def _box_options(given: Any) -> dict[str, Any]:
         "memory_bytes": given.memory,
         "cpus": given.cpus,
         "pids": given.pids,
+        "spares": given.spares,
         "confined": not given.privileged,
     }
 

@@ -34,7 +34,7 @@ from waypoint.box import ENGINE_IN_BOX, Box
 from waypoint.engine import criu, traits
 from waypoint.engine.protobuf import read_image
 from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
-from waypoint.kernel import network, overlay, processes, typeahead
+from waypoint.kernel import network, overlay, processes, timers, typeahead
 from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 from waypoint.model import Record
 
@@ -390,14 +390,25 @@ def saved_facts(images: Path) -> Saved:
 
 
 class Held:
-    """A tree that exists in its new box and has not run yet. `release` lets it go; `drop` ends it."""
+    """A tree that exists in its box and has not run yet. `release` lets it go, the end of its box ends it."""
 
     def __init__(self, box: Box, saved: Saved, talk: criu.Conversation, images: Path) -> None:
         self.box, self.saved, self._talk, self._images = box, saved, talk, images
+        self._clocks: list[timers.Stopped] = []
+
+    def stop_clocks(self) -> None:
+        """For one that is held for long. CRIU sets a process's own timers, and ends the repair of its TCP
+        connections, on its way out of this stage; timer descriptors run from the moment they are there."""
+        for process in processes.below(self.box.pid):
+            for fd, target in processes.descriptors(process.host_pid).items():
+                if target == timers.TARGET:
+                    self._clocks.append(timers.stop(processes.duplicate(process.host_pid, fd)))
 
     def release(self) -> None:
         """Lets the tree run. From here on it lives."""
         try:
+            while self._clocks:
+                self._clocks.pop().resume()
             self._talk.answer()
             self._talk.proceed()
         except criu.CriuFailed as error:
@@ -405,6 +416,12 @@ class Held:
         finally:
             self._talk.close()
         self.box.keeper.adopt(self.saved.anchor)
+
+    def close(self) -> None:
+        """For one that will never run."""
+        self._talk.close()
+        while self._clocks:
+            os.close(self._clocks.pop().fd)
 
 
 def hold(box: Box, images: Path) -> Held:

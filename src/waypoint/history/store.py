@@ -414,6 +414,17 @@ class Store:
         rows = self._rows(f"{self._POINTS} WHERE c.id = ?", checkpoint_id)
         return self._checkpoint(rows[0]) if rows else None
 
+    def likely_targets(self, session_id: str, most: int) -> list[tuple[str, int]]:
+        """The whole points somebody may soon want to be back at, and what they weigh: where the session
+        stands, then the newest ones that were given a name or pinned."""
+        rows = self._rows(
+            "SELECT c.id, c.size_bytes FROM sessions s JOIN checkpoints c"
+            " ON c.id = s.head OR (c.session = s.id AND (c.name IS NOT NULL OR c.pinned))"
+            " WHERE s.id = ? AND NOT c.files_only ORDER BY c.id = s.head DESC, c.created_at DESC LIMIT ?",
+            *(session_id, most),
+        )
+        return [(row["id"], row["size_bytes"]) for row in rows]
+
     def checkpoint_ids(self) -> set[str]:
         return {row["id"] for row in self._rows("SELECT id FROM checkpoints")}
 

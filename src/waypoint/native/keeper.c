@@ -54,6 +54,9 @@
 #define ANCHOR "/dev/waypoint/bin/anchor"
 #define ANCHOR_SOCKET "/dev/waypoint.sock"
 #define PACKET_BYTES (1 << 18)
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x00000080
+#endif
 #define RING_BYTES (1 << 18)
 #define MOST_CLIENTS 8
 #define MOST_FDS 250 /* the kernel takes 253 at once */
@@ -548,28 +551,36 @@ static pid_t start_anchor(void)
 	return pid;
 }
 
+static int join_anchor(const char *kind, int flag)
+{
+	char path[64];
+	int space, failed;
+
+	snprintf(path, sizeof(path), "/proc/%d/ns/%s", anchor, kind);
+	space = open(path, O_RDONLY | O_CLOEXEC);
+	failed = space < 0 || setns(space, flag);
+	close(space);
+	return failed;
+}
+
 /* A program beside the tree: CRIU and its helpers. `ipc`: "keep" the keeper's namespace, "join" the
-   anchor's, or a "new" one. Its standard input is the terminal, which is how CRIU finds it. */
+   anchor's, or a "new" one. Its standard input is the terminal, which is how CRIU finds it. A tree that
+   was restored once has clocks of its own: beside it CRIU need not send somebody in to read them. */
 static pid_t run_beside(const char *ipc, char **argv, char **env, const int *fds, int count)
 {
 	pid_t pid = fork();
 
 	if (pid == 0) {
 		int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-		char path[64];
 
 		default_signals(SIG_UNBLOCK);
 		setpgid(0, 0);
 		if (!strcmp(ipc, "new") && unshare(CLONE_NEWIPC))
 			_exit(125);
-		if (!strcmp(ipc, "join")) {
-			int space;
-
-			snprintf(path, sizeof(path), "/proc/%d/ns/ipc", anchor);
-			space = open(path, O_RDONLY | O_CLOEXEC);
-			if (space < 0 || setns(space, CLONE_NEWIPC))
-				_exit(125);
-		}
+		if (!strcmp(ipc, "join") && join_anchor("ipc", CLONE_NEWIPC))
+			_exit(125);
+		if (anchor > 0)
+			join_anchor("time", CLONE_NEWTIME);
 		dup2(slave, 0);
 		dup2(nothing, 1);
 		dup2(nothing, 2);
@@ -842,6 +853,11 @@ static void act(int client, char *packet, size_t length, int *fds, int count)
 			answer(client, NULL, 0, "error %d last-pid", errno);
 		else
 			answer(client, NULL, 0, "ok %d", atoi(text));
+	} else if (!strcmp(words[0], "hostname") && n == 2) {
+		if (sethostname(words[1], strlen(words[1])))
+			answer(client, NULL, 0, "error %d hostname", errno);
+		else
+			answer(client, NULL, 0, "ok");
 	} else if (!strcmp(words[0], "foreground") && n == 2) {
 		if (tcsetpgrp(slave, atoi(words[1])))
 			answer(client, NULL, 0, "error %d foreground", errno);

@@ -1,0 +1,189 @@
+"""Which points have a spare, decided without any: what is made and ended here only says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from waypoint import spares
+from waypoint.errors import NotFound
+from waypoint.spares import Spares, Wanted
+
+MEGABYTE = 1 << 20
+
+
+class Twin:
+    def __init__(self, point: str) -> None:
+        self.point = point
+        self.alive = True
+
+
+class World:
+    """Who makes and ends, and how long that takes."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.ended: list[str] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.broken: set[str] = set()
+
+    def make(self, point: str) -> Twin:
+        self.made.append(point)
+        assert self.go.wait(10)
+        if point in self.broken:
+            raise NotFound(point)
+        return Twin(point)
+
+    def end(self, twin: Twin) -> None:
+        self.ended.append(twin.point)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def made(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spares[Twin]]:
+    monkeypatch.setattr(spares, "_CALM_SECONDS", 0.0)
+    monkeypatch.setenv("WAYPOINT_SPARE_BYTES", str(10 * MEGABYTE))
+    found: Spares[Twin] = Spares(world.make, world.end)
+    yield found
+    world.go.set()
+    found.close()
+    assert sorted(world.made) == sorted([*world.ended, *world.broken]), "each is ended in the end"
+
+
+def until(happened: object, *args: object) -> None:
+    assert callable(happened)
+    deadline = time.monotonic() + 10
+    while not happened(*args):
+        assert time.monotonic() < deadline, "never happens"
+        time.sleep(0.002)
+
+
+def want(made: Spares[Twin], session: str, *points: str, size_bytes: int = MEGABYTE) -> None:
+    made.want(session, [Wanted(point, size_bytes) for point in points])
+
+
+def test_what_is_wanted_is_made_and_what_is_no_longer_wanted_ends(made: Spares[Twin], world: World) -> None:
+    want(made, "a", "p1", "p2")
+    until(lambda: sorted(made.held()) == ["p1", "p2"])
+    assert world.made == ["p1", "p2"], "the most important first"
+    want(made, "a", "p3", "p1")
+    until(lambda: sorted(made.held()) == ["p1", "p3"])
+    assert world.ended == ["p2"]
+
+
+def test_one_that_is_taken_is_made_again(made: Spares[Twin], world: World) -> None:
+    want(made, "a", "p1")
+    until(lambda: made.held() == ["p1"])
+    taken = made.take("p1")
+    assert taken is not None
+    assert taken.point == "p1"
+    until(lambda: made.held() == ["p1"])
+    assert world.made == ["p1", "p1"]
+    world.ended.append("p1")  # the taken one is the caller's to end
+    assert made.take("nothing of the kind") is None
+
+
+def test_one_that_is_being_made_is_waited_for(made: Spares[Twin], world: World) -> None:
+    world.go.clear()
+    want(made, "a", "p1")
+    until(lambda: world.made == ["p1"])
+    threading.Timer(0.05, world.go.set).start()
+    taken = made.take("p1")
+    assert taken is not None
+    assert taken.point == "p1"
+    world.ended.append("p1")
+
+
+def test_the_first_wish_of_each_session_comes_before_the_second_of_any(
+    made: Spares[Twin], world: World
+) -> None:
+    world.go.clear()
+    want(made, "a", "a1", "a2", size_bytes=4 * MEGABYTE)
+    until(lambda: world.made == ["a1"])
+    want(made, "b", "b1", "b2", size_bytes=4 * MEGABYTE)
+    world.go.set()
+    until(lambda: sorted(made.held()) == ["a1", "b1"])
+    time.sleep(0.02)
+    assert sorted(made.held()) == ["a1", "b1"], "no room for a third"
+
+
+def test_a_point_larger_than_the_budget_has_none(made: Spares[Twin]) -> None:
+    want(made, "a", "huge", size_bytes=11 * MEGABYTE)
+    want(made, "b", "small")
+    until(lambda: made.held() == ["small"])
+
+
+def test_a_point_that_several_want_has_one(made: Spares[Twin], world: World) -> None:
+    for session in "abc":
+        want(made, session, "p1")
+    until(lambda: made.held() == ["p1"])
+    assert world.made == ["p1"]
+
+
+def test_a_failure_is_not_tried_for_ever(made: Spares[Twin], world: World) -> None:
+    world.broken.add("bad")
+    want(made, "a", "bad", "good")
+    until(lambda: made.held() == ["good"])
+    assert world.made == ["bad", "good"]
+    assert made.take("bad") is None
+
+
+def test_one_is_gone_with_its_point(made: Spares[Twin], world: World) -> None:
+    want(made, "a", "p1", "p2")
+    until(lambda: len(made.held()) == 2)
+    made.drop(["p1"])
+    assert world.ended == ["p1"], "and that is over when drop returns"
+    assert made.held() == ["p2"]
+
+
+def test_one_that_is_being_made_is_gone_with_its_point_too(made: Spares[Twin], world: World) -> None:
+    world.go.clear()
+    want(made, "a", "p1")
+    until(lambda: world.made == ["p1"])
+    threading.Timer(0.05, world.go.set).start()
+    made.drop(["p1"])
+    assert world.ended == ["p1"]
+    assert made.held() == []
+
+
+def test_one_that_died_is_not_given_away(made: Spares[Twin], world: World) -> None:
+    world.go.clear()
+    want(made, "a", "p1")
+    world.go.set()
+    until(lambda: made.held() == ["p1"])
+    made._held["p1"].twin.alive = False
+    assert made.take("p1") is None
+    until(lambda: made.held() == ["p1"])
+
+
+def test_one_that_was_held_for_long_is_made_anew(
+    made: Spares[Twin], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAYPOINT_SPARE_SECONDS", "0.05")
+    want(made, "a", "p1")
+    until(lambda: len(world.made) > 2)
+    monkeypatch.setenv("WAYPOINT_SPARE_SECONDS", "60")
+
+
+def test_an_idle_session_keeps_none(
+    made: Spares[Twin], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAYPOINT_SPARE_SECONDS", "0.05")
+    monkeypatch.setattr(spares, "_IDLE_SECONDS", 0.2)
+    want(made, "a", "p1")
+    until(lambda: made.held() == ["p1"])
+    until(lambda: made.held() == [])
+
+
+def test_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, meant in (("off", 0), ("0", 0), ("3", 3), ("1000", 16), ("nonsense", 0), ("", 2)):
+        monkeypatch.setenv("WAYPOINT_SPARES", given)
+        assert spares.per_session() == meant
