@@ -57,7 +57,30 @@ def test_a_point_after_each_tool_call_that_changed_something(
     session.run("python3 -m http.server 8000 >/dev/null 2>&1 &")
     session.run("until (echo >/dev/tcp/127.0.0.1/8000) 2>/dev/null; do :; done")
     tell("Stop", last_assistant_message="The login works.")
+    tell("Stop", last_assistant_message="The login works.")
     assert intents(session)[2:] == ["Fix the login"], "a server that listens is a change"
+
+
+def test_what_was_said_and_done_is_on_record(session: waypoint.Session, tell: Callable[..., Any]) -> None:
+    tell("UserPromptSubmit", prompt="Fix it")
+    edit = {"tool_name": "Edit", "tool_input": {"file_path": "/srv/a"}, "tool_use_id": "u1"}
+    tell("PostToolUse", **edit, tool_response={"ok": True})
+    tell("PostToolUse", tool_name="mcp__waypoint__run", tool_input={"command": "ls"}, tool_response="out")
+    tell("Stop", last_assistant_message="Done.")
+    tell("Stop", last_assistant_message="Done.")
+    said = session.messages()
+    assert [one.get("role") or one["kind"] for one in said] == [
+        *("user", "tool_call", "tool_result", "tool_call", "assistant"),
+    ]
+    assert said[1] == {
+        "kind": "tool_call",
+        "name": "Edit",
+        "call": "u1",
+        "arguments": {"file_path": "/srv/a"},
+    }
+    assert said[2]["content"] == '{"ok": true}'
+    actors = [event.actor for event in session.trace(kinds=["message", "tool_call"])]
+    assert actors == ["person", "agent", "agent", "agent"]
 
 
 def test_what_the_agent_writes_about_itself_is_no_change(

@@ -206,6 +206,70 @@ def test_long_answers_are_cut_and_can_be_read_on(session: waypoint.Session) -> N
     story(work)
 
 
+def test_what_was_said_and_planned_goes_back_with_the_machine(session: waypoint.Session) -> None:
+    async def work() -> None:
+        async with connected() as ask:
+            await ask("record", what="user", content="write two notes")
+            await ask("task", action="add", titles=["first note", "second note"])
+            await ask("task", action="add", titles=["first note"])
+            await ask("run", command="echo 1 > /srv/1")
+            done = (await ask("task", action="done", task="first note", checkpoint=True, note="short")).ok()
+            assert [one["state"] for one in done.data["tasks"]] == ["completed", "pending"]
+            assert done.data["tasks"][0]["checkpoint"]
+            kept = (await ask("checkpoint", name="half", agent_state='{"step": 1}')).ok()
+            assert kept.data["point"]["actor"] == "agent"
+            await ask("task", action="start", task="2")
+            await ask("run", command="echo 2 > /srv/2; false")
+            await ask("task", action="fail", task="second note", note="no room")
+
+            plan = (await ask("preview", ref="half")).data["plan"]
+            back = (await ask("restore", plan=plan)).ok()
+            assert back.data["agent_state"] == '{"step": 1}'
+            assert '{"step": 1}' in back.text
+            assert "[x] 1 first note  (short)" in (await ask("tasks")).text
+            assert [one["state"] for one in (await ask("tasks")).data["tasks"]] == ["completed", "pending"]
+            resumed = (await ask("resume")).ok()
+            assert resumed.data["task"]["title"] == "second note"
+            assert "second note" in resumed.text
+
+            told = (await ask("trace")).text
+            assert "user: write two notes" in told
+            assert "$ echo 1 > /srv/1 → exit 0" in told
+            assert "echo 2" not in told, "that is not what led here"
+            assert "echo 2 > /srv/2; false → exit 1" in (await ask("trace", everything=True)).text
+            assert (await ask("task", action="done", task="nothing")).failed
+            assert (await ask("task", action="start")).code == "usage"
+
+    story(work)
+    assert {event.actor for event in session.trace(kinds=["command", "task"])} == {"agent"}
+    assert [event.actor for event in session.trace(kinds=["message"])] == ["person"]
+
+
+def test_the_trace_is_paged_and_an_event_is_shown_in_full(session: waypoint.Session) -> None:
+    for number in range(40):
+        session.record("note", f"note {number}")
+    session.run("seq 20000")
+
+    async def work() -> None:
+        async with connected() as ask:
+            page = await ask("trace", kinds=["note"], limit=5)
+            assert [one["text"] for one in page.data["events"]] == [f"note: note {n}" for n in range(35, 40)]
+            seen = page.data["events"]
+            while page.data["cursor"]:
+                page = (await ask("more", cursor=page.data["cursor"])).ok()
+                seen = [*page.data["events"], *seen]
+            assert [one["text"] for one in seen] == [f"note: note {n}" for n in range(40)]
+            assert (await ask("more", cursor="trace:nonsense")).code == "not_found"
+            command = (await ask("trace", kinds=["command"])).data["events"][-1]
+            whole = await ask("trace", event=command["id"])
+            assert "seq 20000" in whole.text
+            assert "19999\n20000" in whole.text
+            assert whole.data["cursor"]
+            assert (await ask("trace", event=10**9)).code == "not_found"
+
+    story(work)
+
+
 def test_every_tool_says_what_it_is_and_what_it_takes(home: Home) -> None:
     async def work() -> None:
         async with connected() as ask:
@@ -218,7 +282,7 @@ def test_every_tool_says_what_it_is_and_what_it_takes(home: Home) -> None:
                     assert argument.get("description"), f"{tool.name}: what is {name}?"
             hints = {name: tool.annotations for name, tool in tools.items() if tool.annotations}
             reads = {name for name, hint in hints.items() if hint.read_only_hint}
-            assert {"sessions", "log", "show", "status", "diff", "preview", "more"} <= reads
+            assert {"sessions", "log", "show", "status", "diff", "preview", "more", "trace", "tasks"} <= reads
             destroys = {name for name, hint in hints.items() if hint.destructive_hint}
             assert destroys == {"run", "restore", "undo", "stop"}
             assert not reads & destroys

@@ -43,8 +43,8 @@ class Way(Protocol):
     def checkpoint(self, intent: str) -> None:
         """Takes a point, in the agent's name."""
 
-    def record(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Adds to what is on record."""
+    def record(self, what: str, content: Any, name: str = "", call: str = "") -> None:
+        """Adds to what is on record: a role and its words, a tool's call or its result."""
 
     def classify(self, command: str) -> Decided:
         """What the policy says."""
@@ -66,7 +66,7 @@ def answer(agent: Agent, happening: Happening, way: Way, *, allow: bool = False)
     match happening.event:
         case "prompt":
             _remember(happening, {"intent": _first_line(happening.words)})
-            _record(way, "message", {"role": "user", "content": happening.words})
+            _record(way, "user", happening.words)
         case "before" if happening.command:
             return _rule(agent, happening.command, way, allow=allow)
         case "after":
@@ -75,7 +75,7 @@ def answer(agent: Agent, happening: Happening, way: Way, *, allow: bool = False)
         case "stop":
             if happening.words and _recall(happening).get("said") != _mark(happening.words):
                 _remember(happening, {"said": _mark(happening.words)})
-                _record(way, "message", {"role": "assistant", "content": happening.words})
+                _record(way, "assistant", happening.words)
             _keep(agent, happening, way)
     return None
 
@@ -96,18 +96,19 @@ def _keep(agent: Agent, happening: Happening, way: Way) -> None:
 
 
 def _record_call(way: Way, happening: Happening) -> None:
-    call = {"tool": happening.tool, "id": happening.call, "input": happening.input}
-    _record(way, "tool_call", call)
-    if not happening.own:
-        result = happening.result if isinstance(happening.result, str) else json.dumps(happening.result)
-        cut = result[:_MOST_RESULT_CHARACTERS]
-        _record(way, "tool_result", {"tool": happening.tool, "id": happening.call, "output": cut})
+    _record(way, "tool_call", happening.input, happening.tool, happening.call)
+    if not happening.own and happening.result:
+        found = happening.result
+        words = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+        _record(way, "tool_result", words[:_MOST_RESULT_CHARACTERS], happening.tool, happening.call)
 
 
-def _record(way: Way, kind: str, body: Mapping[str, Any]) -> None:
+def _record(way: Way, what: str, content: Any, name: str = "", call: str = "") -> None:
     """A record that fails must not cost the point that comes after it."""
+    if not content and what != "tool_call":
+        return
     try:
-        way.record(kind, body)
+        way.record(what, content, name, call)
     except WaypointError as error:
         note(f"not recorded: {error.message}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from waypoint.adapters.answering import Decided
@@ -15,6 +15,8 @@ DOOR = "/dev/waypoint.inside/replies"
 """There where a session can ask about itself."""
 PROGRAM = "/dev/waypoint/bin/inside/waypoint"
 _INSIDE_SECONDS = 60.0
+_MOST_CHARACTERS = 30_000
+"""What can be said through the door at once is limited."""
 
 
 class Outside:
@@ -22,16 +24,16 @@ class Outside:
 
     def __init__(self, client: Client, session: str) -> None:
         self._client = client
-        self._session = Session(client, session)
+        self._session = Session(client, session, "agent")
 
     def changed(self, besides: Sequence[str]) -> bool:
         return self._session.changed(besides=besides)
 
     def checkpoint(self, intent: str) -> None:
-        self._session.checkpoint(intent, actor="agent")
+        self._session.checkpoint(intent)
 
-    def record(self, kind: str, body: Mapping[str, Any]) -> None:
-        self._client.call("record", {"session": self._session.name, "kind": kind, "body": dict(body)})
+    def record(self, what: str, content: Any, name: str = "", call: str = "") -> None:
+        self._session.record(what, content, name=name or None, call=call or None)
 
     def classify(self, command: str) -> Decided:
         found = self._client.call("classify", {"session": self._session.name, "command": command})
@@ -47,8 +49,15 @@ class Inside:
     def checkpoint(self, intent: str) -> None:
         self._ask("checkpoint", "--", intent)
 
-    def record(self, kind: str, body: Mapping[str, Any]) -> None:
-        self._ask("record", kind, "--", json.dumps(body))
+    def record(self, what: str, content: Any, name: str = "", call: str = "") -> None:
+        words = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        more = [
+            word
+            for option, value in (("--name", name), ("--call", call))
+            if value
+            for word in (option, value)
+        ]
+        self._ask("record", *more, "--", what, words[:_MOST_CHARACTERS])
 
     def classify(self, command: str) -> Decided:
         found = self._ask("classify", "--", command)

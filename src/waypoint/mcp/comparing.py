@@ -83,11 +83,11 @@ def compare(client: Client, asked: Sequence[str], base: str, verify: str, timeou
     for word in asked:
         live = word in sessions
         if live:
-            session = Session(client, word)
+            session = Session(client, word, "agent")
             head = sessions[word]["head"]
             changed = head is None or bool(session.status().diff)
             if verify and changed:
-                point: Checkpoint | None = session.checkpoint("compared with others", actor="agent")
+                point: Checkpoint | None = session.checkpoint("compared with others")
             else:
                 point = session.point(head) if head else None
         else:

@@ -15,6 +15,7 @@ from mcp.types import CallToolResult, Resource, TextContent, ToolAnnotations
 
 from waypoint import __version__, errors
 from waypoint.client import Client, Session
+from waypoint.mcp.journal_tools import JournalTools
 from waypoint.mcp.tools import Answer, Tools
 
 T = TypeVar("T")
@@ -30,7 +31,8 @@ as `verify`.
 3. When something broke: `log` and `diff` show what really changed. `preview` a point, read the plan, \
 `restore` it. `undo` takes a restore back.
 4. Unsure which way is best? `fork` a point, work in each fork, `compare` them with a `verify` command.
-5. Nothing that happened outside (a push, a request) comes back with a restore.
+5. Plan with `task`, say what you decide with `record`; `resume` tells where work that was begun stands.
+6. Nothing that happened outside (a push, a request) comes back with a restore.
 Answers are kept short: `more` with the cursor reads on. Errors say what to do next."""
 
 _TITLES = {
@@ -50,6 +52,11 @@ _TITLES = {
     "fork": "Fork live sessions from a point",
     "compare": "Compare forks or points",
     "verify": "Verify a point",
+    "tasks": "List tasks",
+    "task": "Plan and report tasks",
+    "record": "Record what was said",
+    "trace": "What happened",
+    "resume": "Take up work",
 }
 
 
@@ -81,6 +88,11 @@ _HINTS = {
     "fork": _ADDS,
     "compare": _ADDS,
     "verify": _ADDS,
+    "tasks": _READS,
+    "task": _ADDS,
+    "record": _ADDS,
+    "trace": _READS,
+    "resume": _Hints(idempotent=True),
 }
 
 
@@ -96,14 +108,14 @@ class Server(MCPServer[Any]):
             log_level="WARNING",
         )
         self._client = client
-        tools = Tools(client, session)
+        tools = JournalTools(client, session)
         for name, title in _TITLES.items():
             hints = _HINTS[name]
             self.add_tool(
                 _answering(getattr(tools, name)),
                 name=name,
                 title=title,
-                description=_one_line(getattr(Tools, name).__doc__),
+                description=_one_line(getattr(JournalTools, name).__doc__),
                 annotations=ToolAnnotations(
                     title=title,
                     read_only_hint=hints.read_only,

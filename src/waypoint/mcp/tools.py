@@ -10,6 +10,7 @@ for by an agent, and is marked so.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ import anyio.to_thread
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
-from waypoint import answers, errors, model
+from waypoint import agents, answers, errors, model
 from waypoint.client import Checkpoint, Client, Result, Session
 from waypoint.mcp.pages import PAGE_CHARACTERS, Shelf
 from waypoint.words import clock, milliseconds, shown
@@ -208,6 +209,7 @@ class Tools:
 
     async def more(
         self,
+        *,
         cursor: Annotated[str, Field(description="The cursor of the answer that was cut.")],
         max_characters: Annotated[
             int, Field(description="How much is shown.", ge=200, le=100_000)
@@ -242,6 +244,9 @@ class Tools:
         ] = "",
         wait: Annotated[bool, Field(description="Wait for the verification.")] = True,
         files_only: Annotated[bool, Field(description="Keep files, no processes.")] = False,
+        agent_state: Annotated[
+            str, Field(description="What you want to know when you are back here; `restore` gives it back.")
+        ] = "",
     ) -> Answer:
         """Keep this moment: files, processes with their memory, shell and terminal. Takes milliseconds; the
         session goes on running. Take one before anything risky and after each step that works."""
@@ -253,14 +258,14 @@ class Tools:
                 files_only=files_only,
                 verify=verify or None,
                 wait=wait,
-                actor="agent",
+                agent_state=agent_state or None,
             ),
             ctx,
             "verifying" if verify else "taking a checkpoint",
         )
         text = f"Kept as {_called(point.info)} (paused {milliseconds(point.info.pause_ms)})."
         if point.info.verdict:
-            text += f"\n{answers.verdict(_plain(point.info.verdict))}"
+            text += f"\n{answers.verdict(plain(point.info.verdict))}"
         if point.info.coverage:
             text += "\nnot held: " + " · ".join(map(shown, point.info.coverage))
         return Answer(text, {"point": _brief(point.info)})
@@ -311,7 +316,7 @@ class Tools:
             "gaps": card.gaps,
             "cursor": page.cursor,
         }
-        return Answer(_cut(page.text, page.cursor), data)
+        return Answer(cut(page.text, page.cursor), data)
 
     async def status(self, session: Name = "", ctx: Context[Any, Any] | None = None) -> Answer:
         """Where a session stands: its last point, what runs, what has changed since and is in no point
@@ -328,7 +333,7 @@ class Tools:
             "summary": found.data["summary"],
             "cursor": page.cursor,
         }
-        return Answer(_cut(page.text, page.cursor), data)
+        return Answer(cut(page.text, page.cursor), data)
 
     async def diff(
         self,
@@ -364,7 +369,7 @@ class Tools:
             "redacted": found.redacted,
             "cursor": page.cursor,
         }
-        return Answer(_cut(page.text, page.cursor), data)
+        return Answer(cut(page.text, page.cursor), data)
 
     # ---- going back --------------------------------------------------------------------------
 
@@ -392,7 +397,7 @@ class Tools:
             "files_only": files_only,
             "cursor": page.cursor,
         }
-        text = f"{_cut(page.text, page.cursor)}\nplan {plan.id}: restore(plan={plan.id!r}) does this"
+        text = f"{cut(page.text, page.cursor)}\nplan {plan.id}: restore(plan={plan.id!r}) does this"
         return Answer(text, data)
 
     async def restore(
@@ -491,8 +496,8 @@ class Tools:
             return point.info, verdict
 
         info, verdict = await self._ask(work, ctx, f"verifying {ref}")
-        told = _verdict(_plain(verdict)) if verdict else None
-        text = f"{_called(info)}: {answers.verdict(_plain(verdict)) if verdict else 'no verdict yet'}"
+        told = _verdict(plain(verdict)) if verdict else None
+        text = f"{_called(info)}: {answers.verdict(plain(verdict)) if verdict else 'no verdict yet'}"
         if verdict and verdict.output.strip():
             text += f"\n{verdict.output.rstrip()}"
         return Answer(text, {"point": _brief(info), "verdict": told})
@@ -500,7 +505,7 @@ class Tools:
     # ---- asking ------------------------------------------------------------------------------
 
     def _session(self, name: str) -> Session:
-        return Session(self._client, name or self._default)
+        return Session(self._client, name or self._default, "agent")
 
     def _point(self, session: str, ref: str) -> Checkpoint:
         return self._session(session).point(ref)
@@ -548,24 +553,24 @@ async def _tell_progress(ctx: Context[Any, Any], doing: str | Callable[[], str])
 # ---- words and data ------------------------------------------------------------------------------
 
 
-def _plain(record: Any) -> dict[str, Any]:
+def plain(record: Any) -> dict[str, Any]:
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(record)
     return found
 
 
-def _cut(text: str, cursor: str | None) -> str:
+def cut(text: str, cursor: str | None) -> str:
     return f"{text}\n[cut; more(cursor={cursor!r}) reads on]" if cursor else text
 
 
 def _called(point: model.Checkpoint) -> str:
-    return f"{point.session}:{answers.quoted(_plain(point))}"
+    return f"{point.session}:{answers.quoted(plain(point))}"
 
 
 def _brief(point: model.Checkpoint | Mapping[str, Any]) -> dict[str, Any]:
     """A point in few words: what a model needs to choose one."""
-    found = point if isinstance(point, Mapping) else _plain(point)
+    found = point if isinstance(point, Mapping) else plain(point)
     return {
         "ref": f"{found['session']}:{found['label']}",
         "id": found["id"],
@@ -602,7 +607,7 @@ def _log_lines(point: Mapping[str, Any], *, head: str | None, good: set[str]) ->
     return lines
 
 
-def _restored(done: model.Restored) -> Answer:
+def _restored(done: agents.Restored) -> Answer:
     text = f"{done.session.name} is at {_called(done.checkpoint)} (ready in {milliseconds(done.ready_ms)})."
     if done.safety:
         text += f" What was there is kept as {done.safety.label}; `undo` goes back to it."
@@ -611,5 +616,13 @@ def _restored(done: model.Restored) -> Answer:
         "point": _brief(done.checkpoint),
         "safety": _brief(done.safety) if done.safety else None,
         "ready_ms": done.ready_ms,
+        "agent_state": None,
     }
+    state = done.agent_state()
+    if isinstance(state, bytes):
+        text += f"\nAn agent left {len(state)} bytes with that point."
+    elif state is not None:
+        data["agent_state"] = state
+        words = state if isinstance(state, str) else json.dumps(state, ensure_ascii=False)
+        text += f"\nLeft with that point: {words}"
     return Answer(text, data)
