@@ -654,7 +654,8 @@ def _prepare(home: Home) -> Sessions:
     home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
     pool = open_pool(home.path, size_bytes=_pool_size())
     kdat = home.run / "criu.kdat"
-    if not kdat.exists():
+    # It belongs to one engine: another may know more of the kernel, or show CRIU more (native/shim.c).
+    if not kdat.exists() or kdat.stat().st_mtime < (engine / "engine.json").stat().st_mtime:
         data = probe.kernel_data(engine)
         kdat.with_suffix(".new").write_bytes(data)
         kdat.with_suffix(".new").rename(kdat)

@@ -345,6 +345,8 @@ _NATIVES = {
     "anchor.c": ("bin/anchor", ("-static", *_WARNINGS)),
     "relock.c": ("bin/relock", ("-static", *_WARNINGS)),
     "inside.c": ("bin/inside/waypoint", ("-static", *_WARNINGS)),
+    "track.c": ("bin/track", ("-static", *_WARNINGS)),
+    "flatten.c": ("bin/flatten", ("-static", *_WARNINGS)),
     "shim.c": ("criu/shim.so", ("-shared", "-fPIC", *_WARNINGS)),
 }
 SHELL_INTEGRATION = Path(__file__).parent / "shell" / "integration.bash"

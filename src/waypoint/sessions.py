@@ -52,6 +52,7 @@ from waypoint.box import (
     write_plan,
 )
 from waypoint.engine import criu, tree
+from waypoint.engine.tracking import Memory
 from waypoint.errors import (
     AlreadyExists,
     CannotCheckpoint,
@@ -142,7 +143,13 @@ class Live:
     """A session that runs: its box, its terminal, and who may change it."""
 
     def __init__(
-        self, session_id: str, box: Box, terminal: Terminal, cgroup: cgroups.Cgroup, stream: Stream
+        self,
+        session_id: str,
+        box: Box,
+        terminal: Terminal,
+        cgroup: cgroups.Cgroup,
+        stream: Stream,
+        memory: Memory,
     ) -> None:
         self.session_id = session_id
         self.stream = stream
@@ -151,6 +158,7 @@ class Live:
         self.box = box
         self.terminal = terminal
         self.cgroup = cgroup
+        self.memory = memory
         self.programs: dict[int, Program] = {}
         self.early_exits: dict[int, int] = {}
         """Children of the anchor that ended before their starter could say what they are."""
@@ -473,7 +481,8 @@ class Sessions:
         events = Keeper(socket_path(self.home, box.id))
         terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
         stream = self.trajectory.open(session_id, lambda: self._redactor(box, terminal))
-        live = Live(session_id, box, terminal, cgroups.find(self.home.tag, box.id), stream)
+        group = cgroups.find(self.home.tag, box.id)
+        live = Live(session_id, box, terminal, group, stream, Memory(self.engine))
         terminal.when_happened = lambda what: _told(stream, what)
         printed = events.serve()
         if picture:
@@ -597,6 +606,7 @@ class Sessions:
         live.terminal.close(why)
         live.stream.close()
         live.box.kill(self.home)
+        live.memory.close()
         live.terminal.events.close()
         for program in live.programs.values():
             program.ended.set()
@@ -907,8 +917,8 @@ class Sessions:
                         observe(live.box, live.terminal, members, own_network=row.options.net != "host")
                     )
 
-                memory = sum(sum(processes.memory_bytes(one)) for one in processes.host_pids(live.box.pid))
-                with self._ram.ahead_of(images, memory) as written:
+                size_bytes = live.memory.prepare(processes.host_pids(live.box.pid))
+                with self._ram.ahead_of(images, size_bytes) as written:
                     with live.terminal.steady(), contextlib.ExitStack() as around:
                         for surround in self.during_dump:
                             around.enter_context(surround(live, written))
@@ -919,13 +929,15 @@ class Sessions:
                             outside_pipes=pipes,
                             shell=shell.pid if shell else 0,
                             while_frozen=while_frozen,
+                            memory=live.memory,
+                            whole=images,
                         )
                     (written / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[-1]))
                     (written / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[-1]))
                     addresses = tuple(criu.bound_addresses(written)) if row.options.net == "nat" else ()
                     facts = BoxFacts(addresses=addresses, open_files=saved.open_files)
                     (written / _BOX_FILE).write_bytes(msgspec.json.encode(facts))
-                    tree.seal(written)
+                tree.seal(images)
                 pause_ms, count = stats.pause_ms, saved.processes
                 covered += saved.notes
                 covered += lost_from_dev(live.box)
@@ -958,6 +970,8 @@ class Sessions:
             )
             undo.pop_all()
             live.stream.release()
+        if not files_only:
+            live.memory.settle(published / "images")
         for told in self.after_checkpoint:
             told(row, point)
         if kind != "safety" and not files_only:

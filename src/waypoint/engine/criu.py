@@ -33,6 +33,8 @@ _FILE_LOCKS = 8
 _LOG_LEVEL = 9
 _LOG_FILE = 10
 _NOTIFY_SCRIPTS = 12
+_PARENT_IMG = 14
+_TRACK_MEM = 15
 _LINK_REMAP = 18
 _INHERIT_FD = 27
 _MANAGE_CGROUPS_MODE = 34
@@ -58,6 +60,8 @@ class DumpStats:
     freezing_ms: float
     frozen_ms: float
     pages_written: int
+    pages_in_parent: int = 0
+    """Not written since the dump it was compared with, and so not copied."""
 
     @property
     def pause_ms(self) -> float:
@@ -103,9 +107,22 @@ def _common(log: str, *, lock_network: bool, log_level: int) -> Message:
     }
 
 
-def dump_request(pid: int, *, lock_network: bool, log_level: int = _LOG_WARNINGS) -> bytes:
-    """Dump the tree below `pid` and leave it running."""
+def dump_request(
+    pid: int,
+    *,
+    lock_network: bool,
+    track: bool = False,
+    with_parent: bool = False,
+    log_level: int = _LOG_WARNINGS,
+) -> bytes:
+    """Dump the tree below `pid` and leave it running. `track`: writes to its memory are noticed
+    (tracking.py); `with_parent`: only what was written since the images in the folder that is the first
+    inherited descriptor is to be dumped."""
     options = _common("dump.log", lock_network=lock_network, log_level=log_level)
+    if track:
+        options[_TRACK_MEM] = True
+        if with_parent:
+            options[_PARENT_IMG] = f"/proc/self/fd/{FIRST_INHERITED_FD}"
     return encode({1: DUMP, 2: {**options, _PID: pid, _LEAVE_RUNNING: True}})
 
 
@@ -174,7 +191,8 @@ def dump_stats(images: Path) -> DumpStats:
         if isinstance(told, bytes):
             numbers = decode(told)
             micros = [int(numbers.get(field, 0)) for field in (1, 2)]
-            return DumpStats(micros[0] / 1000, micros[1] / 1000, int(numbers.get(7, 0)))
+            pages = [int(numbers.get(field, 0)) for field in (7, 6)]
+            return DumpStats(micros[0] / 1000, micros[1] / 1000, *pages)
     return DumpStats(0.0, 0.0, 0)
 
 
@@ -257,6 +275,22 @@ def mend_timers(images: Path) -> None:
         data[start:at] = body
     if mended:
         path.write_bytes(data)
+
+
+_DUMP_UPTIME = 8
+_LONG_AFTER = 1 << 60
+
+
+def mend_inventory(images: Path) -> None:
+    """Has CRIU take the processes of the next dump for those of this one, even if they were restored in
+    between and so are younger: what was not written is known without that (tracking.py)."""
+    path = images / "inventory.img"
+    data = path.read_bytes()
+    # This image has one magic number, the others have two.
+    end = 8 + int.from_bytes(data[4:8], "little")
+    kept = [(number, value) for number, value in fields(data[8:end]) if number != _DUMP_UPTIME]
+    mended = b"".join(encode({number: value}) for number, value in [*kept, (_DUMP_UPTIME, _LONG_AFTER)])
+    path.write_bytes(data[:4] + len(mended).to_bytes(4, "little") + mended + data[end:])
 
 
 _REMAPPED_BY_LINK = 0

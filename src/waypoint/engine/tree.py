@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import logging
 import os
 import re
 import socket
@@ -33,10 +34,13 @@ import msgspec
 from waypoint.box import ENGINE_IN_BOX, Box
 from waypoint.engine import criu, traits
 from waypoint.engine.protobuf import read_image
+from waypoint.engine.tracking import Memory
 from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
 from waypoint.kernel import network, overlay, processes, timers, typeahead
 from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 from waypoint.model import Record
+
+log = logging.getLogger("waypoint")
 
 FACTS = "tree.json"
 _SIZES = "sizes.json"
@@ -106,6 +110,19 @@ def _start_criu(
         theirs.close()
         os.close(folder)
     return ours
+
+
+@contextlib.contextmanager
+def _opened(folder: Path | None) -> Iterator[list[int]]:
+    """A descriptor of the folder, in a list; an empty list without one."""
+    if folder is None:
+        yield []
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield [fd]
+    finally:
+        os.close(fd)
 
 
 def _ipc_objects(host_pid: int) -> tuple[bool, list[str]]:
@@ -266,21 +283,49 @@ def save(
     outside_pipes: Sequence[int],
     shell: int,
     while_frozen: Callable[[list[processes.Process]], None],
+    memory: Memory | None = None,
+    whole: Path | None = None,
 ) -> tuple[Saved, criu.DumpStats]:
-    """Dumps the tree into `images` and lets it run on. `while_frozen` is called in this thread once the
-    whole tree stands still, beside CRIU's own work; the tree runs again only after it has returned. It
-    may be called more than once: the last time counts. If anything fails, the tree runs on as if nobody had
-    asked."""
+    """Dumps the tree into `images` and lets it run on. With `memory` only what was written since its last
+    settled dump is copied in the pause; the images of memory are put together in `whole` afterwards.
+    `while_frozen` is called in this thread once the whole tree stands still, beside CRIU's own work; the
+    tree runs again only after it has returned. It may be called more than once: the last time counts. If
+    anything fails, the tree runs on as if nobody had asked."""
+    try:
+        return _save_patiently(box, images, outside_pipes, shell, while_frozen, memory, whole or images)
+    except CannotCheckpoint as error:
+        if memory is None or not memory.may_be_to_blame(error):
+            raise
+        log.warning("memory is no longer watched: %s", error)
+        memory.give_up()
+        _empty(images, whole or images)
+    return _save_patiently(box, images, outside_pipes, shell, while_frozen, None, images)
+
+
+def _empty(*folders: Path) -> None:
+    for folder in {*folders}:
+        for left in folder.iterdir():
+            left.unlink()
+
+
+def _save_patiently(
+    box: Box,
+    images: Path,
+    outside_pipes: Sequence[int],
+    shell: int,
+    while_frozen: Callable[[list[processes.Process]], None],
+    memory: Memory | None,
+    whole: Path,
+) -> tuple[Saved, criu.DumpStats]:
     for seconds in _PATIENCE_SECONDS:
         try:
-            return _save(box, images, outside_pipes, shell, while_frozen)
+            return _save(box, images, outside_pipes, shell, while_frozen, memory, whole)
         except CannotCheckpoint as error:
             if not any(passing in line for line in error.details.get("log", ()) for passing in _PASSING):
                 raise
-            for left in images.iterdir():
-                left.unlink()
+            _empty(images, whole)
             time.sleep(seconds)
-    return _save(box, images, outside_pipes, shell, while_frozen)
+    return _save(box, images, outside_pipes, shell, while_frozen, memory, whole)
 
 
 def _save(
@@ -289,6 +334,8 @@ def _save(
     outside_pipes: Sequence[int],
     shell: int,
     while_frozen: Callable[[list[processes.Process]], None],
+    memory: Memory | None,
+    whole: Path,
 ) -> tuple[Saved, criu.DumpStats]:
     hello = box.hello()
     os.close(hello.master)
@@ -305,11 +352,19 @@ def _save(
             queues=sorted(queues),
         )
     locked = box_has_network(box) and has_connections(box)
-    connection = _start_criu(box, images, "keep" if ipc else "join", [], [])
+    parent = memory.take_baseline() if memory else None
+    tracked = memory is not None and memory.watching
+    with _opened(parent) as compared:
+        connection = _start_criu(
+            box, images, "keep" if ipc else "join", ["WAYPOINT_TRACK=1"] if tracked else [], compared
+        )
     facts: list[Saved] = []
     typed: dict[int, bytes] = {}
     try:
-        talk = criu.Conversation(connection, criu.dump_request(hello.anchor, lock_network=locked))
+        request = criu.dump_request(
+            hello.anchor, lock_network=locked, track=tracked, with_parent=parent is not None
+        )
+        talk = criu.Conversation(connection, request)
 
         def stage(name: str) -> None:
             if name == _STOPPED_STAGE:
@@ -350,12 +405,15 @@ def _save(
     finally:
         connection.close()
         _put_typed(box, typed)
+    if memory and parent:
+        memory.make_whole(images, parent, whole)
     if max(terminals(images), default=0) >= _MOST_TERMINALS:
         raise CannotCheckpoint(
             f"more than {_MOST_TERMINALS - 1} terminals are open in the session (tmux, screen, script)",
             hint="close some, or keep the files alone with --files-only; the session runs on untouched",
         )
     criu.mend_timers(images)
+    criu.mend_inventory(images)
     (images / FACTS).write_bytes(msgspec.json.encode(facts[0]))
     return facts[0], criu.dump_stats(images)
 

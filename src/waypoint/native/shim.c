@@ -33,6 +33,12 @@
    Locks. CRIU waits for a file lock it cannot have at once. On a file that is shared with the outside (a
    bind mount) the holder may be the very session that is being forked, and would be waited for forever.
 
+   Dirty memory. CRIU saves only what was written since an earlier dump where the kernel has soft-dirty bits. Many
+   have none, but can tell what was written since it was write-protected through a userfaultfd in asynchronous
+   mode (tracking.py has put the large memory of processes under one). With WAYPOINT_TRACK set the one is shown
+   to CRIU as the other: "written" where it asks for "soft-dirty", and when it wants the bits of a task cleared,
+   all that was written is protected again. Memory that nobody has under such a watch counts as written.
+
    Everything here is raw system calls and a buffer on the stack. CRIU calls syscall() in places where
    neither malloc nor stdio may be used, and the shim is compiled on one machine's libc and loaded with
    another, so it had better need nothing from either but errno and environ. */
@@ -214,6 +220,14 @@ static int limit_from_proc(long pid, long resource, struct limit *answer)
 	return 0;
 }
 
+static int same(const char *text, long length, const char *word)
+{
+	for (; length && *word; length--)
+		if (*text++ != *word++)
+			return 0;
+	return !length && !*word;
+}
+
 /* Takes the place of libc's. Six arguments are read whatever the call: the surplus is not looked at. */
 long syscall(long number, ...)
 {
@@ -249,6 +263,7 @@ static struct leader {
 } leaders[MOST_PTYS];
 static int pty_count, leader_count;
 static long criu;
+static int tracking; /* dirty memory, below */
 
 /* Reads "1:2:3,4:5:6" into records of `width` numbers each; returns how many. */
 static int take_records(const char *text, int *numbers, int width)
@@ -287,6 +302,7 @@ __attribute__((constructor)) static void learn(void)
 	pty_count = take_records(value_of("WAYPOINT_PTYS"), &ptys[0].index, 3);
 	leader_count = take_records(value_of("WAYPOINT_LEADERS"), &leaders[0].pid, 2);
 	criu = kernel(SYS_getpid, 0, 0, 0, 0, 0, 0);
+	tracking = *value_of("WAYPOINT_TRACK") != 0;
 }
 
 static const struct pty *pty_of(int index)
@@ -350,14 +366,19 @@ static int index_in(const char *path)
 	return index;
 }
 
+static void note_opened(int folder, const char *path, long fd);
+
 static int open_at(int folder, const char *path, int flags, int mode)
 {
 	const struct pty *pty = pty_count ? pty_of(index_in(path)) : NULL;
 	const int settable = O_APPEND | O_ASYNC | O_NONBLOCK;
 	long fd;
 
-	if (!pty)
-		return (int)settle(kernel(SYS_openat, folder, (long)path, flags, mode, 0, 0));
+	if (!pty) {
+		fd = kernel(SYS_openat, folder, (long)path, flags, mode, 0, 0);
+		note_opened(folder, path, fd);
+		return (int)settle(fd);
+	}
 	fd = from_keeper(pty->master);
 	if (fd >= 0) {
 		kernel(SYS_fcntl, fd, F_SETFL, flags & settable, 0, 0, 0);
@@ -425,14 +446,6 @@ int fstat64(int fd, struct stat64 *about)
 	return stat_of(fd, (struct stat *)about); /* the same on 64 bits */
 }
 
-static int same(const char *text, long length, const char *word)
-{
-	for (; length && *word; length--)
-		if (*text++ != *word++)
-			return 0;
-	return !length && !*word;
-}
-
 /* CRIU asks what a descriptor leads to when it saves it. */
 ssize_t readlink(const char *path, char *buffer, size_t size)
 {
@@ -466,6 +479,113 @@ ssize_t readlink(const char *path, char *buffer, size_t size)
 	return length + 2 * index;
 }
 
+/* ---- dirty memory ---------------------------------------------------------------------------- */
+
+/* PAGEMAP_SCAN of linux/fs.h, which the headers of this machine may be too old for. */
+#define SCAN 0xc0606610UL
+#define SCAN_WP_MATCHING 0x1
+#define IS_WPALLOWED 0x01
+#define IS_WRITTEN 0x02
+#define IS_PRESENT 0x08
+#define IS_SWAPPED 0x10
+#define IS_SOFT_DIRTY 0x80
+#define SOFT_DIRTY_BIT (1ULL << 55) /* of an entry of /proc/PID/pagemap */
+#define END_OF_MEMORY 0x7ffffffff000ULL
+#define REGIONS 4096
+
+struct scan {
+	uint64_t size, flags, start, end, walk_end, regions, region_count, most_pages, inverted, all_of, any_of, told;
+};
+struct region {
+	uint64_t start, end, categories;
+};
+
+static int pretending;
+static long clear_fd = -1, armed_fd = -1; /* a task's clear_refs, and its pagemap */
+
+static void note_opened(int folder, const char *path, long fd)
+{
+	int length = 0;
+
+	while (path[length] && length < 16)
+		length++;
+	if (fd < 0 || !same(path, length, "clear_refs"))
+		return;
+	if (armed_fd >= 0)
+		kernel(SYS_close, armed_fd, 0, 0, 0, 0, 0);
+	armed_fd = kernel(SYS_openat, folder, (long)"pagemap", O_RDONLY | O_CLOEXEC, 0, 0, 0);
+	clear_fd = fd;
+}
+
+/* Protects all of a task's watched memory that was written. The task stands still. (Without room for regions the
+   kernel would protect what is not there yet too, and what comes there later would count as unchanged.) */
+static long arm(void)
+{
+	static struct region regions[REGIONS];
+	struct scan scan = { .size = sizeof(scan), .flags = SCAN_WP_MATCHING, .end = END_OF_MEMORY,
+			     .regions = (uintptr_t)regions, .region_count = REGIONS,
+			     .all_of = IS_WPALLOWED | IS_WRITTEN, .any_of = IS_PRESENT | IS_SWAPPED,
+			     .told = IS_WRITTEN };
+	long result;
+
+	if (armed_fd < 0)
+		return -EBADF;
+	do {
+		result = kernel(SYS_ioctl, armed_fd, SCAN, (long)&scan, 0, 0, 0);
+		if (result >= 0 && scan.walk_end <= scan.start)
+			result = -EIO;
+		scan.start = scan.walk_end;
+	} while (result >= 0 && scan.start < scan.end);
+	kernel(SYS_close, armed_fd, 0, 0, 0, 0, 0);
+	armed_fd = clear_fd = -1;
+	return result;
+}
+
+ssize_t write(int fd, const void *data, size_t length)
+{
+	long result;
+
+	if (fd != clear_fd || clear_fd < 0)
+		return settle(kernel(SYS_write, fd, (long)data, length, 0, 0, 0));
+	if (tracking) {
+		result = arm();
+		return settle(result < 0 ? result : (long)length);
+	}
+	/* CRIU finds out what the kernel can do, and keeps the answer for later: it is to believe in tracking. */
+	clear_fd = -1;
+	pretending = 1;
+	return (ssize_t)length;
+}
+
+ssize_t read(int fd, void *data, size_t length)
+{
+	long result = kernel(SYS_read, fd, (long)data, length, 0, 0, 0);
+
+	if (pretending && result == sizeof(uint64_t) && length == sizeof(uint64_t)) {
+		*(uint64_t *)data |= SOFT_DIRTY_BIT;
+		pretending = 0;
+	}
+	return settle(result);
+}
+
+/* Only where memory is watched now its protection means something: when the kernel moves memory beside some that
+   is watched, it may stop watching both and leave the marks of protection behind. */
+static long scan_written(int fd, struct scan *scan)
+{
+	struct region *regions = (struct region *)scan->regions;
+	const uint64_t own = IS_WPALLOWED | IS_WRITTEN;
+	long count;
+
+	scan->told = (scan->told & ~(uint64_t)IS_SOFT_DIRTY) | own;
+	count = kernel(SYS_ioctl, fd, SCAN, (long)scan, 0, 0, 0);
+	for (long i = 0; i < count; i++) {
+		int clean = (regions[i].categories & own) == IS_WPALLOWED;
+
+		regions[i].categories = (regions[i].categories & ~own) | (clean ? 0 : IS_SOFT_DIRTY);
+	}
+	return count;
+}
+
 /* The foreground group of a terminal may have ended when it was saved; then nobody can set it again, and
    the leader's own group, which TIOCSCTTY has set, stays. */
 int ioctl(int fd, unsigned long request, ...)
@@ -476,6 +596,8 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(arguments, request);
 	argument = va_arg(arguments, long);
 	va_end(arguments);
+	if (tracking && request == SCAN && ((struct scan *)argument)->told & IS_SOFT_DIRTY)
+		return (int)settle(scan_written(fd, (struct scan *)argument));
 	result = kernel(SYS_ioctl, fd, (long)request, argument, 0, 0, 0);
 	if (request == TIOCSPGRP && leader_count && (result == -ESRCH || result == -EPERM))
 		result = 0;

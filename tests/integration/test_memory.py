@@ -1,0 +1,391 @@
+"""Only what was written is copied, and nothing that was written is forgotten.
+
+A program changes its memory in every way there is, again and again, with a checkpoint in between. While it
+waits, its memory is compared with the images byte by byte: they are what a restore would bring back. Now and
+then it is restored, and asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import waypoint
+from waypoint.engine import criu, tracking
+from waypoint.engine.protobuf import read_image
+from waypoint.home import Home
+from waypoint.kernel import processes
+
+PAGE = 4096
+_IN_PARENT, _PRESENT = 1, 4
+
+PROGRAM = r"""
+import ctypes, hashlib, mmap, os, random, signal, sys, threading
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = libc.mremap.restype = libc.sbrk.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t) + (ctypes.c_int,) * 3 + (ctypes.c_long,)
+libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+libc.sbrk.argtypes = (ctypes.c_long,)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+PAGE, MB = 4096, 1 << 20
+PRIVATE, FIXED, DONTNEED, HUGE = 0x22, 0x10, 4, 14
+rest = random.Random(int(sys.argv[1]))
+
+def area(size, at=None):
+    return libc.mmap(at, size, 3, PRIVATE | (FIXED if at else 0), -1, 0)
+
+def put(at, data):
+    ctypes.memmove(at, data, len(data))
+
+def some(size):
+    return rest.randbytes(size)
+
+class Iovec(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+plain, plain_size = area(24 * MB), 24 * MB
+huge = (area(10 * MB) + 2 * MB - 1) & ~(2 * MB - 1)
+libc.madvise(huge, 6 * MB, HUGE)
+for at in range(plain, plain + plain_size, MB):
+    put(at, some(MB))
+for at in range(huge, huge + 6 * MB, MB):
+    put(at, some(MB))
+wanderer, wanderer_size = area(2 * MB), 2 * MB
+put(wanderer, some(wanderer_size))
+heap = libc.sbrk(256 * 1024)
+heap_size = 256 * 1024
+put(heap, some(heap_size))
+kept = bytearray(some(3 * MB))
+
+def page():
+    return plain + rest.randrange(plain_size // PAGE) * PAGE
+
+def write():
+    for _ in range(50):
+        put(page() + rest.randrange(PAGE - 8), some(8))
+
+def fill():
+    ctypes.memset(page(), rest.randrange(256), PAGE)
+
+def kernel_writes():
+    with open("/proc/self/exe", "rb", buffering=0) as file:
+        for _ in range(5):
+            target = (ctypes.c_char * 5000).from_address(plain + rest.randrange(plain_size - 5000))
+            file.seek(rest.randrange(4000))
+            file.readinto(target)
+    reader, writer = os.pipe()
+    os.write(writer, some(100))
+    os.readv(reader, [(ctypes.c_char * 60).from_address(page()), (ctypes.c_char * 40).from_address(huge)])
+    os.close(reader), os.close(writer)
+
+def other_process_writes():
+    data = some(6000)
+    parent, place = os.getpid(), plain + rest.randrange(plain_size - 6000)
+    libc.prctl(0x59616d61, -1)
+    pid = os.fork()
+    if pid == 0:
+        source = (ctypes.c_char * 6000).from_buffer_copy(data)
+        ours, theirs = Iovec(ctypes.addressof(source), 6000), Iovec(place, 6000)
+        done = libc.process_vm_writev(parent, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+        os._exit(done != 6000)
+    assert os.waitpid(pid, 0)[1] == 0, "process_vm_writev"
+
+def fork_and_copy():
+    mine = [page() for _ in range(40)]
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for at in mine[:20]:
+            put(at, b"the child's")
+        os.read(reader, 1)
+        os._exit(0)
+    for at in mine[10:]:
+        put(at, some(16))
+    os.write(writer, b"x")
+    os.waitpid(pid, 0)
+    for at in mine[:5]:
+        put(at, some(16))
+    os.close(reader), os.close(writer)
+
+def wander():
+    global wanderer, wanderer_size
+    size = rest.choice([1, 2, 3, 4, 6]) * MB // 2
+    before = wanderer_size
+    if rest.random() < 0.7:
+        there = area(size)
+        wanderer = libc.mremap(wanderer, wanderer_size, size, 3, there)
+    else:
+        wanderer = libc.mremap(wanderer, wanderer_size, size, 1, None)
+    wanderer_size = size
+    for _ in range(20):
+        put(wanderer + rest.randrange(size - 8), some(8))
+    if size > before:
+        put(wanderer + size - 100, some(100))
+
+def swap_places():
+    # Two areas change their addresses: neither page is new, and both are wrong in the point before.
+    first, second, spare = plain + 4 * MB, plain + 8 * MB, area(MB)
+    libc.mremap(first, MB, MB, 3, spare)
+    libc.mremap(second, MB, MB, 3, first)
+    libc.mremap(spare, MB, MB, 3, second)
+
+def give_back():
+    at = page()
+    size = min(rest.randrange(1, 60) * PAGE, plain + plain_size - at)
+    libc.madvise(at, size, DONTNEED)
+    if rest.random() < 0.5:
+        put(at, some(24))
+    ctypes.string_at(at + size - PAGE, 8)
+
+def map_anew():
+    size = rest.randrange(1, 30) * PAGE
+    at = plain + 12 * MB + rest.randrange(100) * PAGE
+    area(size, at)
+    if rest.random() < 0.7:
+        put(at, some(size))
+
+def huge_pages():
+    put(huge + rest.randrange(6 * MB - 8), some(8))
+    if rest.random() < 0.3:
+        libc.madvise(huge + 2 * MB, 2 * MB, DONTNEED)
+        libc.madvise(huge + 2 * MB, 2 * MB, HUGE)
+        put(huge + 2 * MB + rest.randrange(2 * MB - 8), some(8))
+
+def protect():
+    at = page()
+    libc.mprotect(at, PAGE, 1)
+    libc.mprotect(at, PAGE, 3)
+    put(at + 9, some(3))
+
+def grow():
+    global heap_size
+    libc.sbrk(128 * 1024)
+    heap_size += 128 * 1024
+    put(heap + heap_size - 70000, some(70000))
+    kept.extend(some(rest.randrange(MB)))
+    kept[rest.randrange(len(kept))] ^= 255
+
+def deep(depth=0):
+    here = some(500)
+    return here if depth > 200 else deep(depth + 1) + here[:1]
+
+def threads():
+    def work(seed):
+        mine = random.Random(seed)
+        for _ in range(200):
+            put(plain + mine.randrange(plain_size - 8), mine.randbytes(8))
+    several = [threading.Thread(target=work, args=(rest.random(),)) for _ in range(3)]
+    for one in several:
+        one.start()
+    for one in several:
+        one.join()
+
+def digest():
+    found = hashlib.blake2b()
+    for at, size in ((plain, plain_size), (huge, 6 * MB), (wanderer, wanderer_size), (heap, heap_size)):
+        for start in range(at, at + size, MB):
+            found.update(ctypes.string_at(start, min(MB, at + size - start)))
+    found.update(kept)
+    return found.hexdigest()
+
+WAYS = (write, fill, kernel_writes, other_process_writes, fork_and_copy, wander, swap_places, give_back,
+        map_anew, huge_pages, protect, grow, deep, threads)
+said = None
+while True:
+    with open("/tmp/said.new", "w") as file:
+        same = said is None or said == digest()
+        said = digest()
+        file.write(f"{'same' if same else 'DIFFERENT'}")
+    os.rename("/tmp/said.new", "/tmp/said")
+    signal.sigwait({signal.SIGUSR1})
+    # Right after a checkpoint, or a restore: is all of it as it was when it was last looked at?
+    if said != digest():
+        with open("/tmp/said.new", "w") as file:
+            file.write("DIFFERENT after the pause")
+        os.rename("/tmp/said.new", "/tmp/said")
+        break
+    for way in rest.sample(WAYS, rest.randrange(1, len(WAYS) + 1)):
+        way()
+    said = digest()
+"""
+
+
+def _stretches(images: Path, pid: int) -> Iterator[tuple[int, int, int]]:
+    """A process's memory in the images: address, length, place in the file of pages."""
+    place = 0
+    for entry in list(read_image(images / f"pagemap-{pid}.img"))[1:]:
+        length = int(entry[5]) * PAGE
+        assert int(entry[4]) & _PRESENT, "the images are not whole"
+        yield int(entry[1]), length, place
+        place += length
+
+
+def _pages_file(images: Path, pid: int) -> Path:
+    head = next(read_image(images / f"pagemap-{pid}.img"))
+    return images / f"pages-{int(head[1])}.img"
+
+
+def assert_holds(images: Path, process: processes.Process) -> int:
+    """The images hold the memory of a process as it is now; how much was compared."""
+    pages = _pages_file(images, process.pid).read_bytes()
+    saved = list(_stretches(images, process.pid))
+    assert sum(length for _, length, _ in saved) == len(pages)
+    compared = 0
+    with open(f"/proc/{process.host_pid}/mem", "rb", buffering=0) as memory:
+        for start, end in tracking._areas(process.host_pid):
+            expected = bytearray(end - start)  # what no image mentions is zero
+            for address, length, place in saved:
+                low, high = max(address, start), min(address + length, end)
+                if low < high:
+                    expected[low - start : high - start] = pages[
+                        place + low - address : place + high - address
+                    ]
+            real = os.pread(memory.fileno(), end - start, start)
+            if real != expected:
+                wrong = [i for i in range(0, len(real), PAGE) if real[i : i + PAGE] != expected[i : i + PAGE]]
+                raise AssertionError(
+                    f"{len(wrong)} pages differ in {start:x}-{end:x}: {[hex(start + i) for i in wrong[:9]]}"
+                )
+            compared += end - start
+    return compared
+
+
+class Subject:
+    """The program in a session, and what is known of it outside."""
+
+    def __init__(self, session: waypoint.Session, home: Home, dice: int) -> None:
+        self.session, self.home = session, home
+        session.run("cat > /tmp/memory.py", stdin=PROGRAM.encode()).check()
+        session.run(f"python3 -B /tmp/memory.py {dice} > /tmp/out 2>&1 & subject=$!").check()
+        self.wait("same")
+
+    def wait(self, word: str) -> None:
+        self.session.run(
+            "until [ -s /tmp/said ] || ! kill -0 $subject; do sleep 0.01; done", timeout=60
+        ).check()
+        said = self.session.run("cat /tmp/said /tmp/out").output
+        assert said == word, said
+
+    def go(self) -> None:
+        self.session.run("rm -f /tmp/said; kill -USR1 $subject").check()
+        self.wait("same")
+
+    @property
+    def process(self) -> processes.Process:
+        pid = int(self.session.run("echo $subject").output)
+        box = self.session.info.pid
+        assert box
+        return next(one for one in processes.below(box) if one.pid == pid)
+
+    def images(self, point: waypoint.Checkpoint) -> Path:
+        return self.home.checkpoints / point.id / "images"
+
+    def save(self) -> tuple[waypoint.Checkpoint, criu.DumpStats]:
+        point = self.session.checkpoint()
+        images = self.images(point)
+        assert not (images / "parent").is_symlink()
+        assert assert_holds(images, self.process) > 30 << 20
+        return point, criu.dump_stats(images)
+
+
+@pytest.fixture
+def watches(engine: Path) -> None:
+    if not tracking.supported(engine):
+        pytest.skip("this kernel does not tell what was written")
+
+
+@pytest.mark.parametrize("dice", range(2))
+def test_memory_changed_in_every_way_is_in_the_images(
+    dice: int, watches: None, home: Home, fresh: waypoint.Session
+) -> None:
+    subject = Subject(fresh, home, dice)
+    saved: list[waypoint.Checkpoint] = []
+    for turn in range(7):
+        point, stats = subject.save()
+        if turn:
+            assert stats.pages_in_parent > 1000, "everything was copied again"
+        saved.append(point)
+        subject.go()
+    for point in (saved[3], saved[6], saved[1]):
+        fresh.restore(point)
+        subject.go()
+
+
+WRITER = r"""
+import mmap, os, signal, threading, time
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+PAGES = 8192
+memory = mmap.mmap(-1, PAGES * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+asked, answered = threading.Event(), threading.Event()
+
+def write():
+    turn = 0
+    while not asked.is_set():
+        turn += 1
+        for page in range(PAGES):
+            memory[page * 4096 : page * 4096 + 8] = turn.to_bytes(8, "little")
+            if page == PAGES // 2 and turn == 1:
+                open("/tmp/said", "w").write("same")
+    answered.set()
+
+threading.Thread(target=write).start()
+signal.sigwait({signal.SIGUSR1})
+asked.set()
+answered.wait()
+turns = [int.from_bytes(memory[page * 4096 : page * 4096 + 8], "little") for page in range(PAGES)]
+print("same" if len(set(turns)) == 1 else f"DIFFERENT {sorted(set(turns))}", flush=True)
+"""
+
+
+def test_memory_that_is_written_all_the_time_comes_back_as_of_one_moment(
+    watches: None, home: Home, fresh: waypoint.Session
+) -> None:
+    """It is written in one order over and over, and at the end finishes its turn: a page from another moment
+    would have been passed already, and keep another number."""
+    fresh.run("cat > /tmp/writer.py", stdin=WRITER).check()
+    fresh.run("python3 -B /tmp/writer.py > /tmp/out 2>&1 & subject=$!").check()
+    fresh.run("until [ -s /tmp/said ]; do sleep 0.01; done", timeout=60).check()
+    points = [fresh.checkpoint() for _ in range(6)]
+    stats = [criu.dump_stats(home.checkpoints / point.id / "images") for point in points]
+    assert any(one.pages_in_parent for one in stats)
+    for point in points[::2]:
+        fresh.restore(point)
+        said = fresh.run("kill -USR1 $subject; wait $subject; cat /tmp/out").output
+        assert said.splitlines()[-1] == "same", said
+
+
+def test_points_do_not_need_each_other(watches: None, home: Home, fresh: waypoint.Session) -> None:
+    subject = Subject(fresh, home, 7)
+    points = []
+    for _ in range(4):
+        points.append(subject.save()[0])
+        subject.go()
+    points[0].forget()
+    points[2].forget()
+    for point in (points[1], points[3]):
+        fresh.restore(point)
+        subject.go()
+
+
+def test_a_dump_that_has_lost_what_it_was_compared_with_is_whole_all_the_same(
+    watches: None, home: Home, fresh: waypoint.Session
+) -> None:
+    subject = Subject(fresh, home, 11)
+    point, _ = subject.save()
+    subject.go()
+    for damaged in subject.images(point).glob("pages-*.img"):
+        os.truncate(damaged, PAGE)
+    _, stats = subject.save()
+    assert stats.pages_in_parent == 0
+    subject.go()
+    subject.save()
+    shutil.rmtree(subject.images(point))
