@@ -243,6 +243,9 @@ class Card(Answer):
             (verdict_manner(one), _row("verified", f"{verdict(one)}, {clock(one['at'], now)}"))
             for one in self.verdicts
         ] or [("dim", _row("verified", "not yet"))]
+        for mark in self.marks:
+            if mark["topic"] == "tasks":
+                lines.append(("plain", _row("tasks", f"{shown(mark['text'])}  [{mark['source']}]")))
         for note in self.notes:
             added = f'"{shown(note["text"])}"  [claimed, added later: {clock(note["at"], now)}]'
             lines.append(("plain", _row("note", added)))
@@ -431,6 +434,8 @@ class Plan(Answer):
             yield "processes", " · ".join(said)
         if words["shell"]:
             yield "shell", " · ".join(words["shell"])
+        if words.get("tasks"):
+            yield "tasks", " · ".join(words["tasks"])
 
     def _way_back(self, words: Mapping[str, Any], *, safety: bool) -> tuple[Manner, str]:
         if words["state"] == "parked":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from waypoint.agent.resuming import line_of
 from waypoint.errors import UsageError
 from waypoint.model import EventKind, TaskState
 from waypoint.service import Connection, actor_of, verb
@@ -29,7 +30,8 @@ def record(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def trace(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     """What led to `ref`, or to the present. `all`: everything that ever happened in the session; `kinds`,
-    `limit` (the last so many), `after` (an event); `full`: with what is kept apart."""
+    `limit` (the last so many), `after` (an event); `full`: with what is kept apart. `lines`: each event in
+    a few words, "" for what only the terminal showed."""
     row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
     if args.get("all") and args.get("ref"):
         raise UsageError("either a point or everything", hint="leave the one or the other out")
@@ -44,7 +46,7 @@ def trace(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
         everything=bool(args.get("all")),
         full=bool(args.get("full")),
     )
-    return {"session": row.name, "events": events}
+    return {"session": row.name, "events": events, "lines": [line_of(event) for event in events]}
 
 
 @verb

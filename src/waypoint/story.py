@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from waypoint.agent import tasks
 from waypoint.box import coverage, hidden_paths
 from waypoint.errors import GroundMoved, NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history import facts as live_facts
@@ -196,7 +197,10 @@ class Story:
             ]
             intent, source = (commits[0].commits[0].subject, "git") if commits else ("", "none")
         whole = tuple(dict.fromkeys((*covered, *point.coverage)))
-        card = write_card(intent, source, found, whole, own_words=point.kind in ("safety", "park"))
+        before = tasks.load(self._sessions.store.tasks(point.parent)) if point.parent else ()
+        done = tasks.differences(before, tasks.load(self._sessions.store.tasks(point.id)))
+        own = point.kind in ("safety", "park")
+        card = write_card(intent, source, found, whole, own_words=own, tasks=done)
         # What was taken out of the intent was taken out before it was kept.
         return msgspec.structs.replace(card, redacted=card.redacted + intent.count(MASK))
 
@@ -255,7 +259,8 @@ class Story:
         with self.moment(row, None) as now:
             lost = self.difference(then, now)
             since = self.difference(self._past(head), now) if head else self._since_base(row, now)
-            ground = _ground(row, lost, now.view)
+            planned = self._sessions.store.tasks(row.id)
+            ground = _ground(row, lost, now.view, planned)
         plan = write_plan(
             randomness.token_hex(4),
             session=row.name,
@@ -264,6 +269,7 @@ class Story:
             lost=lost,
             uncheckpointed=since,
             coverage=coverage(row.options, self._sessions.base_of(row.options), self._sessions.home),
+            tasks=tasks.differences(tasks.load(planned), tasks.load(self._sessions.store.tasks(target.id))),
         )
         state = self._sessions.describe(row).state
         label = f"c{self._sessions.store.next_number(row.id)}"
@@ -293,7 +299,7 @@ class Story:
         return target
 
 
-def _ground(row: SessionRow, lost: Difference, now: PointView) -> str:
+def _ground(row: SessionRow, lost: Difference, now: PointView, planned: bytes) -> str:
     """What a plan is made on, in short: where the session stands, and what would go. A file that somebody has
     gone on writing is not the one that was agreed to lose."""
 
@@ -312,6 +318,7 @@ def _ground(row: SessionRow, lost: Difference, now: PointView) -> str:
         *(f"{p.pid} {p.command}" for p in (*lost.live.started, *lost.live.ended)),
         *(f"{v.name}={v.after}" for v in lost.live.variables),
         str(lost.live.cwd),
+        planned.decode(),
     ]
     return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
 

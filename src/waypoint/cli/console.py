@@ -70,9 +70,11 @@ class Console:
         return self.arguments.session or os.environ.get("WAYPOINT_SESSION") or None
 
     def call(self, verb: str, args: Mapping[str, Any], doing: str) -> Any:
-        """Asks the daemon, showing what is being done if it takes a while."""
+        """Asks the daemon, showing what is being done if it takes a while. Who asks is a person, unless
+        WAYPOINT_ACTOR says agent."""
+        actor = os.environ.get("WAYPOINT_ACTOR")
         with self.progress(doing):
-            return self.client.call(verb, args)
+            return self.client.call(verb, {"actor": actor, **args} if actor else args)
 
     def prepare(self) -> None:
         """Sets this machine up if that was never done. Where a daemon runs there is nothing to do."""

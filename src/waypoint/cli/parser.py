@@ -39,6 +39,10 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"`{self.prog} -h` shows how it is used")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        taken = [action.nargs for action in self._actions if not action.option_strings]
+        if "*" in taken[1:]:
+            # Words may come before and after options: `record user --name x hello`.
+            return self.parse_intermixed_args(list(argv))
         return self.parse_args(list(argv))
 
     def positionals(self) -> list[Argument]:
@@ -374,6 +378,12 @@ def _checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", action="store_true", help="with --verify: wait for the verdict; exit status 1 if it fails"
     )
+    parser.add_argument(
+        "--agent-state",
+        metavar="FILE|-",
+        help="what the agent needs to go on from here, JSON or anything: it comes back with the point",
+    )
+    parser.add_argument("--agent-version", metavar="V", help="with --agent-state: the version of its code")
 
 
 def _log(parser: argparse.ArgumentParser) -> None:
@@ -663,6 +673,99 @@ def _demo(parser: argparse.ArgumentParser) -> None:
 
 
 _CODING_AGENTS = ("claude", "codex")
+
+
+def _record(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("--name", metavar="TOOL", help="the tool, of a tool_call or tool_result")
+    parser.add_argument("--call", metavar="ID", help="what links a tool_result to its tool_call")
+    parser.add_argument("--error", action="store_true", help="of a tool_result: the tool failed")
+    parser.add_argument("--structured", action="store_true", help="the text is JSON and kept as that")
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        help="who said it (user, assistant, system, developer, tool), or tool_call, tool_result, note",
+    )
+    parser.add_argument("text", metavar="TEXT", nargs="*", help="the words; from stdin if none, or with -")
+
+
+_EVENTS = (
+    "command", "output", "message", "tool_call", "tool_result", "checkpoint", "restored", "forked", "task",
+    "effect", "approval", "note",
+)  # fmt: skip
+
+
+def _trace(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument(
+        "ref", metavar="REF", nargs="?", help="the way to a point; without one, the way to the present"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="everything that happened, what the session went back from too"
+    )
+    parser.add_argument("-n", "--number", metavar="N", type=count, help="the last N only")
+    parser.add_argument(
+        "--kind", choices=_EVENTS, action="append", default=[], help="only events of this kind; repeatable"
+    )
+    parser.add_argument("--full", action="store_true", help="with the output of commands")
+    parser.add_argument("--event", metavar="N", type=count, help="one event, whole")
+    parser.add_argument("--jsonl", action="store_true", help="one event per line, as JSON")
+    parser.add_argument(
+        "--cast", metavar="FILE|-", help="what the terminal showed, as an asciicast with a marker per point"
+    )
+
+
+def _agent_state(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument(
+        "ref", metavar="REF", nargs="?", help="the point; without one, the last that has something"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write it there")
+
+
+def _task_add(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("--under", metavar="TASK", help="what they are a part of")
+    parser.add_argument("--once", action="store_true", help="leave those alone that are there already")
+    parser.add_argument("titles", metavar="TITLE", nargs="+", help="what is to be done, one task each")
+
+
+def _task(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("task", metavar="TASK", help="its number (2.1), or its title")
+
+
+def _evidence(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--evidence", metavar="REF", help="the point that shows it")
+
+
+def _note_words(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("note", metavar="NOTE", nargs="*", help="what came of it, or why")
+
+
+def _task_done(parser: argparse.ArgumentParser) -> None:
+    _task(parser)
+    _evidence(parser)
+    parser.add_argument("--checkpoint", action="store_true", help="take a point that shows it")
+    _note_words(parser)
+
+
+def _task_fail(parser: argparse.ArgumentParser) -> None:
+    _task(parser)
+    _evidence(parser)
+    _note_words(parser)
+
+
+def _task_skip(parser: argparse.ArgumentParser) -> None:
+    _task(parser)
+    _note_words(parser)
+
+
+def _task_ls(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("ref", metavar="REF", nargs="?", help="as they stood at a point")
+
+
 SESSIONS = "Sessions"
 POINTS = "Points in time"
 TERMINAL = "The terminal"
@@ -999,6 +1102,103 @@ VERBS: tuple[Verb, ...] = (
         "say what each point costs: what would come back if it alone were forgotten",
         _du,
         ("waypoint du", "waypoint du -s work --json"),
+    ),
+    Verb(
+        "trace",
+        AGENTS,
+        "trajectory.trace",
+        "show what happened in a session, in order: commands, messages, points, tasks",
+        _trace,
+        (
+            "waypoint trace -n 20",
+            "waypoint trace c3 --kind command --full",
+            "waypoint trace --all --jsonl >history.jsonl",
+            "waypoint trace --cast work.cast",
+        ),
+        "It is the way to where the session stands: what it went back from is on the way to the safety"
+        " checkpoint of that restore, and in --all.",
+    ),
+    Verb(
+        "record",
+        AGENTS,
+        "trajectory.record",
+        "add to that what was said: messages, tool calls and their results",
+        _record,
+        (
+            "waypoint record user 'add payments'",
+            'waypoint record tool_call --name search --call 7 \'{"query": "stripe"}\'',
+            "waypoint record assistant <answer.txt",
+        ),
+        "It is kept when this returns, and moves with the session: a restore takes the conversation back.",
+    ),
+    Verb(
+        "agent-state",
+        AGENTS,
+        "trajectory.agent_state",
+        "give back what an agent left with a point (`checkpoint --agent-state`)",
+        _agent_state,
+        ("waypoint agent-state c3", "waypoint agent-state -o state.json"),
+    ),
+    Verb(
+        "task add",
+        AGENTS,
+        "trajectory.task_add",
+        "plan something to be done",
+        _task_add,
+        ("waypoint task add 'add payments' 'wire webhook'", "waypoint task add --under 1 'write tests'"),
+        "Tasks are part of every checkpoint: a restore takes progress back with the machine.",
+    ),
+    Verb(
+        "task start",
+        AGENTS,
+        "trajectory.task_start",
+        "say that a task is under way",
+        _task,
+        ("waypoint task start 1",),
+    ),
+    Verb(
+        "task done",
+        AGENTS,
+        "trajectory.task_done",
+        "say that a task is completed",
+        _task_done,
+        ("waypoint task done 1.2", "waypoint task done 'add payments' --checkpoint"),
+        "The evidence is the point the session stands on, if it was taken since the task was begun;"
+        " --evidence names another, --checkpoint takes one.",
+    ),
+    Verb(
+        "task fail",
+        AGENTS,
+        "trajectory.task_fail",
+        "say that a task did not work out",
+        _task_fail,
+        ("waypoint task fail 2 'the API is gone'",),
+        "`task start` tries it again.",
+    ),
+    Verb(
+        "task skip",
+        AGENTS,
+        "trajectory.task_skip",
+        "say that a task will not be done",
+        _task_skip,
+        ("waypoint task skip 3 'not needed any more'",),
+    ),
+    Verb(
+        "task ls",
+        AGENTS,
+        "trajectory.task_ls",
+        "list the tasks, now or at a point",
+        _task_ls,
+        ("waypoint task ls", "waypoint task ls c3"),
+    ),
+    Verb(
+        "resume",
+        AGENTS,
+        "trajectory.resume",
+        "say where things stand and what comes next, as text for a prompt",
+        _session_first,
+        ("waypoint resume work", "waypoint resume --json"),
+        "A session that does not run is brought back from its last point first.",
     ),
     Verb(
         "mcp",

@@ -138,6 +138,7 @@ def _run_in_shell(console: Console, command: str) -> int:
         "timeout": given.timeout,
         "on_terminal": given.tty,
         "stream": not console.json,
+        "actor": os.environ.get("WAYPOINT_ACTOR"),
     }
     if given.stdin:
         args["stdin"] = base64.b64encode(sys.stdin.buffer.read()).decode()
@@ -312,6 +313,13 @@ def checkpoint(console: Console) -> int:
         "verify": given.verify,
         "wait": given.wait,
     }
+    if given.agent_state:
+        from waypoint.cli.trajectory import given_state
+
+        args["agent_state"] = given_state(given.agent_state)
+        args["agent_version"] = given.agent_version
+    elif given.agent_version:
+        raise errors.UsageError("--agent-version goes with --agent-state", hint="give both, or none")
     if given.wait and given.verify is None:
         raise errors.UsageError("--wait goes with --verify", hint="a checkpoint is there when it is said")
     found = console.call("checkpoint", args, "taking a checkpoint")

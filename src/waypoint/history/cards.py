@@ -14,10 +14,11 @@ from typing import Literal
 from waypoint.history.analyzers import Analysis, headline
 from waypoint.history.changes import Changes
 from waypoint.history.facts import LiveDifference, PortFact, ProcessFact
-from waypoint.model import IntentFrom, Record
+from waypoint.model import IntentFrom, Record, TaskChange
 
 Source = Literal["derived", "observed", "claimed"]
 _MOST_NAMES = 3
+NOTHING = "nothing changed"
 
 
 class Line(Record, frozen=True):
@@ -111,7 +112,19 @@ def summarize(difference: Difference) -> str:
     if difference.live.cwd:
         words.append(f"cwd {difference.live.cwd[1]}")
     words += _variable_words(difference.live)
-    return " · ".join(words) or "nothing changed"
+    return " · ".join(words) or NOTHING
+
+
+def _task_words(changes: Sequence[TaskChange]) -> list[str]:
+    """What became of tasks: `task done: add payments`."""
+    words = []
+    for state, verb in (("completed", "done"), ("failed", "failed"), ("skipped", "skipped")):
+        titles = [change.title for change in changes if change.after == state != change.before]
+        if titles:
+            more = f" and {len(titles) - _MOST_NAMES} more" if len(titles) > _MOST_NAMES else ""
+            noun = "task" if len(titles) == 1 else "tasks"
+            words.append(f"{noun} {verb}: {', '.join(titles[:_MOST_NAMES])}{more}")
+    return words
 
 
 def write_card(
@@ -121,8 +134,10 @@ def write_card(
     coverage: Sequence[str],
     *,
     own_words: bool = False,
+    tasks: Sequence[TaskChange] = (),
 ) -> Card:
-    """The card of a checkpoint from its difference to its parent. `own_words`: Waypoint itself named it."""
+    """The card of a checkpoint from its difference to its parent. `own_words`: Waypoint itself named it.
+    `tasks`: those that stood otherwise at the parent."""
     lines = []
     if intent:
         claimed = intent_from in ("given", "git") and not own_words
@@ -137,10 +152,13 @@ def write_card(
         before, after = difference.live.cwd
         lines.append(Line(topic="shell", text=f"cwd {before} → {after}", source="observed"))
     lines += [Line(topic="shell", text=text, source="observed") for text in _variable_words(difference.live)]
+    done = _task_words(tasks)
+    lines += [Line(topic="tasks", text=text, source="claimed") for text in done]
+    changed = summarize(difference)
     return Card(
         intent=intent,
         intent_from=intent_from,
-        summary=summarize(difference),
+        summary=" · ".join((changed, *done)) if changed != NOTHING else " · ".join(done) or changed,
         lines=tuple(lines),
         difference=difference,
         coverage=tuple(coverage),

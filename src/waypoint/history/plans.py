@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from waypoint.history.cards import Difference
-from waypoint.model import Checkpoint, Record
+from waypoint.model import Checkpoint, Record, TaskChange
 
 
 class Plan(Record, frozen=True):
@@ -23,6 +23,8 @@ class Plan(Record, frozen=True):
     """From the target to now: what was created or changed will be gone, what was deleted comes back."""
     uncheckpointed: Difference
     """From the last checkpoint to now: what only the safety checkpoint will hold."""
+    tasks: tuple[TaskChange, ...] = ()
+    """Tasks that stand otherwise at the target: `before` is now."""
     not_undone: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
 
@@ -36,6 +38,7 @@ def write_plan(
     lost: Difference,
     uncheckpointed: Difference,
     coverage: Sequence[str],
+    tasks: Sequence[TaskChange] = (),
 ) -> Plan:
     """The plan from its parts."""
     return Plan(
@@ -45,5 +48,6 @@ def write_plan(
         head=head,
         lost=lost,
         uncheckpointed=uncheckpointed,
+        tasks=tuple(tasks),
         not_covered=tuple(dict.fromkeys((*coverage, *target.coverage))),
     )

@@ -30,7 +30,7 @@ from waypoint.history.changes import Change, Changes, Fold
 from waypoint.history.facts import OWN_SHELL, Facts, LiveDifference, PortFact, ProcessFact
 from waypoint.history.plans import Plan
 from waypoint.history.secrets import MASK
-from waypoint.model import Checkpoint, Record, State
+from waypoint.model import Checkpoint, Record, State, TaskChange
 from waypoint.words import plural, shown, size
 
 Sign = Literal["+", "~", "-", "→"]
@@ -42,6 +42,7 @@ _SIGNS: dict[str, Sign] = {
 }  # fmt: skip
 _NOUNS = {"packages": "package", "git": "repository", "databases": "database", "system": "entry"}
 _MOST_NAMED = 2
+_MOST_TASKS = 3
 _MOST_PROGRAMS = 3
 _MOST_ALONG = 5
 _VALUE_WIDTH = 60
@@ -378,6 +379,8 @@ class PlanWords(Record, frozen=True):
     resumes: tuple[str, ...] = ()
     """Programs that ran then, and go on from there with the memory they had."""
     shell: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    """`2 completed → pending: "add payments", "wire webhook"`."""
     safety: str | None = None
     """What the checkpoint that is taken first will be called; None when none can be."""
 
@@ -400,8 +403,22 @@ def tell_plan(plan: Plan, target: Facts, *, state: State, next_label: str) -> Pl
         ends=tuple(_programs(lost.live.started, lost.live.opened)),
         resumes=tuple(_programs(running, target.ports)),
         shell=tuple(shown(one) for one in shell),
+        tasks=tuple(tell_tasks(plan.tasks)),
         safety=next_label if state == "live" else None,
     )
+
+
+def tell_tasks(changes: Sequence[TaskChange]) -> Iterator[str]:
+    """Tasks that stand otherwise, those together that change in the same way."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for change in changes:
+        states = (change.before or "not planned", change.after or "not planned")
+        groups.setdefault((states[0].replace("_", " "), states[1].replace("_", " ")), []).append(change.title)
+    for (before, after), titles in groups.items():
+        named = ", ".join(f'"{shown(title)}"' for title in titles[:_MOST_TASKS])
+        more = f", … ({len(titles) - _MOST_TASKS:,} more)" if len(titles) > _MOST_TASKS else ""
+        way = before if before == after else f"{before} → {after}"
+        yield f"{len(titles):,} {way}: {named}{more}"
 
 
 def _here(plan: Plan) -> str:
