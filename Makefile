@@ -11,6 +11,8 @@ PYTHON := .venv/bin/python
 export WAYPOINT_ENGINE := $(CURDIR)/.cache/engine
 # More arguments for pytest: make unit PYTEST_ARGS='-k shim'
 PYTEST_ARGS ?=
+# More arguments for the benchmark: make bench BENCH_ARGS=--quick
+BENCH_ARGS ?=
 
 # Real programs that the tests checkpoint and restore, as command:package.
 PROGRAMS := curl:curl node:nodejs python3:python3 redis-server:redis-server \
@@ -34,7 +36,7 @@ integration: .venv/.dev-stamp engine programs
 	$(PYTHON) -m pytest --basetemp=.cache/integration tests/integration $(PYTEST_ARGS)
 
 # The environment with the tools of requirements-dev.txt on top.
-.venv/.dev-stamp: requirements.txt requirements-dev.txt waypoint
+.venv/.dev-stamp: requirements.txt requirements-dev.txt requirements-bench.txt waypoint
 	./waypoint --bootstrap
 	$(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check -r requirements-dev.txt
 	touch $@
@@ -43,6 +45,21 @@ integration: .venv/.dev-stamp engine programs
 .PHONY: engine
 engine: .venv/.dev-stamp
 	@$(PYTHON) -c 'import pathlib, waypoint.provision as p; p.set_up(pathlib.Path(".cache").resolve(), print)'
+
+# What it costs here; the results are in waypoint-bench/.
+.PHONY: bench
+bench: .venv/.dev-stamp engine
+	$(PYTHON) -m waypoint bench --out waypoint-bench $(BENCH_ARGS)
+
+# Whether it still costs what it did, compared with plain CRIU and others on the same machine.
+.PHONY: bench-check
+bench-check: .venv/.dev-stamp engine
+	$(PYTHON) -m waypoint.bench.compare
+
+# On a quiet machine: a full run, written into docs/performance.md, and the ratios to compare with.
+.PHONY: bench-reference
+bench-reference: .venv/.dev-stamp engine
+	$(PYTHON) -m waypoint.bench.reference
 
 .PHONY: programs
 programs:
@@ -63,5 +80,5 @@ format: .venv/.dev-stamp
 
 .PHONY: clean
 clean:
-	rm -rf .venv .venv.lock .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv.lock .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info waypoint-bench
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

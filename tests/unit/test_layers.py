@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core", ("observe", "spares", "sessions", "trial", "story", "journal", "transfer", "upkeep")),
     ("client", ("wire", "migrations", "agents", "answers", "client")),
     ("daemon", ("service", "carrying", "journaling", "storytelling", "doors", "inside", "daemon")),
-    ("faces", ("mcp", "adapters", "cli", "__main__")),
+    ("faces", ("mcp", "adapters", "bench", "cli", "__main__")),
 )
 """From the ground up: a layer may import itself and what stands before it."""
 

@@ -672,6 +672,34 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fast", action="store_true", help="do not wait for the reader")
 
 
+def words_list(text: str) -> list[str]:
+    """`a,b,c`."""
+    return [word for word in text.split(",") if word]
+
+
+def _bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="in under a minute: fewer rounds, smaller sizes")
+    parser.add_argument(
+        "--only",
+        metavar="W,…",
+        type=words_list,
+        default=[],
+        help="these workloads: tree, api, processes, terminal, memory, repair, fan-out, files, depth, peers",
+    )
+    parser.add_argument(
+        "--peers",
+        metavar="P,…",
+        type=lambda text: [] if text == "none" else words_list(text),
+        help="these of criu, cp, git, self-fork, podman; none for none (default: all that are installed)",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", default="waypoint-bench", help="where results go (default: ./waypoint-bench)"
+    )
+    parser.add_argument(
+        "--work", metavar="DIR", default="/var/tmp", help="the disk to measure on (default: /var/tmp)"
+    )
+
+
 _CODING_AGENTS = ("claude", "codex")
 
 
@@ -1252,6 +1280,16 @@ VERBS: tuple[Verb, ...] = (
         "see it at work: 20 seconds in sessions that are gone afterwards",
         _demo,
         ("waypoint demo",),
+    ),
+    Verb(
+        "bench",
+        MACHINE,
+        "bench.bench",
+        "measure what it costs here, beside plain CRIU, copies, git and others",
+        _bench,
+        ("waypoint bench --quick", "waypoint bench --only memory,peers --out results"),
+        "Takes a few minutes, in a throwaway home of its own: nothing of yours is touched. Prints a table and"
+        " writes bench.json, bench.md, bench.svg and bench.png.",
     ),
     Verb(
         "doctor",

@@ -1,0 +1,635 @@
+"""The same work done in other ways, in the same run, on the same machine.
+
+Everybody gets the same job: a folder of 1,000 files of which ten change, a shell, a `sleep` and a Python HTTP
+server (`tree`), or one process with a lot of memory of which 1% changes (`memory`). Everybody is asked
+for the same: keep this moment, go on; go back to it, and run a command there. What somebody does not bring
+back at all (memory, a terminal, files) is said beside the figures, not hidden in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from waypoint.bench.results import OURS
+from waypoint.bench.runner import Bench, Timed, chosen, now_ms
+from waypoint.bench.workloads import WAIT, Wrong
+from waypoint.client import Checkpoint, Session
+
+_FILES = 1000
+_CHANGED = 10
+_PATIENCE_SECONDS = 60
+
+
+class Job(NamedTuple):
+    """What is to be kept and brought back."""
+
+    name: str
+    megabytes: int
+    """Of memory in one process; 0 for the tree with the server."""
+    files: int
+
+
+class Run(Protocol):
+    """A job under way at one of those who are measured."""
+
+    def change(self, number: int) -> None:
+        """Ten files, or 1% of the memory, are written; the shell is told."""
+
+    def checkpoint(self) -> Timed: ...
+
+    def rollback(self) -> Timed:
+        """To the last checkpoint. Checks that what is covered is back."""
+
+
+class Peer(NamedTuple):
+    """One of those who are measured."""
+
+    covers: str
+    missing: Callable[[Bench], str | None]
+    """Why it cannot be measured here, if it cannot."""
+    jobs: tuple[str, ...]
+    working: Callable[[Bench, Job], contextlib.AbstractContextManager[Run]]
+
+
+# ---- the job ---------------------------------------------------------------------------------------
+
+# Holds memory, and writes to 1% of its pages whenever it is told to by a signal.
+_HOLDER = """
+import os, signal, sys
+size = int(sys.argv[1]) << 20
+memory = bytearray(size)
+for at in range(0, size, 4096):
+    memory[at:at + 8] = os.urandom(8)
+turn = 0
+def dirty(*_):
+    global turn
+    turn += 1
+    for page in range(turn % 100, size // 4096, 100):
+        memory[page * 4096 + 16:page * 4096 + 24] = os.urandom(8)
+    open("turn", "w").write(str(turn))
+signal.signal(signal.SIGUSR1, dirty)
+open("turn", "w").write("0")
+while True:
+    signal.pause()
+"""
+
+
+def _make_folder(folder: Path, job: Job) -> None:
+    for number in range(job.files):
+        place = folder / str(number // 100)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / str(number)).write_text(f"file {number}\n" * 40)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "holder.py").write_text(_HOLDER)
+
+
+def _start_line(bench: Bench, job: Job, port: int) -> str:
+    """What a shell in the folder runs to start the job."""
+    if job.megabytes:
+        return (
+            f"{bench.python} holder.py {job.megabytes} >/dev/null 2>&1 & "
+            "until [ -s turn ]; do sleep 0.01; done"
+        )
+    server = f"{bench.python} -m http.server {port} --bind 127.0.0.1 >/dev/null 2>&1"
+    return f"sleep 100000 & {server} & {WAIT.replace('PORT', str(port))}"
+
+
+def _change_line(job: Job, number: int) -> str:
+    if job.megabytes:
+        return 'was=$(cat turn); kill -USR1 $!; until [ "$(cat turn)" != "$was" ]; do sleep 0.002; done'
+    names = " ".join(f"{n // 100}/{n}" for n in range(number % 90, job.files, job.files // _CHANGED))
+    return f"for f in {names}; do echo {number} > $f; done"
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _ended(process: subprocess.Popen[Any]) -> None:
+    """Ends a process and its whole group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait(_PATIENCE_SECONDS)
+    for stream in (process.stdin, process.stdout):
+        if stream:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+# ---- Waypoint --------------------------------------------------------------------------------------
+
+
+class _OurRun:
+    def __init__(self, bench: Bench, session: Session, job: Job) -> None:
+        self._bench, self._session, self._job = bench, session, job
+        self._point: Checkpoint | None = None
+        self._state = 0
+
+    def change(self, number: int) -> None:
+        self._session.run(_change_line(self._job, number), timeout=60).check()
+        self._session.run(f"state={number}").check()
+        self._state = number
+
+    def checkpoint(self) -> Timed:
+        self._point, took = self._bench.checkpoint(self._session)
+        return took
+
+    def rollback(self) -> Timed:
+        assert self._point
+        took = self._bench.rollback(self._session, self._point)[1]
+        said = self._session.run("echo $state").output.strip()
+        if said != str(self._state):
+            raise Wrong(f"the shell is at {said!r} after a restore, not at {self._state}")
+        return took
+
+
+@contextlib.contextmanager
+def _waypoint(bench: Bench, job: Job) -> Iterator[Run]:
+    with bench.session() as session:
+        folder = bench.work / "job"
+        _make_folder(folder, job)
+        try:
+            session.copy_in(folder, "/srv/job")
+        finally:
+            shutil.rmtree(folder)
+        session.run("cd /srv/job; set +m").check()
+        session.run(_start_line(bench, job, 8000), timeout=60).check()
+        yield _OurRun(bench, session, job)
+
+
+# ---- CRIU alone ------------------------------------------------------------------------------------
+
+# Pid 1 of a namespace of its own, with CRIU beside the tree as it is in a box. Its tree is a shell that
+# reads from one FIFO and writes to another. Answers each line on stdin with one on stdout.
+_INSIDE = r"""
+import fcntl, json, os, signal, socket, struct, subprocess, sys, time
+given = json.loads(sys.argv[1])
+images, criu = given["images"], given["criu"]
+with socket.socket() as one:  # the loopback interface, up
+    fcntl.ioctl(one, 0x8914, struct.pack("16sH14s", b"lo", 0x1 | 0x40, b""))
+# Where CRIU keeps what it knows of the kernel.
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
+os.chdir(given["folder"])
+for name in ("in", "out"):
+    os.mkfifo(f"/run/{name}")
+ins, outs = (os.open(f"/run/{name}", os.O_RDWR) for name in ("in", "out"))
+heard = os.fdopen(os.dup(outs), "r")
+
+def ask(line):
+    os.write(ins, (line + "\necho done $?\n").encode())
+    while not (said := heard.readline()).startswith("done"):
+        pass
+    return said
+
+def members(root):
+    found = [root]
+    for pid in found:
+        try:
+            found += map(int, open(f"/proc/{pid}/task/{pid}/children").read().split())
+        except OSError:
+            pass
+    return found
+
+def end():
+    for pid in members(shell):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    reap(until_none=True)
+
+def reap(until_none=False):
+    try:
+        while os.waitpid(-1, 0 if until_none else os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        pass
+
+def run(*words):
+    options = ["-D", images, "-v1", "-o", "log", "--tcp-established", "--network-lock", "skip"]
+    options += ["--manage-cgroups=ignore", "--file-locks", "--link-remap"]
+    done = subprocess.run([*criu, *words, *options])
+    if done.returncode:
+        raise SystemExit(open(f"{images}/log").read()[-2000:])
+
+def restore():
+    open("/proc/sys/kernel/ns_last_pid", "w").write("3000000")
+    run("restore", "-d")
+
+shell = subprocess.Popen(["bash", "--norc", "--noprofile"], stdin=ins, stdout=outs, stderr=subprocess.DEVNULL,
+                         start_new_session=True).pid
+ask(given["start"])
+print("ready", flush=True)
+for line in sys.stdin:
+    verb, _, rest = line.strip().partition(" ")
+    began = time.perf_counter()
+    if verb == "ask":
+        ask(rest)
+    elif verb == "checkpoint":
+        run("dump", "-t", str(shell))
+        reap()
+        restore()
+    elif verb == "rollback":
+        end()
+        restore()
+    print(json.dumps((time.perf_counter() - began) * 1000), flush=True)
+"""
+
+
+class _CriuRun:
+    def __init__(self, driver: subprocess.Popen[str], job: Job) -> None:
+        self._driver, self._job, self._state = driver, job, 0
+
+    def _tell(self, line: str) -> float:
+        assert self._driver.stdin
+        assert self._driver.stdout
+        self._driver.stdin.write(f"{line}\n")
+        self._driver.stdin.flush()
+        said = self._driver.stdout.readline()
+        if not said:
+            raise Wrong("CRIU alone did not manage it", hint=line)
+        return float(said)
+
+    def change(self, number: int) -> None:
+        self._tell(f"ask {_change_line(self._job, number)}")
+        self._tell(f"ask state={number}")
+
+    def checkpoint(self) -> Timed:
+        began = now_ms()
+        took = self._tell("checkpoint")  # the tree is killed, and has to be restored to go on
+        answered = now_ms()
+        self._tell("ask true")
+        return Timed(took, answered - began, now_ms() - began)
+
+    def rollback(self) -> Timed:
+        began = now_ms()
+        self._tell("rollback")
+        answered = now_ms()
+        self._tell("ask true")
+        return Timed(None, answered - began, now_ms() - began)
+
+
+@contextlib.contextmanager
+def _criu(bench: Bench, job: Job) -> Iterator[Run]:
+    prefix = Path(os.environ["WAYPOINT_ENGINE"]) / "criu"
+    folder, images = bench.work / "criu" / "folder", bench.work / "criu" / "images"
+    _make_folder(folder, job)
+    images.mkdir()
+    given = {
+        "criu": [
+            *(f"{prefix}/ld.so", "--inhibit-cache", "--library-path", f"{prefix}/lib", f"{prefix}/criu"),
+            *("--no-default-config", "--libdir", f"{prefix}/plugins"),
+        ],
+        "images": str(images),
+        "folder": str(folder),
+        "start": _start_line(bench, job, 8000),
+    }
+    driver = subprocess.Popen(
+        [
+            *("unshare", "--pid", "--net", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc"),
+            *(bench.python, "-c", _INSIDE, json.dumps(given)),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert driver.stdout
+        if driver.stdout.readline() != "ready\n":
+            raise Wrong("CRIU alone could not be started")
+        yield _CriuRun(driver, job)
+    finally:
+        _ended(driver)
+        shutil.rmtree(bench.work / "criu")
+
+
+# ---- copies, replay, git ---------------------------------------------------------------------------
+
+
+class _Shell:
+    """A shell on this machine, with the job running below it."""
+
+    def __init__(self, bench: Bench, job: Job, folder: Path) -> None:
+        self._start = _start_line(bench, job, _free_port())
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        (self._folder / "turn").unlink(missing_ok=True)
+        self._process = subprocess.Popen(
+            ["bash", "--norc", "--noprofile"],
+            cwd=self._folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.ask(self._start)
+
+    def ask(self, line: str) -> None:
+        assert self._process
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{line}\necho done\n")
+        self._process.stdin.flush()
+        while self._process.stdout.readline() not in ("done\n", ""):
+            pass
+
+    def end(self) -> None:
+        if self._process:
+            _ended(self._process)
+            self._process = None
+
+
+class _CopyRun:
+    """`cp -a` of the folder; to go back everything is ended, copied back and started again."""
+
+    def __init__(self, shell: _Shell, folder: Path, copy: Path, job: Job) -> None:
+        self._shell, self._folder, self._copy, self._job = shell, folder, copy, job
+
+    def change(self, number: int) -> None:
+        self._shell.ask(_change_line(self._job, number))
+
+    def checkpoint(self) -> Timed:
+        shutil.rmtree(self._copy, ignore_errors=True)
+        began = now_ms()
+        subprocess.run(["cp", "-a", self._folder, self._copy], check=True)
+        answered = now_ms()
+        self._shell.ask("true")
+        return Timed(None, answered - began, now_ms() - began)
+
+    def rollback(self) -> Timed:
+        began = now_ms()
+        self._shell.end()
+        shutil.rmtree(self._folder)
+        subprocess.run(["cp", "-a", self._copy, self._folder], check=True)
+        self._shell.start()
+        answered = now_ms()
+        self._shell.ask("true")
+        return Timed(None, answered - began, now_ms() - began)
+
+
+@contextlib.contextmanager
+def _copy(bench: Bench, job: Job) -> Iterator[Run]:
+    place = bench.work / "copy"
+    folder = place / "folder"
+    _make_folder(folder, job)
+    shell = _Shell(bench, job, folder)
+    try:
+        shell.start()
+        yield _CopyRun(shell, folder, place / "kept", job)
+    finally:
+        shell.end()
+        shutil.rmtree(place)
+
+
+class _GitRun:
+    """A repository beside the folder, as agents' own checkpoints are made."""
+
+    def __init__(self, shell: _Shell, folder: Path, job: Job) -> None:
+        self._shell, self._folder, self._job = shell, folder, job
+        self._environment = {
+            **os.environ,
+            "GIT_DIR": f"{folder}.git",
+            "GIT_WORK_TREE": str(folder),
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_CONFIG_SYSTEM": "/dev/null",
+        }
+        for key in ("AUTHOR", "COMMITTER"):
+            self._environment |= {f"GIT_{key}_NAME": "bench", f"GIT_{key}_EMAIL": "bench@localhost"}
+        self._git("init", "-q")
+
+    def _git(self, *words: str) -> None:
+        subprocess.run(["git", *words], env=self._environment, cwd=self._folder, check=True)
+
+    def change(self, number: int) -> None:
+        self._shell.ask(_change_line(self._job, number))
+
+    def checkpoint(self) -> Timed:
+        began = now_ms()
+        self._git("add", "-A")
+        self._git("commit", "-q", "--allow-empty", "-m", "bench")
+        answered = now_ms()
+        self._shell.ask("true")
+        return Timed(None, answered - began, now_ms() - began)
+
+    def rollback(self) -> Timed:
+        began = now_ms()
+        self._git("reset", "-q", "--hard")
+        self._git("clean", "-qfd")
+        answered = now_ms()
+        self._shell.ask("true")
+        return Timed(None, answered - began, now_ms() - began)
+
+
+@contextlib.contextmanager
+def _git(bench: Bench, job: Job) -> Iterator[Run]:
+    place = bench.work / "git"
+    folder = place / "folder"
+    _make_folder(folder, job)
+    shell = _Shell(bench, job, folder)
+    try:
+        shell.start()
+        yield _GitRun(shell, folder, job)
+    finally:
+        shell.end()
+        shutil.rmtree(place)
+
+
+# ---- a process that forks itself -------------------------------------------------------------------
+
+# The process keeps a copy of itself that waits. To go back it tells the copy, and ends; the copy makes
+# another copy of itself first, so that the point stays.
+_FORKER = """
+import os, sys
+size = int(sys.argv[1]) << 20
+memory = bytearray(size)
+for at in range(0, size, 4096):
+    memory[at:at + 8] = os.urandom(8)
+state, kept, turn = 0, None, 0
+def say(text):
+    os.write(1, (text + "\\n").encode())
+def keep():
+    global kept
+    if kept is not None:
+        os.close(kept)
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(reader)
+        kept = writer
+        return
+    os.close(writer)
+    while True:
+        if os.read(reader, 1) != b"b":  # forgotten
+            os._exit(0)
+        os.read(reader, 1)  # until the one before has ended
+        os.close(reader)
+        kept = None
+        keep()
+        return
+buffer = b""
+say("ready")
+while True:
+    while b"\\n" not in buffer:
+        more = os.read(0, 4096)
+        if not more:
+            os._exit(0)
+        buffer += more
+    line, _, buffer = buffer.partition(b"\\n")
+    verb, _, rest = line.decode().partition(" ")
+    if verb == "keep":
+        keep()
+    elif verb == "back":
+        os.write(kept, b"b")
+        os._exit(0)
+    elif verb == "change":
+        state, turn = int(rest), turn + 1
+        for page in range(turn % 100, size // 4096, 100):
+            memory[page * 4096 + 16:page * 4096 + 24] = os.urandom(8)
+    say(str(state))
+"""
+
+
+class _ForkRun:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process, self._state = process, 0
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline().strip()
+
+    def change(self, number: int) -> None:
+        self._tell(f"change {number}")
+        self._hear()
+
+    def checkpoint(self) -> Timed:
+        began = now_ms()
+        self._tell("keep")
+        self._state = int(self._hear())
+        answered = now_ms()
+        self._tell("ask")
+        self._hear()
+        return Timed(answered - began, answered - began, now_ms() - began)
+
+    def rollback(self) -> Timed:
+        self._tell(f"change {self._state + 1}")
+        self._hear()
+        began = now_ms()
+        self._tell("back")
+        said = self._hear()  # from the copy
+        answered = now_ms()
+        self._tell("ask")
+        self._hear()
+        if said != str(self._state):
+            raise Wrong(f"the process is at {said!r} after going back, not at {self._state}")
+        return Timed(None, answered - began, now_ms() - began)
+
+
+@contextlib.contextmanager
+def _fork(bench: Bench, job: Job) -> Iterator[Run]:
+    process = subprocess.Popen(
+        [bench.python, "-c", _FORKER, str(job.megabytes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        run = _ForkRun(process)
+        run._hear()
+        yield run
+    finally:
+        _ended(process)
+
+
+# ---- who is measured -------------------------------------------------------------------------------
+
+
+def _nothing_missing(_: Bench) -> None:
+    return None
+
+
+def _needs(program: str) -> Callable[[Bench], str | None]:
+    return lambda _: None if shutil.which(program) else f"{program} is not installed"
+
+
+PEERS = {
+    OURS: Peer(
+        "files, all processes with memory, shell, terminal", _nothing_missing, ("tree", "memory"), _waypoint
+    ),
+    "criu": Peer(
+        "processes with memory; no files, no terminal; the tree is killed and restored for each point",
+        _needs("unshare"),
+        ("tree", "memory"),
+        _criu,
+    ),
+    "cp": Peer(
+        "files; programs are started again and have lost their memory",
+        _needs("cp"),
+        ("tree", "memory"),
+        _copy,
+    ),
+    "git": Peer("files that git does not ignore; no processes", _needs("git"), ("tree",), _git),
+    "self-fork": Peer(
+        "one single-threaded process that takes part; no files, no shell, no terminal",
+        _nothing_missing,
+        ("tree", "memory"),
+        _fork,
+    ),
+}
+OTHERS = [name for name in PEERS if name != OURS]
+
+
+def measure(bench: Bench) -> None:
+    """Waypoint first, then the others, each on every job it can do."""
+    names = OTHERS if bench.peers is None else chosen(bench.peers, OTHERS, "peer") if bench.peers else []
+    jobs = (Job("tree", 0, _FILES), Job("memory", 64 if bench.quick else 256, 10))
+    for job in jobs:
+        for name in (OURS, *names):
+            peer = PEERS[name]
+            if why := peer.missing(bench):
+                if job is jobs[0]:
+                    bench.skip(name, why)
+                continue
+            if job.name not in peer.jobs:
+                continue
+            bench.covers[name] = peer.covers
+            bench.say(f"  {job.name}: {name}")
+            try:
+                _measure_one(bench, name, peer, job)
+            except (OSError, subprocess.SubprocessError, Wrong, ValueError) as error:
+                if name == OURS:
+                    raise
+                bench.skip(f"{name} ({job.name})", str(error))
+
+
+def _measure_one(bench: Bench, name: str, peer: Peer, job: Job) -> None:
+    case = job.name if not job.megabytes else f"{job.name} {job.megabytes} MB"
+    with peer.working(bench, job) as run:
+        run.change(1)
+        run.checkpoint()
+        run.rollback()
+        for number in range(2, 2 + bench.rounds(10, 5)):
+            run.change(number)
+            bench.add_timed("peers", case, "checkpoint", run.checkpoint(), who=name)
+            time.sleep(0.05)
+            bench.add_timed("peers", case, "rollback", run.rollback(), who=name)

@@ -1,0 +1,241 @@
+"""What was measured: figures with all their rounds, the machine they come from, the numbers to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from waypoint.model import Record
+
+Window = Literal["pause", "api", "until", ""]
+Unit = Literal["ms", "bytes", "count"]
+OURS = "waypoint"
+FORMAT = 1
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The value that `share` of the samples do not exceed, between two of them where it falls between."""
+    if not samples:
+        raise ValueError("no samples")
+    ordered = sorted(samples)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+class Figure(Record, frozen=True):
+    """One thing that was measured, round by round."""
+
+    workload: str
+    case: str
+    """Which of the workload's cases: `64 MB, 1% dirty`."""
+    what: str
+    """`checkpoint`, `rollback`, `fork`, …"""
+    window: Window
+    samples: tuple[float, ...]
+    who: str = OURS
+    unit: Unit = "ms"
+
+    @property
+    def rounds(self) -> int:
+        return len(self.samples)
+
+    @property
+    def p50(self) -> float:
+        return percentile(self.samples, 0.5)
+
+    @property
+    def p95(self) -> float:
+        return percentile(self.samples, 0.95)
+
+    @property
+    def max(self) -> float:
+        return max(self.samples)
+
+    @property
+    def key(self) -> str:
+        """Its name in files: `peers/tree/rollback/until/criu`."""
+        return f"{self.workload}/{self.case}/{self.what}/{self.window}/{self.who}"
+
+
+class Skipped(Record, frozen=True):
+    """What was not measured, and why."""
+
+    what: str
+    why: str
+
+
+class Machine(Record, frozen=True):
+    """What the figures come from."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    kernel: str
+    system: str
+    disk: str
+    """The file system below the throwaway home."""
+    versions: dict[str, str]
+    load: float
+    """How busy the machine was before the first round: the load of a minute."""
+    floor_ms_per_mb: float
+    """What the first touch of a megabyte of memory costs here: no restore is faster."""
+
+
+class Report(Record, frozen=True):
+    """A whole run."""
+
+    at: str
+    quick: bool
+    seconds: float
+    machine: Machine
+    figures: tuple[Figure, ...]
+    skipped: tuple[Skipped, ...] = ()
+    covers: dict[str, str] = msgspec.field(default_factory=dict)
+    """What each of those who were measured brings back, in a phrase."""
+    format: int = FORMAT
+
+    def find(
+        self, workload: str, case: str, what: str, window: Window = "", who: str = OURS
+    ) -> Figure | None:
+        wanted = (workload, case, what, window, who)
+        for one in self.figures:
+            if (one.workload, one.case, one.what, one.window, one.who) == wanted:
+                return one
+        return None
+
+    def cases(self, workload: str) -> list[str]:
+        """The cases of a workload, in the order in which they were measured."""
+        return list(dict.fromkeys(one.case for one in self.figures if one.workload == workload))
+
+    def encode(self) -> bytes:
+        """As JSON, each figure with its p50, p95 and max beside the rounds."""
+        told = msgspec.to_builtins(self)
+        for one, figure in zip(told["figures"], self.figures, strict=True):
+            one["samples"] = [round(sample, 3) for sample in figure.samples]
+            numbers = {"p50": figure.p50, "p95": figure.p95, "max": figure.max}
+            one.update({name: round(value, 3) for name, value in numbers.items()}, rounds=figure.rounds)
+        return msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
+
+    @classmethod
+    def decode(cls, text: bytes) -> Report:
+        return msgspec.json.decode(text, type=cls)
+
+
+class Target(Record, frozen=True):
+    """A number to reach, and the figure that shows whether it is."""
+
+    label: str
+    reach: float
+    workload: str
+    case: str
+    what: str
+    window: Window = ""
+    unit: Unit = "ms"
+    elsewhere: str = "–"
+    """The best known of others."""
+
+    def figure(self, report: Report) -> Figure | None:
+        return report.find(self.workload, self.case, self.what, self.window)
+
+    def reached(self, report: Report) -> bool | None:
+        """None where it was not measured."""
+        found = self.figure(report)
+        if found is None:
+            return None
+        return found.p50 >= self.reach if self.unit == "count" else found.p50 <= self.reach
+
+
+TREE = "bash, sleep, http.server"
+TARGETS = (
+    Target(
+        label="checkpoint: pause seen by the processes",
+        reach=20,
+        workload="tree",
+        case=TREE,
+        what="checkpoint",
+        window="pause",
+        elsewhere="12.5 ms (DeltaBox: one cooperating single-threaded process, no terminal)",
+    ),
+    Target(
+        label="rollback to a point with a spare, until a command has run",
+        reach=5,
+        workload="tree",
+        case=TREE,
+        what="rollback, spare",
+        window="until",
+        elsewhere="7.6 ms (DeltaBox, same limits)",
+    ),
+    Target(
+        label="the same with 256 MB of memory",
+        reach=5,
+        workload="memory",
+        case="256 MB",
+        what="rollback, spare",
+        window="until",
+    ),
+    Target(
+        label="rollback without a spare, until a command has run",
+        reach=45,
+        workload="tree",
+        case=TREE,
+        what="rollback, cold",
+        window="until",
+        elsewhere="35 ms (DeltaBox, cold)",
+    ),
+    Target(
+        label="1 GB of memory, 1% of it written since: pause",
+        reach=60,
+        workload="memory",
+        case="1024 MB, 1% dirty",
+        what="checkpoint",
+        window="pause",
+    ),
+    Target(
+        label="16 forks of one point, all verified to run",
+        reach=500,
+        workload="fan-out",
+        case="16 forks",
+        what="fork",
+        window="until",
+        elsewhere="54 ms on 96 cores",
+    ),
+    Target(
+        label="a trivial command through the persistent shell",
+        reach=3,
+        workload="api",
+        case="run true",
+        what="run",
+        window="api",
+    ),
+    Target(label="socket round trip", reach=0.5, workload="api", case="ping", what="ping", window="api"),
+    Target(
+        label="checkpoints in one line of history",
+        reach=1000,
+        workload="depth",
+        case="all",
+        what="checkpoints",
+        unit="count",
+        elsewhere="58 (overlay mounts stacked: mount option limit)",
+    ),
+    Target(
+        label="change list of two points, 100,000 files, 10 changed",
+        reach=50,
+        workload="files",
+        case="100,000 files",
+        what="diff",
+        window="api",
+    ),
+    Target(
+        label="CLI: `waypoint --version`",
+        reach=80,
+        workload="api",
+        case="--version",
+        what="cli",
+        window="api",
+    ),
+    Target(label="CLI: `waypoint ls`", reach=80, workload="api", case="ls", what="cli", window="api"),
+)

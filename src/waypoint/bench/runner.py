@@ -1,0 +1,325 @@
+"""A run: a home of its own, the clock, and who is measured when.
+
+Nothing of the user is touched: sessions, pool, database and socket are those of a throwaway home; of the
+user's home only the engine is used, read-only. However a run ends, by itself or by ^C, the home goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import waypoint
+from waypoint import errors, provision
+from waypoint.bench.results import OURS, Figure, Machine, Report, Skipped, Unit, Window
+from waypoint.client import Checkpoint, Client, Session
+from waypoint.home import Home
+
+Say = Callable[[str], None]
+_QUIET_FILES = ("/root/.bashrc", "/etc/bash.bashrc")
+"""Hooks that somebody has put in there run before every prompt; they are not what is measured."""
+
+
+class Timed(NamedTuple):
+    """What one operation took, in milliseconds. None: there is no such window, or it cannot be told."""
+
+    pause: float | None
+    api: float
+    until: float | None
+
+
+def now_ms() -> float:
+    return time.perf_counter() * 1000
+
+
+class Bench:
+    """What a workload is given: sessions to work with, and a place for its figures."""
+
+    def __init__(
+        self, home: Path, work: Path, *, quick: bool, say: Say, peers: Sequence[str] | None = None
+    ) -> None:
+        self.quick = quick
+        self.peers = peers
+        """Those who are to be measured; None for all that are here."""
+        self.say = say
+        self.work = work
+        """A folder for whatever is needed outside the home."""
+        self.client = Client(home)
+        self.home: Home = self.client.home
+        self.python = os.path.realpath(sys.executable)
+        """The Python that sessions and peers run their programs with."""
+        self._figures: dict[tuple[str, ...], tuple[Unit, list[float]]] = {}
+        self.skipped: list[Skipped] = []
+        self.covers: dict[str, str] = {}
+        self._sessions = 0
+
+    def rounds(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    # ---- sessions ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Session]:
+        """A fresh session; it and every other one are gone afterwards."""
+        self._sessions += 1
+        hide = [path for path in _QUIET_FILES if os.path.exists(path)]
+        name = f"bench-{self._sessions}"
+        waypoint.session(name, hide=hide, home=self.home.path)
+        try:
+            yield Session(self.client, name)
+        finally:
+            names = [one["name"] for one in self.client.call("ls")["sessions"]]
+            if names:
+                self.client.call("rm", {"sessions": names})
+
+    # ---- operations, timed ---------------------------------------------------------------------
+
+    def checkpoint(self, session: Session, *, command: str | None = "true") -> tuple[Checkpoint, Timed]:
+        """A checkpoint, and then a command."""
+        began = now_ms()
+        point = session.checkpoint("bench")
+        answered = now_ms()
+        if command is not None:
+            session.run(command).check()
+        until = now_ms() - began if command is not None else None
+        return point, Timed(point.info.pause_ms, answered - began, until)
+
+    def rollback(
+        self, session: Session, point: Checkpoint, *, safety: bool = False, command: str = "true"
+    ) -> tuple[str, Timed]:
+        """A restore, and then a command; says whether a spare was let go."""
+        began = now_ms()
+        restored = session.restore(point, safety=safety)
+        answered = now_ms()
+        session.run(command).check()
+        until = now_ms() - began
+        how = "spare" if getattr(restored, "spare", False) else "cold"
+        return how, Timed(None, answered - began, until)
+
+    # ---- figures -------------------------------------------------------------------------------
+
+    def add(
+        self,
+        workload: str,
+        case: str,
+        what: str,
+        window: Window,
+        *samples: float,
+        who: str = OURS,
+        unit: Unit = "ms",
+    ) -> None:
+        """Adds rounds to a figure."""
+        _, there = self._figures.setdefault((workload, case, what, window, who), (unit, []))
+        there.extend(samples)
+
+    def add_timed(self, workload: str, case: str, what: str, took: Timed, *, who: str = OURS) -> None:
+        if took.pause is not None:
+            self.add(workload, case, what, "pause", took.pause, who=who)
+        self.add(workload, case, what, "api", took.api, who=who)
+        if took.until is not None:
+            self.add(workload, case, what, "until", took.until, who=who)
+
+    def skip(self, what: str, why: str) -> None:
+        self.skipped.append(Skipped(what=what, why=why))
+        self.say(f"skipped {what}: {why}")
+
+    def figures(self) -> tuple[Figure, ...]:
+        return tuple(
+            Figure(
+                workload=workload,
+                case=case,
+                what=what,
+                window=window,  # type: ignore[arg-type]
+                who=who,
+                unit=unit,
+                samples=tuple(samples),
+            )
+            for (workload, case, what, window, who), (unit, samples) in self._figures.items()
+            if samples
+        )
+
+
+# ---- the machine -----------------------------------------------------------------------------------
+
+
+def _first_line(path: str, start: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith(start):
+                return line.partition(":" if ":" in line else "=")[2].strip().strip('"')
+    return "unknown"
+
+
+def available_bytes() -> int:
+    """Memory that can be had without pushing anybody out."""
+    return int(_first_line("/proc/meminfo", "MemAvailable").split()[0]) * 1024
+
+
+def memory_floor() -> float:
+    """What it costs to be given a megabyte of memory, in milliseconds: the first write to each page."""
+    size = 64 << 20
+    took = []
+    for _ in range(3):
+        with mmap.mmap(-1, size) as memory:
+            view = ctypes.c_char.from_buffer(memory)
+            began = now_ms()
+            ctypes.memset(ctypes.addressof(view), 1, size)
+            took.append((now_ms() - began) / (size >> 20))
+            del view
+    return round(sorted(took)[1], 3)
+
+
+def _said(*command: str) -> str | None:
+    """The first line of what a program says."""
+    if not shutil.which(command[0]):
+        return None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        lines = (done.stdout or done.stderr).strip().splitlines()
+        return lines[0][:80] if lines else None
+    return None
+
+
+def _versions(engine: provision.Engine) -> dict[str, str]:
+    found = {
+        "waypoint": waypoint.__version__,
+        "criu": f"{engine.criu.version} ({engine.criu.source})",
+        "python": platform.python_version(),
+    }
+    asked = {
+        "bash": ("bash", "--version"),
+        "btrfs-progs": ("btrfs", "--version"),
+        "git": ("git", "--version"),
+        "node": ("node", "--version"),
+        "podman": ("podman", "--version"),
+        "vim": ("vim", "--version"),
+    }
+    for name, command in asked.items():
+        if (said := _said(*command)) and (number := re.search(r"\d+(\.\d+)+", said)):
+            found[name] = number[0]
+    return found
+
+
+def _disk(folder: Path) -> str:
+    said = _said("findmnt", "-n", "-o", "FSTYPE,SOURCE", "-T", str(folder))
+    return " on ".join((said or "unknown").split())
+
+
+def look_at_machine(engine: provision.Engine, folder: Path) -> Machine:
+    return Machine(
+        cpu=_first_line("/proc/cpuinfo", "model name"),
+        cores=os.cpu_count() or 1,
+        memory_bytes=int(_first_line("/proc/meminfo", "MemTotal").split()[0]) * 1024,
+        kernel=platform.release(),
+        system=_first_line("/etc/os-release", "PRETTY_NAME"),
+        disk=_disk(folder),
+        versions=_versions(engine),
+        load=round(os.getloadavg()[0], 2),
+        floor_ms_per_mb=memory_floor(),
+    )
+
+
+# ---- a run -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _stopping_properly() -> Iterator[None]:
+    """Makes every way to be told to stop an exception, so that the home is taken down; once that goes on,
+    nothing interrupts it."""
+
+    def stop(number: int, _frame: Any) -> None:
+        for one in signals:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def throwaway_home(below: Path, engine: Path) -> Iterator[tuple[Path, Path]]:
+    """A home, and a folder beside it. Both go at the end, with all that lives in them."""
+    if os.geteuid() != 0:
+        raise errors.NotRoot("the benchmark needs root", hint="run it with sudo, or as root")
+    before = os.environ.get("WAYPOINT_ENGINE")
+    folder = Path(tempfile.mkdtemp(prefix="waypoint-bench-", dir=below))
+    home, work = folder / "home", folder / "work"
+    work.mkdir()
+    os.environ["WAYPOINT_ENGINE"] = str(engine)
+    try:
+        yield home, work
+    finally:
+        try:
+            if home.exists():
+                Client(home).call("daemon_stop", {"sessions": True})
+                provision.uninstall(home, lambda _: None)
+        finally:
+            if before is None:
+                del os.environ["WAYPOINT_ENGINE"]
+            else:
+                os.environ["WAYPOINT_ENGINE"] = before
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(
+    engine: Path,
+    *,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    peers: Sequence[str] | None = None,
+    below: Path = Path("/var/tmp"),
+    say: Say = lambda _: None,
+) -> Report:
+    """Measures. `only`: these workloads; `peers`: these and no others (None: all that are here)."""
+    from waypoint.bench import workloads
+    from waypoint.bench.peers import OTHERS
+
+    chosen(peers or (), OTHERS, "peer")
+    wanted = chosen(only, workloads.WORKLOADS, "workload")
+    built = provision.current_engine(engine)
+    if built is None:
+        raise errors.MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
+    began = time.monotonic()
+    with _stopping_properly(), throwaway_home(below, engine) as (home, work):
+        machine = look_at_machine(built, work)
+        bench = Bench(home, work, quick=quick, say=say, peers=peers)
+        for name in wanted:
+            say(f"{name}: {workloads.WORKLOADS[name].title}")
+            workloads.WORKLOADS[name].measure(bench)
+        bench.client.close()
+    return Report(
+        at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        quick=quick,
+        seconds=round(time.monotonic() - began, 1),
+        machine=machine,
+        figures=bench.figures(),
+        skipped=tuple(bench.skipped),
+        covers=bench.covers,
+    )
+
+
+def chosen(given: Sequence[str], known: Iterable[str], kind: str) -> list[str]:
+    names = list(known)
+    for name in given:
+        if name not in names:
+            raise errors.NotFound(f"there is no {kind} {name!r}", hint=f"there are: {', '.join(names)}")
+    return [name for name in names if name in given] if given else names

@@ -1,0 +1,607 @@
+"""What Waypoint is asked to do.
+
+Each workload makes its own sessions, checks that what came back is what was saved (a fast wrong answer is
+no figure), and adds one figure per case, operation and window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from waypoint.bench.results import TREE, Unit
+from waypoint.bench.runner import Bench, available_bytes, now_ms
+from waypoint.client import Checkpoint, Session
+from waypoint.errors import SessionError
+from waypoint.words import size
+
+WAIT = "for i in {1..400}; do (: </dev/tcp/127.0.0.1/PORT) 2>/dev/null && break; sleep 0.01; done"
+_SPARE_SECONDS = 10.0
+_PATIENCE_SECONDS = 20.0
+_BREATH_SECONDS = 0.2
+
+
+class Workload(NamedTuple):
+    title: str
+    measure: Callable[[Bench], None]
+
+
+class Wrong(SessionError):
+    """Raised when a session is not what it was at the point it was taken back to."""
+
+    code = "bench_wrong"
+
+
+def expect(session: Session, command: str, output: str) -> None:
+    """Runs it and insists on what it prints."""
+    said = session.run(command).check().output.strip()
+    if said != output:
+        raise Wrong(f"{command} printed {said!r}, not {output!r}", hint="please report it")
+
+
+def start_tree(bench: Bench, session: Session) -> None:
+    """The tree that most numbers are about: bash, a sleep, a Python HTTP server."""
+    session.run("cd /srv; set +m; sleep 100000 &").check()
+    session.run(f"{bench.python} -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 &").check()
+    session.run(WAIT.replace("PORT", "8000")).check()
+
+
+def put(session: Session, path: str, text: str) -> None:
+    """Writes a file in the session."""
+    session.run(f"cat > {path}", stdin=text).check()
+
+
+def both_rollbacks(
+    bench: Bench,
+    session: Session,
+    workload: str,
+    case: str,
+    rounds: int,
+    check: Callable[[], None],
+) -> None:
+    """Rollbacks to a point, with a spare and without: a spare is there a moment after its point was taken and
+    gone once it was used, so two restores in a row are one of each."""
+    for _ in range(rounds):
+        point = session.checkpoint("bench")
+        wait_for_spare(session, point)
+        for _ in range(2):
+            how, took = bench.rollback(session, point)
+            bench.add_timed(workload, case, f"rollback, {how}", took)
+            check()
+
+
+def wait_for_spare(session: Session, point: Checkpoint) -> bool:
+    """Waits until a point has its spare. False where there are none."""
+    deadline = time.monotonic() + _SPARE_SECONDS
+    while time.monotonic() < deadline:
+        state = getattr(session.point(point.id).info, "spare", None)
+        if state in (None, "off"):
+            return False
+        if state == "ready":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# ---- the tree, its threads, its terminal -----------------------------------------------------------
+
+# A bash that sleeps for a millisecond at a time and writes down when it was away for longer.
+_TICKER = r"""
+exec 9<>/tmp/ticks.fifo
+was=${EPOCHREALTIME/./}
+while :; do
+    read -rt 0.001 -u 9
+    is=${EPOCHREALTIME/./}
+    ((is - was > 5000)) && echo "$was $((is - was))" >>/tmp/gaps
+    was=$is
+done
+"""
+
+
+def tree(bench: Bench) -> None:
+    """The main tree: all windows, from outside and from inside."""
+    rounds = bench.rounds(25, 6)
+    with bench.session() as session:
+        start_tree(bench, session)
+        session.run("kept=1").check()
+        bench.checkpoint(session)  # the first one warms caches up
+        for number in range(rounds):
+            session.run(f"echo {number} > /srv/note").check()
+            _, took = bench.checkpoint(session)
+            bench.add_timed("tree", TREE, "checkpoint", took)
+        nothing = [bench.checkpoint(session)[1] for _ in range(max(3, rounds // 3))]
+        for took in nothing[1:]:
+            bench.add_timed("tree", "the same, nothing changed since", "checkpoint", took)
+
+        def check() -> None:
+            expect(session, f"echo $kept; jobs -p | wc -l; cat /srv/note; {_answers(8000)}", _expected)
+
+        _expected = f"1\n2\n{rounds - 1}\nanswers"
+        both_rollbacks(bench, session, "tree", TREE, rounds, check)
+        point = session.checkpoint("bench")
+        for _ in range(max(3, rounds // 3)):
+            _, took = bench.rollback(session, point, safety=True)
+            bench.add_timed("tree", TREE, "rollback, safety first", took)
+        # One after the other without a breath: what ends behind an answer is in the way of the next.
+        began, many = now_ms(), max(5, rounds // 2)
+        for _ in range(many):
+            bench.rollback(session, point)
+        bench.add("tree", TREE, "rollback, back to back", "until", (now_ms() - began) / many)
+    _seen_from_inside(bench, rounds)
+
+
+def _answers(port: int) -> str:
+    return f"(: </dev/tcp/127.0.0.1/{port}) && echo answers"
+
+
+def _seen_from_inside(bench: Bench, rounds: int) -> None:
+    """The same pause as a process of the session notices it."""
+    with bench.session() as session:
+        start_tree(bench, session)
+        session.run("mkfifo /tmp/ticks.fifo").check()
+        put(session, "/tmp/ticker", _TICKER)
+        session.run("bash /tmp/ticker &").check()
+        for number in range(rounds):
+            session.run(f"echo {number} > /srv/note; sleep 0.05").check()
+            asked_at = time.time() * 1e6
+            point, took = bench.checkpoint(session)
+            answered_at = asked_at + took.api * 1000
+            session.run("sleep 0.02").check()
+            gaps = [
+                line.split() for line in session.run("cat /tmp/gaps 2>/dev/null; true").output.split("\n")
+            ]
+            mine = [int(gap[1]) / 1000 for gap in gaps if gap and asked_at <= int(gap[0]) + int(gap[1])]
+            mine = [gap for gap in mine if gap <= answered_at]
+            case = "the same, with a process that watches the clock"
+            bench.add("tree", case, "checkpoint", "pause", point.info.pause_ms)
+            bench.add("tree", case, "checkpoint, seen from inside", "pause", max(mine, default=0.0))
+            session.run(": > /tmp/gaps").check()
+
+
+_THREADS = """
+import threading, time
+for _ in range({count}):
+    threading.Thread(target=time.sleep, args=(100000,), daemon=True).start()
+print("started", flush=True)
+time.sleep(100000)
+"""
+
+
+def processes(bench: Bench) -> None:
+    """How costs grow with processes and with threads."""
+    rounds = bench.rounds(6, 3)
+    counts = (1, 8, 32) if bench.quick else (1, 2, 4, 8, 16, 32)
+    for count in counts:
+        with bench.session() as session:
+            session.run(f"set +m; for i in {{1..{count}}}; do sleep 100000 & done").check()
+            case = f"{count} process{'es' if count > 1 else ''}"
+            _checkpoint_and_back(bench, session, "processes", case, rounds, ("jobs -p | wc -l", str(count)))
+    for count in () if bench.quick else (8, 32):
+        with bench.session() as session:
+            put(session, "/tmp/threads.py", _THREADS.format(count=count))
+            session.run(f"set +m; {bench.python} /tmp/threads.py > /tmp/said &").check()
+            session.run("until grep -q started /tmp/said; do sleep 0.01; done").check()
+            asked = ("ls /proc/$!/task | wc -l", str(count + 1))
+            _checkpoint_and_back(bench, session, "processes", f"{count} threads", rounds, asked)
+
+
+def _checkpoint_and_back(
+    bench: Bench, session: Session, workload: str, case: str, rounds: int, asked: tuple[str, str]
+) -> None:
+    point, _ = bench.checkpoint(session)
+    for _ in range(rounds):
+        session.run("date > /tmp/note").check()
+        point, took = bench.checkpoint(session)
+        bench.add_timed(workload, case, "checkpoint", took)
+    for _ in range(rounds):
+        how, took = bench.rollback(session, point)
+        bench.add_timed(workload, case, f"rollback, {how}", took)
+        expect(session, *asked)
+
+
+_NODE = "require('http').createServer((q, a) => a.end('ok')).listen(8001, '127.0.0.1')"
+_WRITER = """
+import sqlite3, time
+db = sqlite3.connect("/srv/w.db", isolation_level=None)
+db.execute("pragma journal_mode=wal")
+db.execute("create table t (n integer)")
+n = 0
+while True:
+    n += 1
+    db.execute("insert into t values (?)", (n,))
+    time.sleep(0.005)
+"""
+
+
+def terminal(bench: Bench) -> None:
+    """People's and agents' work: a REPL, vim, servers, a database that is being written."""
+    rounds = bench.rounds(6, 2)
+    python = bench.python
+    _interactive(
+        bench, "Python REPL", rounds, f"{python} -q\r", ">>>", "x = 41\r", "x = 0\r", "x + 1\r", "42"
+    )
+    if shutil.which("vim"):
+        vim = ("vim -u NONE -i NONE -n /tmp/v\r", "~", "ihello", "junk", "-after", "hello-after")
+        _interactive(bench, "vim, inserting", rounds, *vim)
+    else:
+        bench.skip("vim", "it is not installed")
+    with bench.session() as session:
+        session.run("set +m").check()
+        servers = [(f"{python} -m http.server 8000 --bind 127.0.0.1", 8000)]
+        if shutil.which("node"):
+            servers.append((f"node -e {shlex.quote(_NODE)}", 8001))
+        for command, port in servers:
+            session.run(f"{command} >/dev/null 2>&1 &").check()
+            session.run(WAIT.replace("PORT", str(port))).check()
+        asked = (" && ".join(_answers(port) for _, port in servers), "\n".join(["answers"] * len(servers)))
+        names = "servers: Python, node" if len(servers) > 1 else "servers: Python"
+        _checkpoint_and_back(bench, session, "terminal", names, rounds, asked)
+    with bench.session() as session:
+        put(session, "/tmp/writer.py", _WRITER)
+        session.run(f"set +m; {python} /tmp/writer.py &").check()
+        count = f'{python} -c \'import sqlite3; d = sqlite3.connect("/srv/w.db"); '
+        session.run("until [ -s /srv/w.db-wal ]; do sleep 0.01; done").check()
+        whole = (count + 'print(*d.execute("pragma integrity_check").fetchone())\'', "ok")
+        _checkpoint_and_back(bench, session, "terminal", "SQLite writer", rounds, whole)
+
+
+def _interactive(
+    bench: Bench,
+    case: str,
+    rounds: int,
+    start: str,
+    ready: str,
+    before: str,
+    after: str,
+    ask: str,
+    answer: str,
+) -> None:
+    """A program that occupies the terminal: typed to, taken back, typed to again."""
+    with bench.session() as session:
+        session.type(start)
+        _wait_screen(session, ready)
+        session.type(before)
+        _wait_screen(session, before.strip()[-5:])
+        time.sleep(0.2)
+        for _ in range(rounds):
+            point, took = bench.checkpoint(session, command=None)
+            bench.add_timed("terminal", case, "checkpoint", took)
+            session.type(after)
+            _wait_screen(session, after.strip())
+            began = now_ms()
+            restored = session.restore(point, safety=False)
+            answered = now_ms()
+            session.type(ask)
+            _wait_screen(session, answer)
+            how = "spare" if getattr(restored, "spare", False) else "cold"
+            bench.add("terminal", case, f"rollback, {how}", "api", answered - began)
+            bench.add("terminal", case, f"rollback, {how}", "until", now_ms() - began)
+            session.restore(point, safety=False)
+
+
+def _wait_screen(session: Session, text: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while text not in (shown := session.screen()):
+        if time.monotonic() > deadline:
+            raise Wrong(f"the terminal never showed {text!r}", hint=shown[-500:])
+        time.sleep(0.001)
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+# Holds memory that no compression can shrink, and writes to a share of its pages when told to.
+_HOLDER = """
+import os
+size = {size}
+memory = bytearray(size)
+piece = os.urandom(1 << 20)
+for at in range(0, size, len(piece)):
+    memory[at:at + len(piece)] = piece[:size - at]
+    memory[at:at + 8] = at.to_bytes(8, "little")
+for at in range(0, size, 4096):
+    memory[at:at + 8] = os.urandom(8)
+asked, done = open("/tmp/dirty", "r+b", 0), open("/tmp/done", "r+b", 0)
+done.write(b"ready\\n")
+turn = 0
+while True:
+    percent = int(asked.readline())
+    turn += 1
+    pages = size // 4096
+    step = 100 // percent if percent else pages + 1
+    for page in range(turn % step if percent else 0, pages if percent else 0, step):
+        memory[page * 4096 + 16:page * 4096 + 24] = os.urandom(8)
+    done.write(b"done\\n")
+"""
+
+
+def memory(bench: Bench) -> None:
+    """From 1 MB to 1 GB, with nothing to everything written between two points."""
+    rounds = bench.rounds(4, 3)
+    sizes = (16, 64) if bench.quick else (1, 16, 64, 256, 1024)
+    shares = (1, 100) if bench.quick else (0, 1, 10, 100)
+    for megabytes in sizes:
+        if available_bytes() < (megabytes << 20) * 4:
+            bench.skip(
+                f"{megabytes} MB of memory", f"{size(available_bytes())} are free, and it takes 4 times"
+            )
+            continue
+        with bench.session() as session:
+            put(session, "/tmp/holder.py", _HOLDER.format(size=megabytes << 20))
+            session.run("mkfifo /tmp/dirty /tmp/done; exec 7<>/tmp/dirty 8<>/tmp/done; set +m").check()
+            session.run(f"{bench.python} /tmp/holder.py 7>&- 8>&- &").check()
+            session.run("read -t 60 said <&8").check()
+            took = bench.checkpoint(session)[1]
+            bench.add_timed("memory", f"{megabytes} MB", "checkpoint, first", took)
+            for share in shares:
+                points = []
+                for _ in range(rounds if megabytes < 1024 else max(2, rounds - 1)):
+                    session.run(f"echo {share} >&7; read -t 60 said <&8").check()
+                    point, took = bench.checkpoint(session)
+                    bench.add_timed("memory", f"{megabytes} MB, {share}% dirty", "checkpoint", took)
+                    points.append(point)
+                for point in points[:-1]:
+                    point.forget()
+            many = rounds if megabytes < 1024 else 2
+            check = "kill -0 $! && echo there"
+            both_rollbacks(
+                bench,
+                session,
+                "memory",
+                f"{megabytes} MB",
+                many,
+                lambda session=session, check=check: expect(session, check, "there"),  # type: ignore[misc]
+            )
+
+
+# ---- searching -------------------------------------------------------------------------------------
+
+_MODULE = """\
+def total(items):
+    result = 0
+    for item in items:
+        result = result BUG item
+    return result
+"""
+_TEST = "import shop\nassert shop.total([1, 2, 3]) == 6, shop.total([1, 2, 3])\nassert shop.total([]) == 0\n"
+_TRIES = ("-", "*", "//", "%", "**", "|", "&", "^", "<<", "+")
+_STEPS = 30
+
+
+def repair(bench: Bench) -> None:
+    """An agent repairs a repository: 30 steps of tree search, each a point, a try, a test, and the way back
+    or a branch."""
+    steps = bench.rounds(_STEPS, 10)
+    case = f"{steps} steps"
+    with bench.session() as session:
+        start_tree(bench, session)
+        session.run("mkdir -p /srv/shop && cd /srv/shop && git init -q 2>/dev/null; export TRIED=0").check()
+        put(session, "shop.py", _MODULE.replace("BUG", "-"))
+        put(session, "check.py", _TEST)
+        began, ours, solved = now_ms(), 0.0, 0
+        for step in range(steps):
+            point, took = bench.checkpoint(session, command=None)
+            bench.add_timed("repair", case, "checkpoint", took)
+            ours += took.api
+            if step % 5 == 4:  # a branch: tried beside the session, thrown away
+                asked = now_ms()
+                branch = point.fork(1)[0]
+                passed = _try(bench, branch, step)
+                bench.add("repair", case, "fork", "until", now_ms() - asked)
+                branch.stop()
+                ours += now_ms() - asked
+            else:
+                passed = _try(bench, session, step)
+                expect(session, "echo $TRIED", "1")
+                how, took = bench.rollback(session, point)
+                bench.add_timed("repair", case, f"rollback, {how}", took)
+                ours += took.until or 0.0
+                expect(session, f"echo $TRIED; {_answers(8000)}", "0\nanswers")
+            solved += passed
+        if solved != sum(_TRIES[step % len(_TRIES)] == "+" for step in range(steps)):
+            raise Wrong(f"{solved} of {steps} tries passed their test", hint="please report it")
+        whole = now_ms() - began
+        bench.add("repair", case, "the whole search", "", whole)
+        bench.add("repair", case, "of it in Waypoint", "", ours)
+
+
+def _try(bench: Bench, session: Session, step: int) -> bool:
+    """One attempt at the bug, and what its test says."""
+    put(session, "shop.py", _MODULE.replace("BUG", _TRIES[step % len(_TRIES)]))
+    return session.run(f"TRIED=1; {bench.python} check.py 2>/dev/null").ok
+
+
+def fan_out(bench: Bench) -> None:
+    """Forks of one point, each verified to run before the clock stops."""
+    cores = os.cpu_count() or 1
+    with bench.session() as session:
+        start_tree(bench, session)
+        point = session.checkpoint("bench")
+        for count in (1, 4, 16) if bench.quick else (1, 4, 16, 64):
+            for _ in range(bench.rounds(3, 2) if count < 64 else 1):
+                case = f"{count} fork{'s' if count > 1 else ''}"
+                began = now_ms()
+                forks = point.fork(count)
+                answered = now_ms()
+                with ThreadPoolExecutor(max_workers=2 * cores) as workers:
+                    ran = list(workers.map(_runs, forks))
+                until = now_ms() - began
+                if not all(ran):
+                    raise Wrong(f"{ran.count(False)} of {count} forks do not run", hint="please report it")
+                bench.add("fan-out", case, "fork", "api", answered - began)
+                bench.add("fan-out", case, "fork", "until", until)
+                idle = sum(memory_of(fork.info.pid or 0) for fork in forks) / count
+                bench.add("fan-out", case, "memory per idle fork", "", idle, unit="bytes")
+                bench.client.call("rm", {"sessions": [fork.name for fork in forks]})
+
+
+def _runs(fork: Session) -> bool:
+    return fork.run(f"jobs -p | wc -l; {_answers(8000)}").output.split() == ["2", "answers"]
+
+
+def memory_of(keeper: int) -> int:
+    """What the processes of a box hold in memory, what they share divided among those who share it."""
+    total, waiting = 0, [keeper]
+    while waiting:
+        pid = waiting.pop()
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/smaps_rollup") as lines:
+                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children") as children:
+                    waiting += map(int, children.read().split())
+    return total
+
+
+# ---- depth and width -------------------------------------------------------------------------------
+
+
+def depth(bench: Bench) -> None:
+    """One line of history: what the last of a thousand points costs, compared with the first. Both at the
+    pace of somebody who works; in between as fast as it goes."""
+    many, edge = bench.rounds(1000, 40), bench.rounds(40, 12)
+    with bench.session() as session:
+        start_tree(bench, session)
+        first = bench.checkpoint(session)[0]
+        before = _daemon(bench)
+        for number in range(1, many):
+            in_a_hurry = edge < number < many - edge
+            if number == many - edge:
+                time.sleep(_BREATH_SECONDS * 10)  # what is still done in the background for those before
+            session.run(f"echo {number} > /srv/note").check()
+            _, took = bench.checkpoint(session, command=None)
+            case = "in between, in a hurry" if in_a_hurry else "first" if number <= edge else "last"
+            bench.add_timed("depth", case, "checkpoint", took)
+            if not in_a_hurry:
+                time.sleep(_BREATH_SECONDS)
+            if number % 250 == 0:
+                bench.say(f"  {number} points")
+        after = _daemon(bench)
+        if not bench.quick:
+            bench.add("depth", "all", "checkpoints", "", len(session.checkpoints()), unit="count")
+        for case, numbers in (("first", before), ("last", after)):
+            for what, held in numbers.items():
+                unit: Unit = "bytes" if what.startswith("memory") else "count"
+                bench.add("depth", case, what, "", held, unit=unit)
+        how, took = bench.rollback(session, first)
+        bench.add_timed("depth", "first", f"rollback, {how}", took)
+
+
+def _daemon(bench: Bench) -> dict[str, float]:
+    """What the daemon holds on to."""
+    status = bench.client.call("daemon_status")
+    pid = status["pid"]
+    return {
+        "memory of the daemon": status["rss_bytes"],
+        "descriptors of the daemon": len(os.listdir(f"/proc/{pid}/fd")),
+        "mounts": len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines()),
+    }
+
+
+_MAKE_FILES = """
+import os, sys
+for n in range({count}):
+    if n % 100 == 0:
+        os.makedirs("/srv/many/%d" % (n // 100), exist_ok=True)
+    with open("/srv/many/%d/%d" % (n // 100, n), "w") as f:
+        f.write("file %d\\n" % n)
+"""
+_CHANGED = 10
+
+
+def files(bench: Bench) -> None:
+    """Up to 100,000 files, ten of them changed between two points."""
+    rounds = bench.rounds(6, 3)
+    for count in (1_000, 10_000) if bench.quick else (1_000, 10_000, 100_000):
+        case = f"{count:,} files"
+        with bench.session() as session:
+            put(session, "/tmp/make.py", _MAKE_FILES.format(count=count))
+            session.run(f"{bench.python} /tmp/make.py", timeout=300).check()
+            last, _ = bench.checkpoint(session)
+            for number in range(rounds):
+                step = count // _CHANGED
+                names = " ".join(f"/srv/many/{n // 100}/{n}" for n in range(number, count, step))
+                session.run(f"for f in {names}; do echo {number} > $f; done").check()
+                point, took = bench.checkpoint(session)
+                bench.add_timed("files", case, "checkpoint", took)
+                began = now_ms()
+                found = last.diff(point, only=["files"])
+                bench.add("files", case, "diff", "api", now_ms() - began)
+                if len(found.files) != _CHANGED:
+                    raise Wrong(f"{len(found.files)} files differ, not {_CHANGED}", hint="please report it")
+                last = point
+
+
+# ---- calls -----------------------------------------------------------------------------------------
+
+
+def api(bench: Bench) -> None:
+    """What a call costs, and a command line."""
+    with bench.session() as session:
+        for _ in range(20):
+            session.run("true")
+        for _ in range(bench.rounds(300, 100)):
+            began = now_ms()
+            session.run("true")
+            bench.add("api", "run true", "run", "api", now_ms() - began)
+        for _ in range(bench.rounds(1000, 300)):
+            began = now_ms()
+            bench.client.call("ping")
+            bench.add("api", "ping", "ping", "api", now_ms() - began)
+        environment = {**os.environ, "WAYPOINT_HOME": str(bench.home.path)}
+        verbs = (("--version",), ("ls",), ("log", "-s", session.name), ("exec", "-s", session.name, "true"))
+        session.checkpoint("bench")
+        # As ./waypoint starts it: what is set for Python in this environment (no bytecode, say) is not ours.
+        isolated = subprocess.run(
+            [sys.executable, "-I", "-c", "import waypoint"], capture_output=True, check=False
+        )
+        how = "-P" if isolated.returncode else "-I"
+        for words in verbs:
+            for _ in range(bench.rounds(15, 5)):
+                took = timed_program([sys.executable, how, "-m", "waypoint", *words], environment)
+                bench.add("api", words[0], "cli", "api", took)
+    for _ in range(bench.rounds(15, 5)):
+        bench.add(
+            "api",
+            "python -c pass",
+            "cli",
+            "api",
+            timed_program([sys.executable, "-I", "-c", "pass"]),
+            who="python",
+        )
+        bench.add("api", "bash -c true", "run", "api", timed_program(["bash", "-c", "true"]), who="bash")
+
+
+def timed_program(argv: Sequence[str], environment: dict[str, str] | None = None) -> float:
+    began = now_ms()
+    subprocess.run(argv, env=environment, stdout=subprocess.DEVNULL, check=True)
+    return now_ms() - began
+
+
+def peers(bench: Bench) -> None:
+    """Waypoint and its neighbours on the same work."""
+    from waypoint.bench.peers import measure
+
+    measure(bench)
+
+
+WORKLOADS = {
+    "tree": Workload("bash, sleep, http.server: every window, from outside and inside", tree),
+    "api": Workload("what a call and a command line cost", api),
+    "processes": Workload("how it grows with processes and threads", processes),
+    "terminal": Workload("REPL, vim, servers, a database being written", terminal),
+    "memory": Workload("how it grows with memory, and with what was written since", memory),
+    "repair": Workload("a repository repaired by tree search", repair),
+    "fan-out": Workload("forks of one point, all verified to run", fan_out),
+    "files": Workload("how it grows with files, and what comparing costs", files),
+    "depth": Workload("many points in one line", depth),
+    "peers": Workload("the same work, done by others too", peers),
+}

@@ -1,0 +1,46 @@
+"""`waypoint bench`: the face of waypoint.bench."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from waypoint import errors, provision
+
+if TYPE_CHECKING:
+    from waypoint.cli.console import Console
+
+
+def bench(console: Console) -> int:
+    from waypoint.bench import charts, report, runner
+
+    given = console.arguments
+    if os.geteuid() != 0:
+        raise errors.NotRoot("the benchmark needs root", hint="run it with sudo, or as root")
+    engine = provision.engine_dir(console.home.path)
+    if provision.current_engine(engine) is None:
+        console.say("setting this machine up (once)")
+        provision.set_up(console.home.path, console.step)
+    if not os.path.isdir(given.work):
+        raise errors.NotFound(f"there is no folder {given.work}", hint="--work names one that is there")
+    out = Path(given.out)
+    out.mkdir(parents=True, exist_ok=True)
+    found = runner.run(
+        engine,
+        quick=given.quick,
+        only=given.only,
+        peers=given.peers,
+        below=Path(given.work),
+        say=console.step,
+    )
+    written = report.write(found, out)
+    told: Any = msgspec.json.decode(found.encode())
+    console.result(told, report.text(found))
+    for path in written:
+        console.step(f"wrote {path}")
+    if not charts.can_draw_png():
+        console.say("no PNG was drawn: Pillow is missing and could not be installed (requirements-bench.txt)")
+    return 0
