@@ -191,7 +191,7 @@ def test_ticks_are_inside_and_in_order(low: float, factor: float) -> None:
 
 def test_a_ratio_is_of_two_figures_of_one_run() -> None:
     found = compare.ratios(SMALL)
-    assert found["rollback / CRIU's restore"] == 2.0
+    assert found["rollback with a spare / CRIU's restore"] == 2.0
     assert found["16 forks / one"] == 10.0
     assert "checkpoint with 10,000 files / with 1,000" not in found
 

@@ -184,7 +184,7 @@ def bars_chart(
     values = [value for _, bars in groups for _, value in bars]
     if not values:
         return [*shapes, Text(frame.x, frame.y + 60, "not measured", 12, _FAINT)]
-    left, right = frame.x + 78, frame.x + frame.width - 70
+    left, right = frame.x + 88, frame.x + frame.width - 70
     low, high = min(values) / 2, max(values)
     place = _scale(low, high, left, right)
     count = sum(len(bars) for _, bars in groups)
@@ -194,7 +194,7 @@ def bars_chart(
         shapes.append(Text(frame.x, y + 12, name, 11, _INK, bold=True))
         y += 20
         for who, value in bars:
-            colour = _OURS_COLOUR if who == OURS else "#adb5bd"
+            colour = _OURS_COLOUR if who.startswith(OURS) else "#adb5bd"
             shapes.append(Text(left - 6, y + height / 2 + 4, who, 11, _INK, "end"))
             shapes.append(Box(left, y, max(2.0, place(value) - left), height, colour))
             told = f"{value:.1f}" if value < 100 else f"{value:,.0f}"

@@ -17,6 +17,7 @@ import msgspec
 
 from waypoint import errors, provision
 from waypoint.bench import runner
+from waypoint.bench.peers import COLD
 from waypoint.bench.results import OURS, TREE, Report, Window
 from waypoint.home import locate
 from waypoint.model import Record
@@ -52,17 +53,19 @@ class Ratio(NamedTuple):
         return above / below if above is not None and below else None
 
 
-def _beside_criu(name: str, case: str, what: str, window: Window) -> Ratio:
-    ours, theirs = Side("peers", case, what, window), Side("peers", case, what, window, "criu")
+def _beside_criu(name: str, case: str, what: str, window: Window, who: str = OURS) -> Ratio:
+    ours, theirs = Side("peers", case, what, window, who), Side("peers", case, what, window, "criu")
     return Ratio(name, ours, theirs)
 
 
 RATIOS = (
     _beside_criu("pause of a checkpoint / CRIU's dump and restore", "tree", "checkpoint", "pause"),
     _beside_criu("checkpoint / CRIU's dump and restore", "tree", "checkpoint", "until"),
-    _beside_criu("rollback / CRIU's restore", "tree", "rollback", "until"),
+    _beside_criu("rollback with a spare / CRIU's restore", "tree", "rollback", "until"),
+    _beside_criu("rollback without / CRIU's restore", "tree", "rollback", "until", COLD),
     _beside_criu("pause with 64 MB / CRIU's dump and restore", "memory 64 MB", "checkpoint", "pause"),
-    _beside_criu("rollback with 64 MB / CRIU's restore", "memory 64 MB", "rollback", "until"),
+    _beside_criu("rollback with 64 MB, spare / CRIU's restore", "memory 64 MB", "rollback", "until"),
+    _beside_criu("rollback with 64 MB, cold / CRIU's restore", "memory 64 MB", "rollback", "until", COLD),
     Ratio(
         "pause of 32 processes / of one",
         Side("processes", "32 processes", "checkpoint", "pause"),

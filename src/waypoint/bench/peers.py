@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from waypoint.bench.runner import Bench, Timed, chosen, now_ms
 from waypoint.bench.workloads import WAIT, Wrong
 from waypoint.client import Checkpoint, Session
 
+COLD = "waypoint, cold"
 _FILES = 1000
 _CHANGED = 10
 _PATIENCE_SECONDS = 60
@@ -131,8 +133,8 @@ def _ended(process: subprocess.Popen[Any]) -> None:
 
 
 class _OurRun:
-    def __init__(self, bench: Bench, session: Session, job: Job) -> None:
-        self._bench, self._session, self._job = bench, session, job
+    def __init__(self, bench: Bench, session: Session, job: Job, *, spares: bool) -> None:
+        self._bench, self._session, self._job, self._spares = bench, session, job, spares
         self._point: Checkpoint | None = None
         self._state = 0
 
@@ -147,6 +149,8 @@ class _OurRun:
 
     def rollback(self) -> Timed:
         assert self._point
+        if self._spares:
+            self._bench.wait_for_spare(self._point)
         took = self._bench.rollback(self._session, self._point)[1]
         said = self._session.run("echo $state").output.strip()
         if said != str(self._state):
@@ -154,9 +158,17 @@ class _OurRun:
         return took
 
 
+def _waypoint(bench: Bench, job: Job) -> contextlib.AbstractContextManager[Run]:
+    return _in_session(bench, job, spares=True)
+
+
+def _waypoint_cold(bench: Bench, job: Job) -> contextlib.AbstractContextManager[Run]:
+    return _in_session(bench, job, spares=False)
+
+
 @contextlib.contextmanager
-def _waypoint(bench: Bench, job: Job) -> Iterator[Run]:
-    with bench.session() as session:
+def _in_session(bench: Bench, job: Job, *, spares: bool) -> Iterator[Run]:
+    with bench.session(spares=None if spares else 0) as session:
         folder = bench.work / "job"
         _make_folder(folder, job)
         try:
@@ -165,7 +177,7 @@ def _waypoint(bench: Bench, job: Job) -> Iterator[Run]:
             shutil.rmtree(folder)
         session.run("cd /srv/job; set +m").check()
         session.run(_start_line(bench, job, 8000), timeout=60).check()
-        yield _OurRun(bench, session, job)
+        yield _OurRun(bench, session, job, spares=spares)
 
 
 # ---- CRIU alone ------------------------------------------------------------------------------------
@@ -561,6 +573,162 @@ def _fork(bench: Bench, job: Job) -> Iterator[Run]:
         _ended(process)
 
 
+# ---- podman ----------------------------------------------------------------------------------------
+
+_PROGRAMS = ("bash", "cat", "chmod", "mkdir", "rm", "sleep", "true")
+_IMAGE = "localhost/waypoint-bench"
+
+
+def _make_root(folder: Path, python: str) -> None:
+    """A root file system with a shell and Python, at the paths they have on this machine."""
+    library = Path(sysconfig.get_path("stdlib"))
+    unwanted = shutil.ignore_patterns(
+        "test", "tests", "site-packages", "dist-packages", "__pycache__", "config-*"
+    )
+    shutil.copytree(library, folder / library.relative_to("/"), ignore=unwanted, symlinks=True)
+    programs = [python, *filter(None, (shutil.which(name, path="/usr/bin:/bin") for name in _PROGRAMS))]
+    for program in programs:
+        for place in (Path(program), Path("/bin") / Path(program).name):
+            copy = folder / place.relative_to("/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(program, copy)
+    extensions = [str(one) for one in (library / "lib-dynload").glob("*.so")]
+    told = subprocess.run(["ldd", *programs, *extensions], capture_output=True, text=True, check=False).stdout
+    for word in {word for word in told.split() if word.startswith("/") and not word.endswith(":")}:
+        copy = folder / word.lstrip("/")
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(word, copy)
+    for name in ("dev", "etc", "proc", "sys", "tmp"):
+        (folder / name).mkdir(exist_ok=True)
+
+
+class _Podman:
+    """A podman with a storage of its own, and this engine's CRIU."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        engine = Path(os.environ["WAYPOINT_ENGINE"]) / "criu"
+        criu = f"{engine}/ld.so --inhibit-cache --library-path {engine}/lib {engine}/criu"
+        config = place / "home" / ".config" / "containers"
+        for folder in (place / "bin", config):
+            folder.mkdir(parents=True)
+        (place / "bin" / "criu").write_text(f'#!/bin/sh\nexec {criu} --libdir {engine}/plugins "$@"\n')
+        (place / "bin" / "criu").chmod(0o755)
+        (place / "criu.conf").write_text("network-lock skip\n")
+        (place / "containers.conf").write_text('[engine]\nlock_type = "file"\n')
+        (config / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        runtime = next((name for name in ("runc", "crun") if shutil.which(name)), "runc")
+        self._words = [
+            *("podman", "--root", f"{place}/root", "--runroot", f"{place}/run", "--tmpdir", f"{place}/tmp"),
+            *("--cgroup-manager", "cgroupfs", "--events-backend", "none"),
+            *("--runtime", shutil.which(runtime) or runtime),
+        ]
+        self._environment = {
+            **os.environ,
+            "HOME": str(place / "home"),
+            "CONTAINERS_CONF": str(place / "containers.conf"),
+            "PATH": f"{place}/bin:{os.environ.get('PATH', '')}",
+        }
+
+    def __call__(self, *words: str, check: bool = True) -> str:
+        done = subprocess.run(
+            [*self._words, *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+            check=False,
+        )
+        if check and done.returncode:
+            raise Wrong(f"podman {words[0]} {words[1]}: {' '.join(done.stderr.split())[-300:]}")
+        return done.stdout
+
+    def start(self, image: str, line: str) -> None:
+        options = ("--network", "none", "--annotation", f"org.criu.config={self.place}/criu.conf")
+        # What may not be raised without CAP_SYS_RESOURCE may be lowered.
+        limits = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
+        command = ("/bin/bash", "-c", f"cd /srv/job; {line}; while :; do sleep 100000; done")
+        self("run", "-d", "--name", "job", *options, *limits, image, *command)
+        self("exec", "job", "/bin/bash", "-c", WAIT.replace("PORT", "8000"))
+
+    def end(self) -> None:
+        self("kill", "job", check=False)
+        self("rm", "-f", "job", check=False)
+
+
+class _PodmanRun:
+    """Checkpoints that are exported, so that there can be more than one to go back to."""
+
+    def __init__(self, podman: _Podman, job: Job, line: str) -> None:
+        self._podman, self._job, self._line = podman, job, line
+        self._file = str(podman.place / "point.tar")
+
+    def change(self, number: int) -> None:
+        self._podman("exec", "job", "/bin/bash", "-c", f"cd /srv/job; {_change_line(self._job, number)}")
+
+    def _then(self, began: float, pause: float | None = None) -> Timed:
+        answered = now_ms()
+        self._podman("exec", "job", "/bin/true")
+        return Timed(pause, answered - began, now_ms() - began)
+
+    def checkpoint(self) -> Timed:
+        began = now_ms()
+        words = ("--print-stats", "--leave-running", "--compress", "none", "--export", self._file)
+        told = json.loads(self._podman("container", "checkpoint", *words, "job"))
+        numbers = told["container_statistics"][0]["criu_statistics"]
+        return self._then(began, (numbers["freezing_time"] + numbers["frozen_time"]) / 1000)
+
+    def rollback(self) -> Timed:
+        began = now_ms()
+        self._podman.end()
+        self._podman("container", "restore", "--import", self._file)
+        return self._then(began)
+
+
+class _CommitRun(_PodmanRun):
+    """Images of the files; to go back the programs are started again."""
+
+    def checkpoint(self) -> Timed:
+        began = now_ms()
+        self._podman("commit", "-q", "job", f"{_IMAGE}:kept")
+        return self._then(began)
+
+    def rollback(self) -> Timed:
+        began = now_ms()
+        self._podman.end()
+        self._podman.start(f"{_IMAGE}:kept", self._line)
+        return self._then(began)
+
+
+@contextlib.contextmanager
+def _container(bench: Bench, job: Job, kind: type[_PodmanRun]) -> Iterator[Run]:
+    place = bench.work / "podman"
+    podman = _Podman(place)
+    try:
+        _make_root(place / "base", bench.python)
+        _make_folder(place / "base" / "srv" / "job", job)
+        subprocess.run(["tar", "-C", place / "base", "-cf", place / "base.tar", "."], check=True)
+        podman("import", str(place / "base.tar"), f"{_IMAGE}:base")
+        line = _start_line(bench, job, 8000)
+        podman.start(f"{_IMAGE}:base", line)
+        yield kind(podman, job, line)
+    finally:
+        podman.end()
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in reversed([mount for mount in mounts if mount.startswith(f"{place}/")]):
+            subprocess.run(["umount", "-l", mount], capture_output=True, check=False)
+        shutil.rmtree(place)
+
+
+def _podman(bench: Bench, job: Job) -> contextlib.AbstractContextManager[Run]:
+    return _container(bench, job, _PodmanRun)
+
+
+def _podman_commit(bench: Bench, job: Job) -> contextlib.AbstractContextManager[Run]:
+    return _container(bench, job, _CommitRun)
+
+
 # ---- who is measured -------------------------------------------------------------------------------
 
 
@@ -575,6 +743,12 @@ def _needs(program: str) -> Callable[[Bench], str | None]:
 PEERS = {
     OURS: Peer(
         "files, all processes with memory, shell, terminal", _nothing_missing, ("tree", "memory"), _waypoint
+    ),
+    COLD: Peer(
+        "the same, without a twin restored ahead of time",
+        _nothing_missing,
+        ("tree", "memory"),
+        _waypoint_cold,
     ),
     "criu": Peer(
         "processes with memory; no files, no terminal; the tree is killed and restored for each point",
@@ -595,8 +769,20 @@ PEERS = {
         ("tree", "memory"),
         _fork,
     ),
+    "podman": Peer(
+        "a container's files and processes with memory, as an exported archive; no terminal that is attached",
+        _needs("podman"),
+        ("tree",),
+        _podman,
+    ),
+    "podman-commit": Peer(
+        "a container's files; programs are started again and have lost their memory",
+        _needs("podman"),
+        ("tree",),
+        _podman_commit,
+    ),
 }
-OTHERS = [name for name in PEERS if name != OURS]
+OTHERS = [name for name in PEERS if name not in (OURS, COLD)]
 
 
 def measure(bench: Bench) -> None:
@@ -604,7 +790,7 @@ def measure(bench: Bench) -> None:
     names = OTHERS if bench.peers is None else chosen(bench.peers, OTHERS, "peer") if bench.peers else []
     jobs = (Job("tree", 0, _FILES), Job("memory", 64 if bench.quick else 256, 10))
     for job in jobs:
-        for name in (OURS, *names):
+        for name in (OURS, COLD, *names):
             peer = PEERS[name]
             if why := peer.missing(bench):
                 if job is jobs[0]:
@@ -617,7 +803,7 @@ def measure(bench: Bench) -> None:
             try:
                 _measure_one(bench, name, peer, job)
             except (OSError, subprocess.SubprocessError, Wrong, ValueError) as error:
-                if name == OURS:
+                if name in (OURS, COLD):
                     raise
                 bench.skip(f"{name} ({job.name})", str(error))
 
@@ -628,7 +814,7 @@ def _measure_one(bench: Bench, name: str, peer: Peer, job: Job) -> None:
         run.change(1)
         run.checkpoint()
         run.rollback()
-        for number in range(2, 2 + bench.rounds(10, 5)):
+        for number in range(2, 2 + bench.rounds(10, 4)):
             run.change(number)
             bench.add_timed("peers", case, "checkpoint", run.checkpoint(), who=name)
             time.sleep(0.05)

@@ -34,6 +34,9 @@ _QUIET_FILES = ("/root/.bashrc", "/etc/bash.bashrc")
 """Hooks that somebody has put in there run before every prompt; they are not what is measured."""
 
 
+_SPARE_SECONDS = 20.0
+
+
 class Timed(NamedTuple):
     """What one operation took, in milliseconds. None: there is no such window, or it cannot be told."""
 
@@ -73,12 +76,13 @@ class Bench:
     # ---- sessions ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[Session]:
-        """A fresh session; it and every other one are gone afterwards."""
+    def session(self, *, spares: int | None = None) -> Iterator[Session]:
+        """A fresh session; it and every other one are gone afterwards. `spares`: so many, not the usual
+        number."""
         self._sessions += 1
         hide = [path for path in _QUIET_FILES if os.path.exists(path)]
         name = f"bench-{self._sessions}"
-        waypoint.session(name, hide=hide, home=self.home.path)
+        waypoint.session(name, hide=hide, spares=spares, home=self.home.path)
         try:
             yield Session(self.client, name)
         finally:
@@ -107,8 +111,16 @@ class Bench:
         answered = now_ms()
         session.run(command).check()
         until = now_ms() - began
-        how = "spare" if getattr(restored, "spare", False) else "cold"
-        return how, Timed(None, answered - began, until)
+        return "spare" if restored.spare else "cold", Timed(None, answered - began, until)
+
+    def wait_for_spare(self, point: Checkpoint) -> bool:
+        """Waits until a point has its spare. False when it gets none."""
+        deadline = time.monotonic() + _SPARE_SECONDS
+        while point.id not in self.client.call("daemon_status")["spares"]:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
 
     # ---- figures -------------------------------------------------------------------------------
 
@@ -136,6 +148,10 @@ class Bench:
     def skip(self, what: str, why: str) -> None:
         self.skipped.append(Skipped(what=what, why=why))
         self.say(f"skipped {what}: {why}")
+
+    def skip_once(self, what: str, why: str) -> None:
+        if what not in {one.what for one in self.skipped}:
+            self.skip(what, why)
 
     def figures(self) -> tuple[Figure, ...]:
         return tuple(

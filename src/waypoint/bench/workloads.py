@@ -20,12 +20,11 @@ from typing import NamedTuple
 
 from waypoint.bench.results import TREE, Unit
 from waypoint.bench.runner import Bench, available_bytes, now_ms
-from waypoint.client import Checkpoint, Session
+from waypoint.client import Session
 from waypoint.errors import SessionError
 from waypoint.words import size
 
 WAIT = "for i in {1..400}; do (: </dev/tcp/127.0.0.1/PORT) 2>/dev/null && break; sleep 0.01; done"
-_SPARE_SECONDS = 10.0
 _PATIENCE_SECONDS = 20.0
 _BREATH_SECONDS = 0.2
 
@@ -61,35 +60,20 @@ def put(session: Session, path: str, text: str) -> None:
 
 
 def both_rollbacks(
-    bench: Bench,
-    session: Session,
-    workload: str,
-    case: str,
-    rounds: int,
-    check: Callable[[], None],
+    bench: Bench, session: Session, workload: str, case: str, rounds: int, check: Callable[[], None]
 ) -> None:
     """Rollbacks to a point, with a spare and without: a spare is there a moment after its point was taken and
     gone once it was used, so two restores in a row are one of each."""
     for _ in range(rounds):
         point = session.checkpoint("bench")
-        wait_for_spare(session, point)
+        if not bench.wait_for_spare(point):
+            bench.skip_once(
+                f"a spare for {case}", "there was none after 20 s: no room for it, or they are off"
+            )
         for _ in range(2):
             how, took = bench.rollback(session, point)
             bench.add_timed(workload, case, f"rollback, {how}", took)
             check()
-
-
-def wait_for_spare(session: Session, point: Checkpoint) -> bool:
-    """Waits until a point has its spare. False where there are none."""
-    deadline = time.monotonic() + _SPARE_SECONDS
-    while time.monotonic() < deadline:
-        state = getattr(session.point(point.id).info, "spare", None)
-        if state in (None, "off"):
-            return False
-        if state == "ready":
-            return True
-        time.sleep(0.02)
-    return False
 
 
 # ---- the tree, its threads, its terminal -----------------------------------------------------------
@@ -282,7 +266,7 @@ def _interactive(
             answered = now_ms()
             session.type(ask)
             _wait_screen(session, answer)
-            how = "spare" if getattr(restored, "spare", False) else "cold"
+            how = "spare" if restored.spare else "cold"
             bench.add("terminal", case, f"rollback, {how}", "api", answered - began)
             bench.add("terminal", case, f"rollback, {how}", "until", now_ms() - began)
             session.restore(point, safety=False)

@@ -690,7 +690,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
         "--peers",
         metavar="P,…",
         type=lambda text: [] if text == "none" else words_list(text),
-        help="these of criu, cp, git, self-fork, podman; none for none (default: all that are installed)",
+        help="these of criu, cp, git, self-fork, podman, podman-commit, or none (default: all that are here)",
     )
     parser.add_argument(
         "--out", metavar="DIR", default="waypoint-bench", help="where results go (default: ./waypoint-bench)"
