@@ -152,8 +152,7 @@ def lines_chart(
     shapes.append(Text((left + right) / 2, bottom + 30, unit, 10.5, _FAINT, "middle"))
     if mark:
         shapes.append(Line(((left, place_y(mark)), (right, place_y(mark))), _FAINT, 1.2, dashed=True))
-        shapes.append(Text(left + 4, place_y(mark) - 4, f"to reach: {short(mark)}", 10, _FAINT))
-    ends = []
+    ends = [(place_y(mark), f"to reach: {short(mark)}", _FAINT)] if mark else []
     for at, one in enumerate(series):
         colour = _COLOURS[at % len(_COLOURS)]
         points = tuple((place_x(x), place_y(y)) for x, y in one.values)
@@ -358,6 +357,7 @@ def install_pillow() -> bool:
 
 _SHARPNESS = 2
 """Pixels per unit in the PNG."""
+_SHADES = 128
 _SMOOTH = 2
 """Drawn so many times as large, and then made smaller: Pillow's own lines have edges like stairs."""
 
@@ -402,9 +402,8 @@ def png(shapes: Sequence[Shape], path: Path) -> None:
                     stroke_width=weight,
                     stroke_fill=one.colour,
                 )
-    image.resize((WIDTH * _SHARPNESS, HEIGHT * _SHARPNESS), Image.Resampling.LANCZOS).save(
-        path, optimize=True
-    )
+    small = image.resize((WIDTH * _SHARPNESS, HEIGHT * _SHARPNESS), Image.Resampling.LANCZOS)
+    small.quantize(_SHADES).save(path, optimize=True)
 
 
 def write(report: Report, folder: Path, name: str = "bench") -> list[Path]:
