@@ -95,6 +95,9 @@ class Stream:
         return self._redactors()
 
 
+_CALM_SECONDS = 0.05
+
+
 class Trajectory:
     """The trajectories of one home. One of these lives in the daemon."""
 
@@ -104,6 +107,8 @@ class Trajectory:
         self._streams: dict[str, Stream] = {}
         """The one of each live session's present incarnation."""
         self._ready: deque[Stream] = deque()
+        self._waited_for = 0
+        """How many wait for something to be written: then the writer does not take its time."""
         self._stopped = False
         self._writer = threading.Thread(target=self._work, name="trajectory", daemon=True)
         self._writer.start()
@@ -167,10 +172,21 @@ class Trajectory:
             self._changed.notify_all()
 
     def flush(self, stream: Stream) -> None:
-        with self._changed:
+        with self._changed, self._waiting():
             self._changed.wait_for(
                 lambda: stream.closed or not (stream.busy or self._writable(stream)), _PATIENCE_SECONDS
             )
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        with self._changed:
+            self._waited_for += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waited_for -= 1
 
     def close_stream(self, stream: Stream) -> None:
         with self._changed:
@@ -188,7 +204,7 @@ class Trajectory:
 
     def stop(self) -> None:
         """Writes what waits, and no more after that."""
-        with self._changed:
+        with self._changed, self._waiting():
             self._changed.wait_for(
                 lambda: not self._ready and not any(one.busy for one in self._streams.values()), 10.0
             )
@@ -217,7 +233,9 @@ class Trajectory:
         if stream is None:
             ids = self._store.append(session_id, [_prepare(item, redactor or Redactor())])
             return ids[0] if ids else 0
-        if not item.done.wait(_PATIENCE_SECONDS):
+        with self._waiting():
+            written = item.done.wait(_PATIENCE_SECONDS)
+        if not written:
             raise SessionDead("the session is being checkpointed or restored and does not come to an end")
         if item.error:
             raise item.error
@@ -232,10 +250,13 @@ class Trajectory:
             if stream is None:
                 yield
                 return
-            self._changed.wait_for(
-                lambda: stream.closed or (stream.allowed is None and not stream.waiting and not stream.busy),
-                _PATIENCE_SECONDS,
-            )
+            with self._waiting():
+                self._changed.wait_for(
+                    lambda: (
+                        stream.closed or (stream.allowed is None and not stream.waiting and not stream.busy)
+                    ),
+                    _PATIENCE_SECONDS,
+                )
             yield
 
     def settle(self, session_id: str) -> None:
@@ -254,6 +275,9 @@ class Trajectory:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._stopped)
+                # A command has just ended, and its answer is on the way: it does not share the processor with
+                # what nobody waits for, and the next one may be written along with it.
+                self._changed.wait_for(lambda: self._waited_for or self._stopped, _CALM_SECONDS)
                 if self._stopped:
                     return
                 stream = self._ready.popleft()
