@@ -533,6 +533,7 @@ class Session:
             "cwd": cwd,
             "env": dict(env or {}),
             "shell_env": shell_env,
+            "actor": self.actor,
         }
         connection, found = self._client.open("spawn", args)
         return Program(connection, found["pid"])

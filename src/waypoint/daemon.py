@@ -44,6 +44,7 @@ from waypoint.inside import Inside
 from waypoint.journal import Journal, packed_state
 from waypoint.kernel.pool import close_pool, open_pool
 from waypoint.model import BoxOptions, Checkpoint, Size
+from waypoint.recording import Heard
 from waypoint.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.sessions import Live, Sessions
 from waypoint.story import Story
@@ -283,18 +284,23 @@ def spawn(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
         row, args["argv"], args.get("cwd"), args.get("env") or {}, shell_env=bool(args.get("shell_env"))
     )
     connection.result({"pid": program.pid})
+    heard = Heard(args["argv"], args.get("cwd"))
     stdin, *outputs = pipes
     threading.Thread(target=_feed_program, args=(connection, stdin), daemon=True).start()
     ended = os.eventfd(0, os.EFD_CLOEXEC)
     caught_up = (threading.Event(), threading.Event())
     for fd, mark, done in zip(outputs, (b"1", b"2"), caught_up, strict=True):
-        hear = (connection, fd, mark, ended, done)
+        hear = (connection, fd, mark, ended, done, heard)
         threading.Thread(target=_hear_program, args=hear, daemon=True).start()
     program.ended.wait()
     os.eventfd_write(ended, 1)
     for done in caught_up:
         done.wait()
     os.close(ended)
+    told = heard.told(program.exit_code)
+    with contextlib.suppress(WaypointError):
+        live = daemon.sessions.live(row)
+        live.stream.later(told.kind, told.body, actor=actor_of(args), data=told.data)
     with contextlib.suppress(wire.Closed, OSError):
         if program.exit_code is not None:
             connection.result({"exit_code": program.exit_code})
@@ -313,7 +319,7 @@ def _feed_program(connection: Connection, stdin: int) -> None:
 
 
 def _hear_program(
-    connection: Connection, fd: int, mark: bytes, ended: int, caught_up: threading.Event
+    connection: Connection, fd: int, mark: bytes, ended: int, caught_up: threading.Event, record: Heard
 ) -> None:
     """`caught_up` is set once the program has ended and all it wrote is on its way. A client that went away
     does not stop it, nor does its end stop children of its that hold the pipe: it is read on, and nobody
@@ -331,6 +337,7 @@ def _hear_program(
             elif not (data := pipe.read(1 << 16)):
                 break
             elif heard:
+                record.take(data)
                 try:
                     connection.data(mark + data)
                 except wire.Closed:

@@ -10,8 +10,10 @@ Called under the terminal's lock; costs microseconds.
 
 from __future__ import annotations
 
+import shlex
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -111,16 +113,16 @@ class Recording:
         """Since the last thing that happened: the prompt and what was typed."""
         self._tape = _Tape()
         """Output of the command; or, between commands, what was printed after the prompt."""
-        self._running = False
+        self.running = False
         self._command: str | None = None
         self._prompted = self._typed = self._typing = self._ahead = False
         self._actor: Actor = "person"
         self._cwd: str | None = None
-        self._started = 0.0
+        self._started: float | None = None
 
     def show(self, data: bytes) -> None:
         """The terminal was given this."""
-        if not self._running and (self._typing or not self._prompted):
+        if not self.running and (self._typing or not self._prompted):
             self._shown += data
             if len(self._shown) > _SHOWN_BYTES:
                 del self._shown[: -_SHOWN_BYTES // 2]
@@ -129,13 +131,13 @@ class Recording:
 
     def prompting(self) -> None:
         """The prompt is about to be drawn."""
-        if not self._running:
+        if not self.running:
             self.between()
             self._prompted = False
 
     def prompt(self) -> None:
         """The prompt stands: what comes now nobody has asked for, unless somebody types."""
-        if not self._running and self._tape.total:
+        if not self.running and self._tape.total:
             # It was drawn again without a word, as readline does when the window changes.
             self._shown += self._tape.printed().data
             self._tape = _Tape()
@@ -143,7 +145,7 @@ class Recording:
 
     def typing(self) -> None:
         """Somebody types: what comes now is what they see of it."""
-        if self._running:
+        if self.running:
             return
         if not self._prompted:
             self._ahead = True
@@ -151,29 +153,43 @@ class Recording:
             self.between()
             self._typing = True
 
-    def began(self, command: str | None, cwd: str | None, *, typed: bool, actor: Actor = "person") -> None:
-        """A command starts. `command`: None when it is not known."""
+    def began(
+        self,
+        command: str | None,
+        cwd: str | None,
+        *,
+        typed: bool,
+        actor: Actor = "person",
+        already: bool = False,
+    ) -> None:
+        """A command starts, or runs `already` when this recording begins. `command`: None when it is not
+        known."""
         if typed:
             # Who typed it may have done so before the prompt stood: what is there is what they saw of it.
             self._shown += self._tape.printed().data
         elif not self._typing:
             self.between()
-        self._running, self._prompted, self._typing = True, False, False
+        self.running, self._prompted, self._typing = True, False, False
         self._command, self._typed, self._actor, self._cwd = command, typed, actor, cwd
-        self._tape, self._started = _Tape(), time.monotonic()
+        self._tape, self._started = _Tape(), None if already else time.monotonic()
 
     def ended(self, exit_code: int | None, command: str | None = None, *, timed_out: bool = False) -> None:
         """It ended. `command`: what it was, if that has become known meanwhile."""
-        if not self._running:
-            return
+        if not self.running:
+            if command is None:
+                return
+            # It began before there was anybody to see it.
+            self._typed, self._started, self._cwd, self.running = True, None, None, True
         self._emit(
             ended=True,
             command=self._command if self._command is not None else command,
             exit_code=exit_code,
-            duration_ms=round((time.monotonic() - self._started) * 1000, 3),
+            duration_ms=None
+            if self._started is None
+            else round((time.monotonic() - self._started) * 1000, 3),
             timed_out=timed_out,
         )
-        self._running, self._prompted, self._typing = False, False, False
+        self.running, self._prompted, self._typing = False, False, False
 
     @property
     def echo(self) -> bytes:
@@ -182,13 +198,13 @@ class Recording:
 
     def between(self) -> None:
         """What was printed at the prompt, without anybody having asked, is something that happened."""
-        if not self._running and self._tape.total:
+        if not self.running and self._tape.total:
             self._emit()
 
     def cut(self) -> None:
         """Everything so far is something that happened: what comes next may never be seen."""
         if self._shown or self._tape.total:
-            self._emit(command=self._command if self._running else None)
+            self._emit(command=self._command if self.running else None)
 
     def _emit(
         self,
@@ -206,9 +222,9 @@ class Recording:
             size=self.size,
             ended=ended,
             command=command,
-            typed=self._running and self._typed,
-            actor=self._actor if self._running else "automatic",
-            cwd=self._cwd if self._running else None,
+            typed=self.running and self._typed,
+            actor=self._actor if self.running else "automatic",
+            cwd=self._cwd if self.running else None,
             exit_code=exit_code,
             duration_ms=duration_ms,
             timed_out=timed_out,
@@ -254,17 +270,19 @@ def tell(happened: Happened) -> Told:
     }
     body |= {name: value for name, value in more.items() if value}
     body["size"] = [happened.size.columns, happened.size.rows]
-    data: bytes | None = None
+    return Told(kind="command" if happened.ended else "output", body=body, data=_put(body, output))
+
+
+def _put(body: dict[str, Any], output: bytes) -> bytes | None:
+    """Puts output into a body; or gives back what has to be kept apart."""
     try:
-        if len(output) > _INLINE_BYTES:
-            data = output
-        elif output:
-            body["output"] = output.decode()
+        if len(output) <= _INLINE_BYTES:
+            body.update({"output": output.decode()} if output else {})
+            return None
     except UnicodeDecodeError:
-        data = output
-    if data is not None:
-        body["output_bytes"] = len(output)
-    return Told(kind="command" if happened.ended else "output", body=body, data=data)
+        pass
+    body["output_bytes"] = len(output)
+    return output
 
 
 def _cooked(printed: Printed) -> tuple[bytes, bool, list[tuple[int, int]]]:
@@ -275,3 +293,25 @@ def _cooked(printed: Printed) -> tuple[bytes, bool, list[tuple[int, int]]]:
         return data, True, list(printed.marks)
     marks = [(ms, at - data.count(b"\r\n", 0, at)) for ms, at in printed.marks]
     return cooked, False, marks
+
+
+class Heard:
+    """What a program beside the shell prints, on both its streams as it comes. For several threads."""
+
+    def __init__(self, argv: Sequence[str], cwd: str | None) -> None:
+        self._command, self._cwd = shlex.join(argv), cwd
+        self._tape, self._lock, self._started = _Tape(), threading.Lock(), time.monotonic()
+
+    def take(self, data: bytes) -> None:
+        with self._lock:
+            self._tape.take(data)
+
+    def told(self, exit_code: int | None) -> Told:
+        """As a command that ended. It had no terminal: there is nothing to be played."""
+        with self._lock:
+            printed = self._tape.printed()
+        body: dict[str, Any] = {"command": self._command, "cwd": self._cwd, "exit_code": exit_code}
+        body["duration_ms"] = round((time.monotonic() - self._started) * 1000, 3)
+        body["beside"] = True
+        data = _put(body, printed.data)
+        return Told(kind="command", body=body, data=data)

@@ -317,7 +317,7 @@ class Terminal:
                 self._set_shell(ready=False, prompting=False, running=run_id, command=None)
                 self._recording.began(None, shell.cwd, typed=True)
         elif kind == "E":
-            self._said = _typed_command(rest.decode(errors="replace"), self._recording.echo)
+            self._said = _typed_command(rest.decode(errors="replace"), self._recording)
         elif kind == "D":
             where = rest.decode(errors="replace").partition(";p=")[2]
             if run and run.began.is_set() and values.get("r") == run.id:
@@ -364,7 +364,7 @@ class Terminal:
             self.shell = shell
             self._shell_host_pid = None
             if shell.running is not None:
-                self._recording.began(shell.command, shell.cwd, typed=shell.running == "")
+                self._recording.began(shell.command, shell.cwd, typed=shell.running == "", already=True)
             elif shell.ready:
                 self._recording.prompt()
             self._state_changed.notify_all()
@@ -710,14 +710,17 @@ _HISTORY_LINE = re.compile(r"\s*\d+\*?\s{1,2}(.*)", re.DOTALL)
 _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[^\[\]])|[\r\n\x07\x08]")
 
 
-def _typed_command(mark: str, echo: bytes) -> str | None:
+def _typed_command(mark: str, recording: Recording) -> str | None:
     """What was typed, from the last line of the shell's history. A line that the history did not take may be
-    a repeated one, or one that somebody kept out of it; then what was typed shows which."""
+    a repeated one, or one that somebody kept out of it, then what was typed shows which; or there was none,
+    only the Return key."""
     told = _HISTORY_LINE.fullmatch(mark.partition(";c=")[2].replace("\r\n", "\n").rstrip("\n"))
     if not told:
         return None
-    seen = b"n=0;" not in mark.encode() or told[1].encode() in _SEQUENCE.sub(b"", echo)
-    return told[1] if seen else None
+    if ";n=0;" in mark:
+        typed = _SEQUENCE.sub(b"", recording.echo)
+        return told[1] if recording.running and told[1].encode() in typed else None
+    return told[1]
 
 
 def _quoted(data: bytes) -> str:

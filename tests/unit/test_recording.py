@@ -78,6 +78,17 @@ def test_a_prompt_that_is_drawn_again_is_no_output(recording: Recording, happene
     assert not happened
 
 
+def test_a_command_that_began_unseen_ends_with_what_was_seen_of_it(
+    recording: Recording, happened: list[Happened]
+) -> None:
+    prompt(recording)
+    recording.show(b"over\r\n")
+    recording.ended(0, "make")
+    recording.ended(0)
+    [one] = happened
+    assert (one.command, one.output.data, one.duration_ms) == ("make", b"over\r\n", None)
+
+
 def test_a_cut_in_the_middle_of_a_command(recording: Recording, happened: list[Happened]) -> None:
     prompt(recording)
     recording.began("make", "/", typed=False)

@@ -56,6 +56,8 @@ class _Writer:
     def event(self, event: Event, size: tuple[int, ...]) -> Iterator[str]:
         body, ended = event.body, _seconds(event.at)
         match event.kind:
+            case "command" | "output" if body.get("beside"):
+                return  # it had no terminal
             case "command" | "output":
                 began = ended - _lasted(event)
                 if size != self.size:

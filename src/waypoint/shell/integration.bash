@@ -18,7 +18,7 @@
 # Some of those set PATH anew. (A folder of one program: nothing else is put in the shade.)
 [[ $PATH == /dev/waypoint/bin/inside:* ]] || PATH=/dev/waypoint/bin/inside:${PATH//:'/dev/waypoint/bin/inside'/}
 
-__waypoint_key=$WAYPOINT_KEY __waypoint_number=0 __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
+__waypoint_key=$WAYPOINT_KEY __waypoint_number= __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
 unset WAYPOINT_KEY
 
 # What is typed for `exec` is one line:
@@ -52,7 +52,7 @@ __waypoint_prompt() {
     if [[ -n $__waypoint_busy ]]; then
         __waypoint_status=$status __waypoint_busy=
         builtin local where=${PWD//[[:cntrl:]]/?}
-        [[ -n $__waypoint_run ]] || __waypoint_say
+        [[ -n $__waypoint_run || -z $__waypoint_number ]] || __waypoint_say
         __waypoint_number=$HISTCMD
         builtin printf '\e]133;D;%s;k=%s;r=%s;p=%s\a' "$status" "$__waypoint_key" "$__waypoint_run" "$where" >/dev/tty
         __waypoint_run=
