@@ -106,7 +106,7 @@ def test_the_same_story_gives_the_same_history(
     home: Home, sessions: Callable[..., waypoint.Session], program: Path
 ) -> None:
     told = {}
-    for example, name in (("story.py", "sdk"), ("story_mcp.py", "mcp")):
+    for example, name in (("story.py", "sdk"), ("story.sh", "cli"), ("story_mcp.py", "mcp")):
         run(example, name, program)
         told[example] = history(name)
     by_sdk = told["story.py"]
@@ -121,7 +121,7 @@ def test_the_same_story_gives_the_same_history(
     ]
     assert ("command", "agent", "", "rm greet.sh", "/srv/greet", 0, None) in main["everything"]
     assert "rm greet.sh" not in str(main["trace"])
-    for example in ("story_mcp.py",):
+    for example in ("story.sh", "story_mcp.py"):
         for part, found in by_sdk.items():
             for what, value in found.items():
                 assert told[example][part][what] == value, (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ def record(console: Console) -> int:
         "name": given.name,
         "call": given.call,
         "error": given.error,
-        "actor": os.environ.get("WAYPOINT_ACTOR") or ("person" if given.what == "user" else "agent"),
+        "actor": "person" if given.what == "user" else "agent",  # whose words these are, not who typed them
     }
     found = console.call("record", args, "recording")
     console.result(found, f"event {found['event']}")
