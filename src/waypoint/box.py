@@ -622,4 +622,6 @@ def coverage(options: BoxOptions, base: Path, home: Home) -> tuple[str, ...]:
     said += [f"{path} is read-only: its file system cannot be layered" for path in layers.read_only]
     said += [f"{path} ({fstype}) is left out" for path, fstype in layers.left_out]
     said += [f"{path} is hidden" for path in options.hide]
+    if options.net == "host":
+        said.append("what it says to the outside is not observed: it uses the host's network")
     return tuple(said)

@@ -138,8 +138,8 @@ def read_request(packet: bytes, uid: int) -> tuple[str, Asked]:
 class Door:
     """The daemon's side of the folder of one box."""
 
-    def __init__(self, folder: Path, box_id: str, session_id: str) -> None:
-        self.box_id, self.session_id = box_id, session_id
+    def __init__(self, folder: Path, live: Live) -> None:
+        self.live = live
         self.changed = threading.Condition(threading.RLock())
         """Its lock; and told of whenever a request has been dealt with."""
         self.listener: socket.socket | None = None
@@ -165,6 +165,15 @@ class Door:
             if found := _PART.fullmatch(name):
                 parts, _ = self._answered.get(found[1], (0, None))
                 self._answered[found[1]] = (parts + 1, None)
+
+    @property
+    def box_id(self) -> str:
+        return self.live.box.id
+
+    @property
+    def session_id(self) -> str:
+        """Which session it is. A spare is told when it is let go."""
+        return self.live.session_id
 
     def listen(self) -> socket.socket:
         """A fresh socket in the folder."""
@@ -273,7 +282,7 @@ class Doors:
         """From now on the box may ask."""
         folder = inside_path(self._sessions.home, live.box.id)
         try:
-            door = Door(folder, live.box.id, live.session_id)
+            door = Door(folder, live)
             self._open(door)
         except OSError as error:  # a box that an older Waypoint built has no such folder
             log.warning("box %s cannot ask for anything: %s", live.box.id, error)

@@ -190,8 +190,9 @@ class Sessions:
     def __init__(self, home: Home, engine: Path, pool: Pool, store: Store, kdat: Path | None) -> None:
         self.home, self.engine, self.pool, self.store = home, engine, pool, store
         self._kdat = kdat
-        self._network = network.Network(home.tag)
+        self.network = network.Network(home.tag)
         self._network_ready = False
+        self._preparing = threading.Lock()
         self.trajectory = Trajectory(store)
         self._pump = Pump()
         self._ram = Ram()
@@ -199,8 +200,8 @@ class Sessions:
         self._lock = threading.Lock()
         self.leftovers: set[Path] = set()
         """What could not be deleted when its time had come."""
-        self.apart: set[str] = set()
-        """Live copies that are no sessions and will be none."""
+        self.apart: dict[str, str] = {}
+        """Live copies that are no sessions and will be none, and the session each is a copy of."""
         self._in_use: Counter[str] = Counter()
         """Points that are being brought to life."""
         self.before_checkpoint: list[Callable[[Live | None], None]] = []
@@ -213,6 +214,10 @@ class Sessions:
         """Who wants to know of a box that stands, before anything runs in it."""
         self.box_ends: list[Callable[[Live], None]] = []
         """Who wants to know of one that is about to end, or has gone by itself."""
+        self.box_ended: list[Callable[[Live], None]] = []
+        """Who wants to know that nothing of a box runs any more."""
+        self.during_prepare: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
+        """What surrounds the making of the firewall's table."""
         self.during_dump: list[Callable[[Live, Path], contextlib.AbstractContextManager[None]]] = []
         """What surrounds the saving of a tree; told where its images will be, and may add to them."""
         self.before_waking: list[Callable[[Live, Checkpoint], None]] = []
@@ -251,7 +256,7 @@ class Sessions:
             if box_id not in kept_boxes:
                 log.info("ending box %s, which nobody owns", box_id)
                 end_keeper(self.home, box_id, pid)
-                self._network.detach(box_id)
+                self.network.detach(box_id)
                 cgroups.find(self.home.tag, box_id).remove()
         for path in self.home.run.glob("*.sock"):
             if path != self.home.socket and path.stem not in kept_boxes:
@@ -338,7 +343,7 @@ class Sessions:
                     self.store.set_state(row.id, "dead", box=row.box)
 
     def teardown_network(self) -> None:
-        self._network.teardown()
+        self.network.teardown()
 
     def later(self, work: Callable[[], None]) -> None:
         """In the background, where nothing may fail a verb."""
@@ -462,17 +467,20 @@ class Sessions:
                 self._prepare_network()
                 space = box.open_namespace("net")
                 try:
-                    undo.callback(self._network.detach, box_id)
-                    self._network.attach(box_id, space, keep=facts.addresses)
+                    undo.callback(self.network.detach, box_id)
+                    self.network.attach(box_id, space, keep=facts.addresses)
                 finally:
                     os.close(space)
             undo.pop_all()
         return box, group
 
     def _prepare_network(self) -> None:
-        with self._lock:
+        with self._preparing:
             if not self._network_ready:
-                self._network.prepare()
+                with contextlib.ExitStack() as around:
+                    for surround in self.during_prepare:
+                        around.enter_context(surround())
+                    self.network.prepare()
                 self._network_ready = True
 
     def _adopt(self, session_id: str, box: Box, size: Size, picture: TerminalState | None = None) -> Live:
@@ -614,6 +622,8 @@ class Sessions:
         live.cgroup.remove()
         (self.home.run / f"{live.box.id}.terminal").unlink(missing_ok=True)
         drop_inside(self.home, live.box.id)
+        for told in self.box_ended:
+            told(live)
         with self._lock:
             if self._lives.get(live.session_id) is live:
                 del self._lives[live.session_id]
@@ -1020,7 +1030,7 @@ class Sessions:
     def incarnate_apart(self, point: Checkpoint) -> Live:
         """A live copy of a point that is no session. Whoever asked for it ends it with `discard`."""
         origin, copy_id = self.find(point.session), new_id()
-        self.apart.add(copy_id)
+        self.apart[copy_id] = origin.id
         try:
             with self.using(point):
                 live, _ = self._incarnate(
@@ -1028,14 +1038,14 @@ class Sessions:
                 )
                 return live
         except BaseException:
-            self.apart.discard(copy_id)
+            self.apart.pop(copy_id, None)
             raise
 
     def discard(self, live: Live) -> None:
         """Ends such a copy; nothing of it is left."""
         with live.state:
             self._end(live, "it was only a trial")
-        self.apart.discard(live.session_id)
+        self.apart.pop(live.session_id, None)
         self._delete(live.box.volume)
 
     def _incarnate(

@@ -23,6 +23,7 @@ from waypoint.history import facts as live_facts
 from waypoint.history.analyzers import Analysis, RepositoryChange, analyze
 from waypoint.history.cards import Card, Difference, write_card
 from waypoint.history.changes import Change, Changes, compare, is_noise
+from waypoint.history.contacts import Contact
 from waypoint.history.facts import Facts, ProcessFact, ShellFact
 from waypoint.history.plans import Plan, write_plan
 from waypoint.history.secrets import MASK, Redactor
@@ -33,6 +34,7 @@ from waypoint.kernel import processes
 from waypoint.kernel.deltas import differences
 from waypoint.model import Checkpoint
 from waypoint.observe import observe
+from waypoint.outbound import Outbound
 from waypoint.sessions import Sessions, new_id
 
 log = logging.getLogger("waypoint")
@@ -44,8 +46,17 @@ NOW = "now"
 class Moment:
     """A point as it can be compared: a checkpoint, the present, or the base."""
 
-    def __init__(self, view: PointView, facts: Facts, label: str, point: Checkpoint | None) -> None:
+    def __init__(
+        self,
+        view: PointView,
+        facts: Facts,
+        label: str,
+        point: Checkpoint | None,
+        present_of: SessionRow | None = None,
+    ) -> None:
         self.view, self.facts, self.label, self.point = view, facts, label, point
+        self.present_of = present_of
+        """Whose present it is, if it is one."""
 
 
 class Story:
@@ -54,6 +65,7 @@ class Story:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._card_written = threading.Condition()
+        self.outbound = Outbound(sessions)
         for checkpoint_id in sessions.store.without_card():
             self.write_later(checkpoint_id)
 
@@ -106,12 +118,16 @@ class Story:
                 members = [one for one in processes.below(live.box.pid) if one.comm != "waypoint-anchor"]
                 seen = observe(live.box, live.terminal, members, own_network=row.options.net != "host")
         try:
-            yield Moment(PointView(volume, base, hide=self._hidden(row)), seen, "now", None)
+            yield Moment(PointView(volume, base, hide=self._hidden(row)), seen, "now", None, row)
         finally:
             self._sessions.pool.delete(volume)
 
     def _fresh_shell(self) -> ShellFact:
         return ShellFact(cwd="/root", exported=self._sessions.environment())
+
+    def _coverage(self, row: SessionRow) -> tuple[str, ...]:
+        held = coverage(row.options, self._sessions.base_of(row.options), self._sessions.home)
+        return (*held, *self.outbound.not_watched(row.options.net))
 
     # ---- differences -------------------------------------------------------------------------
 
@@ -144,13 +160,27 @@ class Story:
         live = live_facts.compare(old.facts, new.facts)
         plain, hidden_live = redactor.redact_json(msgspec.to_builtins(live))
         plain_analysis, hidden_analysis = redactor.redact_json(msgspec.to_builtins(analysis))
+        talk, hidden_talk = redactor.redact_json(msgspec.to_builtins(self._contacts(old, new)))
         return Difference(
             files=files,
             analysis=msgspec.convert(plain_analysis, Analysis),
             live=msgspec.convert(plain, live_facts.LiveDifference),
             gaps=tuple(gaps),
-            redacted=hidden_live + hidden_analysis,
+            redacted=hidden_live + hidden_analysis + hidden_talk,
+            contacts=msgspec.convert(talk, tuple[Contact, ...]),
         )
+
+    def _contacts(self, old: Moment, new: Moment) -> list[Contact]:
+        """What left on the way from the one to the other; nothing where no way leads."""
+        row = new.present_of
+        at = row.head if row else new.point.id if new.point else None
+        parents, steps = self._sessions.store.parents(), []
+        while at and not (old.point and at == old.point.id):
+            steps.append(at)
+            at = parents.get(at)
+        if old.point and not at:
+            return []
+        return self.outbound.between(steps, present_of=row.id if row else None)
 
     def diff(self, row: SessionRow, old: str | None, new: str | None) -> tuple[Moment, Moment, Difference]:
         """Between two refs; the second is the present when not given."""
@@ -177,7 +207,7 @@ class Story:
     def compute(self, point: Checkpoint) -> Card:
         """The card of a checkpoint, from the checkpoint itself and its parent (or the base)."""
         row = self._sessions.find(point.session)
-        covered = coverage(row.options, self._sessions.base_of(row.options), self._sessions.home)
+        covered = self._coverage(row)
         try:
             parent = self._sessions.store.checkpoint(point.parent) if point.parent else None
             with self.moment(row, BASE) as base:
@@ -268,8 +298,9 @@ class Story:
             head=head,
             lost=lost,
             uncheckpointed=since,
-            coverage=coverage(row.options, self._sessions.base_of(row.options), self._sessions.home),
             tasks=tasks.differences(tasks.load(planned), tasks.load(self._sessions.store.tasks(target.id))),
+            coverage=self._coverage(row),
+            contacts=self.outbound.since(row, target),
         )
         state = self._sessions.describe(row).state
         label = f"c{self._sessions.store.next_number(row.id)}"

@@ -17,7 +17,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machine", ("archive", "provision", "doctor")),
     ("history", ("history",)),
     ("agent", ("agent",)),
-    ("core", ("observe", "spares", "sessions", "trial", "story", "journal", "transfer", "upkeep")),
+    (
+        "core",
+        ("observe", "spares", "sessions", "trial", "outbound", "story", "journal", "transfer", "upkeep"),
+    ),
     ("client", ("wire", "migrations", "agents", "answers", "client")),
     ("daemon", ("service", "carrying", "journaling", "storytelling", "doors", "inside", "daemon")),
     ("faces", ("mcp", "adapters", "bench", "cli", "__main__")),
@@ -37,7 +40,13 @@ NOT_ALLOWED: dict[str, tuple[str, ...]] = {
 EXCEPT = {"history": ("kernel.files", "kernel.deltas")}
 """Reading files of a snapshot, and what two of them do not share, is what the story is derived from."""
 
-TOGETHER = {"pool": {"loop", "trees"}, "deltas": {"files"}, "placing": {"files", "trees"}}
+TOGETHER = {
+    "network": {"netlink", "flows"},
+    "flows": {"netlink"},
+    "pool": {"loop", "trees"},
+    "deltas": {"files"},
+    "placing": {"files", "trees"},
+}
 """Mechanisms of the kernel know nothing of each other, but for these and the system calls."""
 
 

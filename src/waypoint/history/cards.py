@@ -13,6 +13,7 @@ from typing import Literal
 
 from waypoint.history.analyzers import Analysis, headline
 from waypoint.history.changes import Changes
+from waypoint.history.contacts import Contact, phrase
 from waypoint.history.facts import LiveDifference, PortFact, ProcessFact
 from waypoint.model import IntentFrom, Record, TaskChange
 
@@ -37,6 +38,8 @@ class Difference(Record, frozen=True):
     live: LiveDifference
     gaps: tuple[str, ...] = ()
     redacted: int = 0
+    contacts: tuple[Contact, ...] = ()
+    """What has left the session on the way from the one to the other."""
 
     @property
     def empty(self) -> bool:
@@ -112,6 +115,8 @@ def summarize(difference: Difference) -> str:
     if difference.live.cwd:
         words.append(f"cwd {difference.live.cwd[1]}")
     words += _variable_words(difference.live)
+    if talk := phrase(difference.contacts):
+        words.append(talk)
     return " · ".join(words) or NOTHING
 
 
@@ -152,6 +157,8 @@ def write_card(
         before, after = difference.live.cwd
         lines.append(Line(topic="shell", text=f"cwd {before} → {after}", source="observed"))
     lines += [Line(topic="shell", text=text, source="observed") for text in _variable_words(difference.live)]
+    if talk := phrase(difference.contacts, amounts=True):
+        lines.append(Line(topic="network", text=talk, source="observed"))
     done = _task_words(tasks)
     lines += [Line(topic="tasks", text=text, source="claimed") for text in done]
     changed = summarize(difference)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from waypoint.history.cards import Difference
+from waypoint.history.contacts import Contact, phrase
 from waypoint.model import Checkpoint, Record, TaskChange
 
 
@@ -27,6 +28,8 @@ class Plan(Record, frozen=True):
     """Tasks that stand otherwise at the target: `before` is now."""
     not_undone: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    contacts: tuple[Contact, ...] = ()
+    """What the session has talked to since the target was taken; in `not_undone`, too, in words."""
 
 
 def write_plan(
@@ -39,6 +42,7 @@ def write_plan(
     uncheckpointed: Difference,
     coverage: Sequence[str],
     tasks: Sequence[TaskChange] = (),
+    contacts: Sequence[Contact] = (),
 ) -> Plan:
     """The plan from its parts."""
     return Plan(
@@ -49,5 +53,7 @@ def write_plan(
         lost=lost,
         uncheckpointed=uncheckpointed,
         tasks=tuple(tasks),
+        not_undone=tuple(filter(None, (phrase(contacts, amounts=True),))),
+        contacts=tuple(contacts),
         not_covered=tuple(dict.fromkeys((*coverage, *target.coverage))),
     )

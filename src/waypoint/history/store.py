@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from waypoint.errors import AlreadyExists, DaemonError
+from waypoint.history.contacts import Contact
 from waypoint.history.facts import ShellFact
 from waypoint.model import (
     Actor,
@@ -161,6 +162,34 @@ _MIGRATIONS = (
     ALTER TABLE checkpoints ADD COLUMN agent_version TEXT;
     CREATE INDEX checkpoints_by_state ON checkpoints (agent_state) WHERE agent_state IS NOT NULL;
     """,
+    """
+    CREATE TABLE contacts (
+        id          INTEGER PRIMARY KEY,
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        box         TEXT NOT NULL,
+        point       TEXT,
+        address     TEXT NOT NULL,
+        protocol    TEXT NOT NULL,
+        port        INTEGER NOT NULL,
+        names       TEXT NOT NULL,
+        first_at    REAL NOT NULL,
+        last_at     REAL NOT NULL,
+        bytes_out   INTEGER NOT NULL,
+        bytes_in    INTEGER NOT NULL
+    );
+    CREATE INDEX contacts_by_session ON contacts (session, last_at);
+    CREATE INDEX contacts_by_point ON contacts (point);
+    CREATE TABLE counted (
+        box         TEXT NOT NULL,
+        address     TEXT NOT NULL,
+        protocol    TEXT NOT NULL,
+        port        INTEGER NOT NULL,
+        bytes_out   INTEGER NOT NULL,
+        bytes_in    INTEGER NOT NULL,
+        at          REAL NOT NULL,
+        PRIMARY KEY (box, address, protocol, port)
+    ) WITHOUT ROWID;
+    """,
 )
 SCHEMA = len(_MIGRATIONS)
 
@@ -209,6 +238,19 @@ class AgentState(Record, frozen=True):
     kind: Literal["json", "bytes"]
     blob: Blob
     version: str | None = None
+
+
+class Counted(Record, frozen=True):
+    """What the kernel has counted between a box and one place outside, since it began to count."""
+
+    address: str
+    protocol: str
+    port: int
+    bytes_out: int
+    bytes_in: int
+    first_at: float
+    last_at: float
+    names: tuple[str, ...] = ()
 
 
 UNDOABLE = ("restore", "restore_files", "redo")
@@ -424,6 +466,10 @@ class Store:
             *(session_id, most),
         )
         return [(row["id"], row["size_bytes"]) for row in rows]
+
+    def parents(self) -> dict[str, str | None]:
+        """Which point each point follows."""
+        return {row["id"]: row["parent"] for row in self._rows("SELECT id, parent FROM checkpoints")}
 
     def checkpoint_ids(self) -> set[str]:
         return {row["id"] for row in self._rows("SELECT id FROM checkpoints")}
@@ -869,6 +915,100 @@ class Store:
         """For a point that has just become the evidence of one of its own tasks."""
         with self._transaction():
             self._db.execute("UPDATE checkpoints SET tasks = ? WHERE id = ?", (tasks.decode(), checkpoint_id))
+
+    # ---- contacts ----------------------------------------------------------------------------
+
+    def count_contacts(
+        self, session_id: str, box: str, counted: Sequence[Counted], now: float, *, apart: bool = False
+    ) -> None:
+        """What is new since the last count, added to the contacts of the session that are in no point yet.
+        `apart`: it happened in a throwaway copy, so it will be in none. Nothing for a session that is not
+        there (yet): it is counted later."""
+        with self._transaction():
+            if not self._rows("SELECT 1 FROM sessions WHERE id = ?", session_id):
+                return
+            for one in counted:
+                key = (box, one.address, one.protocol, one.port)
+                before = self._rows(
+                    "SELECT * FROM counted WHERE box = ? AND address = ? AND protocol = ? AND port = ?", *key
+                )
+                out, back, since = one.bytes_out, one.bytes_in, one.first_at
+                if before and before[0]["bytes_out"] <= out:  # else the kernel has begun anew
+                    out, back = out - before[0]["bytes_out"], max(0, back - before[0]["bytes_in"])
+                    since = before[0]["at"]
+                if not out and not back:
+                    continue
+                self._db.execute(
+                    "INSERT OR REPLACE INTO counted VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*key, one.bytes_out, one.bytes_in, now),
+                )
+                # Without an answer it is not known when the last packet left.
+                last = one.last_at if one.last_at > since else now
+                names, point = " ".join(one.names), "" if apart else None
+                changed = self._db.execute(
+                    "UPDATE contacts SET bytes_out = bytes_out + ?, bytes_in = bytes_in + ?, last_at = ?,"
+                    " names = CASE WHEN ? = '' THEN names ELSE ? END WHERE session = ? AND point IS ?"
+                    " AND box = ? AND address = ? AND protocol = ? AND port = ?",
+                    (out, back, last, names, names, session_id, point, *key),
+                ).rowcount
+                if not changed:
+                    self._db.execute(
+                        "INSERT INTO contacts (session, box, address, protocol, port, point, names, first_at,"
+                        " last_at, bytes_out, bytes_in) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (session_id, *key, point, names, since, last, out, back),
+                    )
+
+    def settle_contacts(self, session_id: str, point_id: str) -> None:
+        """What left the session until a point was taken belongs to that point."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE contacts SET point = ? WHERE session = ? AND point IS NULL", (point_id, session_id)
+            )
+
+    def leave_contacts(self, box: str) -> None:
+        """The box has ended: what left it and is in no point will be in none."""
+        with self._transaction():
+            self._db.execute("UPDATE contacts SET point = '' WHERE box = ? AND point IS NULL", (box,))
+            self._db.execute("DELETE FROM counted WHERE box = ?", (box,))
+
+    def uncount(self) -> None:
+        """The kernel begins to count anew."""
+        with self._transaction():
+            self._db.execute("DELETE FROM counted")
+
+    def contacts(self, points: Sequence[str], open_of: str | None = None) -> list[Contact]:
+        """Those that belong to these points, and the open ones of a session."""
+        marks = ", ".join("?" * len(points))
+        rows = self._rows(
+            f"SELECT * FROM contacts WHERE point IN ({marks}) OR (point IS NULL AND session = ?)"
+            " ORDER BY first_at",
+            *points,
+            open_of or "",
+        )
+        return [self._contact(row) for row in rows]
+
+    def contacts_since(self, session_id: str, point: Checkpoint) -> list[Contact]:
+        """All of a session's since a point began to be taken, wherever they belong."""
+        began = datetime.fromisoformat(point.created_at).timestamp() - point.total_ms / 1000
+        rows = self._rows(
+            "SELECT * FROM contacts WHERE session = ? AND last_at >= ? AND point IS NOT ? ORDER BY first_at",
+            session_id,
+            began,
+            point.id,
+        )
+        return [self._contact(row) for row in rows]
+
+    def _contact(self, row: sqlite3.Row) -> Contact:
+        return Contact(
+            address=row["address"],
+            protocol=row["protocol"],
+            port=row["port"],
+            first_at=iso(row["first_at"]),
+            last_at=iso(row["last_at"]),
+            bytes_out=row["bytes_out"],
+            bytes_in=row["bytes_in"],
+            names=tuple(row["names"].split()),
+        )
 
     # ---- landings ----------------------------------------------------------------------------
 

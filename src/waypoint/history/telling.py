@@ -27,6 +27,7 @@ from waypoint.history.analyzers import (
 )
 from waypoint.history.cards import Difference, Source, program_name
 from waypoint.history.changes import Change, Changes, Fold
+from waypoint.history.contacts import Contact, amount, join, phrase
 from waypoint.history.facts import OWN_SHELL, Facts, LiveDifference, PortFact, ProcessFact
 from waypoint.history.plans import Plan
 from waypoint.history.secrets import MASK
@@ -34,7 +35,7 @@ from waypoint.model import Checkpoint, Record, State, TaskChange
 from waypoint.words import plural, shown, size
 
 Sign = Literal["+", "~", "-", "→"]
-SECTIONS = ("files", "packages", "git", "databases", "system", "processes", "ports", "shell")
+SECTIONS = ("files", "packages", "git", "databases", "system", "processes", "ports", "shell", "network")
 
 _SIGNS: dict[str, Sign] = {
     "created": "+", "added": "+", "modified": "~", "changed": "~", "upgraded": "~", "downgraded": "~",
@@ -78,6 +79,7 @@ def tell(difference: Difference, only: Collection[str] = ()) -> tuple[Section, .
         _section("processes", "observed", _process_summary(live), _processes(live)),
         _section("ports", "observed", _port_summary(live), _ports(live)),
         _section("shell", "observed", _shell_summary(live), _shell(live)),
+        _section("network", "observed", phrase(difference.contacts), _contacts(difference.contacts)),
     )
     return tuple(one for one in told if one.lines and (not only or one.name in only))
 
@@ -318,6 +320,12 @@ def _shell(live: LiveDifference) -> Iterator[Told]:
     yield from (Told(sign="-", text=f"{name}()") for name in live.functions_removed)
 
 
+def _contacts(contacts: Sequence[Contact]) -> Iterator[Told]:
+    for contact in join(contacts):
+        address = f" · {contact.address}" if contact.names else ""
+        yield Told(sign="→", text=contact.where, detail=f"{amount(contact)}{address}")
+
+
 def _cut(value: str) -> str:
     return value if len(value) <= _VALUE_WIDTH else f"{value[: _VALUE_WIDTH - 1]}…"
 
@@ -352,6 +360,7 @@ def within(difference: Difference, paths: Sequence[str], cwd: str) -> Difference
         files=files,
         analysis=msgspec.structs.replace(difference.analysis, findings=findings),
         live=LiveDifference(),
+        contacts=(),
         redacted=msgspec.json.encode(findings).decode().count(MASK),
     )
 

@@ -10,6 +10,8 @@ What a box sees is the same in every incarnation: `eth0` with index 100, the gat
 beyond `::1`. Only its address differs. The route to that address on the host is made with NLM_F_EXCL and so
 is also the claim to it: the kernel grants it once, whoever asks, from whichever thread, process or home.
 
+What leaves a box is counted, destination by destination (flows.py).
+
 Sockets are restored with the addresses they had, so an earlier address can be kept on `eth0` beside the
 new one. The firewall lets a box send from its new address only: what a fork says on a connection that it
 inherited would otherwise reach the other end as if its origin had said it.
@@ -20,6 +22,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import hashlib
 import ipaddress
 import itertools
@@ -33,26 +36,27 @@ import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from waypoint.errors import AlreadyExists, MachineError, MissingFeature, NotRoot, UsageError
-from waypoint.kernel.syscalls import CLONE_NEWNET, setns
+from waypoint.kernel import flows
+from waypoint.kernel.netlink import (
+    NETLINK_ROUTE,
+    NETLINK_SOCK_DIAG,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Netlink,
+    Request,
+    attribute,
+    attributes,
+    in_netns,
+    nested,
+    text,
+    u32,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-T = TypeVar("T")
-
-# From netlink(7)
-NETLINK_ROUTE = 0
-NETLINK_SOCK_DIAG = 4
-NLMSG_ERROR = 2
-NLMSG_DONE = 3
-NLM_F_REQUEST = 0x1
-NLM_F_ACK = 0x4
-NLM_F_EXCL = 0x200
-NLM_F_CREATE = 0x400
-NLM_F_DUMP = 0x300
+    from collections.abc import Iterable, Iterator, Sequence
 
 # From rtnetlink(7)
 RTM_NEWLINK = 16
@@ -170,152 +174,35 @@ class Resolver:
     """Why names cannot be looked up in a box, if so."""
 
 
-# ---- netlink ------------------------------------------------------------------------------------
-
-
-def _attribute(kind: int, payload: bytes) -> bytes:
-    size = 4 + len(payload)
-    return struct.pack("=HH", size, kind) + payload + bytes(-size % 4)
-
-
-def _nested(kind: int, *attributes: bytes) -> bytes:
-    return _attribute(kind, b"".join(attributes))
-
-
-def _text(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
-
-
-def _u32(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack("=I", value))
-
-
-def _attributes(payload: bytes) -> dict[int, bytes]:
-    found, position = {}, 0
-    while position + 4 <= len(payload):
-        size, kind = struct.unpack_from("=HH", payload, position)
-        if size < 4:
-            break
-        found[kind & 0x3FFF] = payload[position + 4 : position + size]
-        position += size + -size % 4
-    return found
-
-
-@dataclass(frozen=True)
-class _Request:
-    what: str
-    kind: int
-    payload: bytes
-    flags: int = 0
-
-
-def _in_netns(netns_fd: int, act: Callable[[], T]) -> T:
-    """The result of `act` called inside another network namespace, by a thread that ends with it."""
-    results: list[T] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            setns(netns_fd, CLONE_NEWNET)
-            results.append(act())
-        except BaseException as failure:  # noqa: BLE001 (raised again by the one who waits)
-            failures.append(failure)
-
-    thread = threading.Thread(target=run, name="waypoint-netns")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return results[0]
-
-
-class _Netlink:
-    """A conversation with the kernel about one network namespace: this one, or that of `netns_fd`.
-
-    A socket belongs to the namespace it was opened in, whoever uses it later.
-    """
-
-    def __init__(self, protocol: int, netns_fd: int | None = None) -> None:
-        def connect() -> socket.socket:
-            return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-
-        self._socket = connect() if netns_fd is None else _in_netns(netns_fd, connect)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def _messages(self) -> Iterator[tuple[int, int, bytes]]:
-        answer = self._socket.recv(1 << 16)
-        position = 0
-        while position + 16 <= len(answer):
-            size, kind, _, sequence, _ = struct.unpack_from("=IHHII", answer, position)
-            yield kind, sequence, answer[position + 16 : position + size]
-            position += size + -size % 4
-
-    def run(self, *requests: _Request) -> None:
-        """Carries all of them out, in order, with one system call; fails for the first that failed.
-
-        The kernel does not stop at a failure: the later ones are tried in any case.
-        """
-        batch = b"".join(
-            struct.pack("=IHHII", 16 + len(r.payload), r.kind, NLM_F_REQUEST | NLM_F_ACK | r.flags, number, 0)
-            + r.payload
-            for number, r in enumerate(requests)
-        )
-        self._socket.send(batch)
-        results: dict[int, int] = {}
-        while len(results) < len(requests):
-            for kind, sequence, payload in self._messages():
-                if kind == NLMSG_ERROR:
-                    results[sequence] = -struct.unpack_from("=i", payload)[0]
-        for number, request in enumerate(requests):
-            if results[number]:
-                raise OSError(results[number], f"{request.what}: {os.strerror(results[number])}")
-
-    def dump(self, what: str, kind: int, payload: bytes) -> Iterator[bytes]:
-        """Everything of one kind that the namespace has."""
-        self._socket.send(
-            struct.pack("=IHHII", 16 + len(payload), kind, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + payload
-        )
-        while True:
-            for answer, _, body in self._messages():
-                if answer in (NLMSG_DONE, NLMSG_ERROR):
-                    number = -struct.unpack_from("=i", body)[0] if len(body) >= 4 else 0
-                    if number:
-                        raise OSError(number, f"{what}: {os.strerror(number)}")
-                    return
-                yield body
+# ---- cables -------------------------------------------------------------------------------------
 
 
 def _ifinfomsg(index: int = 0, *, flags: int = 0) -> bytes:
     return struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, flags, flags)
 
 
-def _cable(interface: str, index: int, digest: bytes, netns_fd: int, *, group: int, mtu: int) -> _Request:
+def _cable(interface: str, index: int, digest: bytes, netns_fd: int, *, group: int, mtu: int) -> Request:
     """Both ends at once, the far one born inside the box, each with one queue (the default is one per
     processor) and an address of ours: udev gives another one to an interface that chose its own. The
     kernel lets us choose the index of the far end only if we choose that of the near one too."""
-    queues = _u32(IFLA_NUM_TX_QUEUES, 1) + _u32(IFLA_NUM_RX_QUEUES, 1) + _u32(IFLA_MTU, mtu)
-    peer = _attribute(
+    queues = u32(IFLA_NUM_TX_QUEUES, 1) + u32(IFLA_NUM_RX_QUEUES, 1) + u32(IFLA_MTU, mtu)
+    peer = attribute(
         VETH_INFO_PEER,
         _ifinfomsg(BOX_IFINDEX)
-        + _text(IFLA_IFNAME, BOX_INTERFACE)
-        + _attribute(IFLA_ADDRESS, _mac(digest, host=False))
+        + text(IFLA_IFNAME, BOX_INTERFACE)
+        + attribute(IFLA_ADDRESS, _mac(digest, host=False))
         + queues
-        + _u32(IFLA_NET_NS_FD, netns_fd),
+        + u32(IFLA_NET_NS_FD, netns_fd),
     )
-    veth = _nested(IFLA_LINKINFO, _text(IFLA_INFO_KIND, "veth"), _nested(IFLA_INFO_DATA, peer))
+    veth = nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, "veth"), nested(IFLA_INFO_DATA, peer))
     near = (
         _ifinfomsg(index)
-        + _text(IFLA_IFNAME, interface)
-        + _attribute(IFLA_ADDRESS, _mac(digest, host=True))
-        + _u32(IFLA_GROUP, group)
+        + text(IFLA_IFNAME, interface)
+        + attribute(IFLA_ADDRESS, _mac(digest, host=True))
+        + u32(IFLA_GROUP, group)
         + queues
     )
-    return _Request("create veth", RTM_NEWLINK, near + veth, NLM_F_CREATE | NLM_F_EXCL)
+    return Request("create veth", RTM_NEWLINK, near + veth, NLM_F_CREATE | NLM_F_EXCL)
 
 
 def _mac(digest: bytes, *, host: bool) -> bytes:
@@ -323,11 +210,11 @@ def _mac(digest: bytes, *, host: bool) -> bytes:
     return bytes((0x02, 0x57 if host else 0x58)) + digest[:4]
 
 
-def _set_link(what: str, index: int, *attributes: bytes, flags: int = 0) -> _Request:
-    return _Request(what, RTM_SETLINK, _ifinfomsg(index, flags=flags) + b"".join(attributes))
+def _set_link(what: str, index: int, *attributes: bytes, flags: int = 0) -> Request:
+    return Request(what, RTM_SETLINK, _ifinfomsg(index, flags=flags) + b"".join(attributes))
 
 
-def _up(index: int) -> _Request:
+def _up(index: int) -> Request:
     return _set_link("set the interface up", index, flags=IFF_UP)
 
 
@@ -336,60 +223,60 @@ def _families(*, localnet: bool = False) -> bytes:
     IPv4, if asked, that what arrives here may be led to a loopback address."""
     specs = []
     if localnet:
-        specs.append(_nested(socket.AF_INET, _nested(IFLA_INET_CONF, _u32(IPV4_DEVCONF_ROUTE_LOCALNET, 1))))
+        specs.append(nested(socket.AF_INET, nested(IFLA_INET_CONF, u32(IPV4_DEVCONF_ROUTE_LOCALNET, 1))))
     if os.path.exists("/proc/sys/net/ipv6"):
-        mode = _attribute(IFLA_INET6_ADDR_GEN_MODE, bytes((IN6_ADDR_GEN_MODE_NONE,)))
-        specs.append(_nested(socket.AF_INET6, mode))
-    return _nested(IFLA_AF_SPEC, *specs) if specs else b""
+        mode = attribute(IFLA_INET6_ADDR_GEN_MODE, bytes((IN6_ADDR_GEN_MODE_NONE,)))
+        specs.append(nested(socket.AF_INET6, mode))
+    return nested(IFLA_AF_SPEC, *specs) if specs else b""
 
 
-def _address(index: int, address: str, scope: int) -> _Request:
+def _address(index: int, address: str, scope: int) -> Request:
     packed = socket.inet_aton(address)
     payload = struct.pack("=BBBBI", socket.AF_INET, 32, 0, scope, index)
-    return _Request(
+    return Request(
         f"add address {address}",
         RTM_NEWADDR,
-        payload + _attribute(IFA_LOCAL, packed) + _attribute(IFA_ADDRESS, packed),
+        payload + attribute(IFA_LOCAL, packed) + attribute(IFA_ADDRESS, packed),
         NLM_F_CREATE | NLM_F_EXCL,
     )
 
 
 def _route(
     what: str, index: int, source: str, *, to: str | None = None, gateway: str | None = None
-) -> _Request:
+) -> Request:
     scope = RT_SCOPE_UNIVERSE if gateway else RT_SCOPE_LINK
     flags = RTNH_F_ONLINK if gateway else 0
     length = 32 if to else 0
-    return _Request(
+    return Request(
         what,
         RTM_NEWROUTE,
         struct.pack(
             "=BBBBBBBBI",
             *(socket.AF_INET, length, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST, flags),
         )
-        + (_attribute(RTA_DST, socket.inet_aton(to)) if to else b"")
-        + (_attribute(RTA_GATEWAY, socket.inet_aton(gateway)) if gateway else b"")
-        + _attribute(RTA_PREFSRC, socket.inet_aton(source))
-        + _u32(RTA_OIF, index),
+        + (attribute(RTA_DST, socket.inet_aton(to)) if to else b"")
+        + (attribute(RTA_GATEWAY, socket.inet_aton(gateway)) if gateway else b"")
+        + attribute(RTA_PREFSRC, socket.inet_aton(source))
+        + u32(RTA_OIF, index),
         NLM_F_CREATE | NLM_F_EXCL,
     )
 
 
-def _neighbour(index: int, address: str, mac: bytes) -> _Request:
+def _neighbour(index: int, address: str, mac: bytes) -> Request:
     """There is one other station on the cable and we have just made it: nobody needs to ask who it is."""
     payload = struct.pack("=BxHiHBB", socket.AF_INET, 0, index, NUD_PERMANENT, 0, RTN_UNICAST)
-    return _Request(
+    return Request(
         f"add neighbour {address}",
         RTM_NEWNEIGH,
-        payload + _attribute(NDA_DST, socket.inet_aton(address)) + _attribute(NDA_LLADDR, mac),
+        payload + attribute(NDA_DST, socket.inet_aton(address)) + attribute(NDA_LLADDR, mac),
         NLM_F_CREATE,
     )
 
 
-def _forget(host: _Netlink, which: bytes) -> None:
+def _forget(host: Netlink, which: bytes) -> None:
     """Deletes an interface by its name, or all of a group in the time that one takes."""
     try:
-        host.run(_Request("delete veth", RTM_DELLINK, _ifinfomsg() + which))
+        host.run(Request("delete veth", RTM_DELLINK, _ifinfomsg() + which))
     except OSError as failure:
         if failure.errno != errno.ENODEV:
             raise
@@ -405,10 +292,10 @@ class _Link:
     kind: str
 
 
-def _links(netlink: _Netlink) -> Iterator[_Link]:
+def _links(netlink: Netlink) -> Iterator[_Link]:
     for body in netlink.dump("list interfaces", RTM_GETLINK, _ifinfomsg()):
-        found = _attributes(body[16:])
-        kind = _attributes(found.get(IFLA_LINKINFO, b"")).get(IFLA_INFO_KIND, b"")
+        found = attributes(body[16:])
+        kind = attributes(found.get(IFLA_LINKINFO, b"")).get(IFLA_INFO_KIND, b"")
         yield _Link(
             index=struct.unpack_from("=i", body, 4)[0],
             name=found[IFLA_IFNAME].rstrip(b"\0").decode(errors="replace"),
@@ -419,19 +306,19 @@ def _links(netlink: _Netlink) -> Iterator[_Link]:
         )
 
 
-def _addresses(netlink: _Netlink) -> Iterator[tuple[int, str]]:
+def _addresses(netlink: Netlink) -> Iterator[tuple[int, str]]:
     for body in netlink.dump("list addresses", RTM_GETADDR, struct.pack("=BBBBI", 0, 0, 0, 0, 0)):
-        found = _attributes(body[8:])
+        found = attributes(body[8:])
         packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
         if packed:
             yield struct.unpack_from("=I", body, 4)[0], str(ipaddress.ip_address(packed))
 
 
-def _routes(netlink: _Netlink) -> Iterator[tuple[int, ipaddress.IPv4Network]]:
+def _routes(netlink: Netlink) -> Iterator[tuple[int, ipaddress.IPv4Network]]:
     """The IPv4 routes of all tables, as the interface and what lies behind it."""
     payload = struct.pack("=BBBBBBBBI", socket.AF_INET, *(0,) * 8)
     for body in netlink.dump("list routes", RTM_GETROUTE, payload):
-        found = _attributes(body[12:])
+        found = attributes(body[12:])
         destination = found.get(RTA_DST, bytes(4))
         interface = struct.unpack("=I", found[RTA_OIF])[0] if RTA_OIF in found else 0
         yield interface, ipaddress.IPv4Network((destination, body[1]), strict=False)
@@ -463,7 +350,13 @@ def _nft_objects(kind: str, *arguments: str) -> list[dict[str, Any]]:
 
 
 def _ruleset(
-    table: str, pattern: str, *, mark: bool, bridges: Sequence[str], forwarded_to: str | None
+    table: str,
+    pattern: str,
+    *,
+    mark: bool,
+    bridges: Sequence[str],
+    forwarded_to: str | None,
+    counting: bool = True,
 ) -> str:
     """The one table of a home, as a script that replaces it in one step.
 
@@ -518,7 +411,7 @@ table inet {table} {{
     chain way-out {{
         type nat hook postrouting priority srcnat - 10;
         iifname "{pattern}" oifname != "{_PREFIX}*" masquerade
-    }}{to_host if forwarded_to else ""}
+    }}{to_host if forwarded_to else ""}{flows.rules(pattern) if counting else ""}
 }}
 """
 
@@ -542,12 +435,16 @@ class Network:
         self._mtu = 1500
         self._forwarded_to: str | None = None
         self._indices: Iterator[int] = iter(())
+        self.nameservers: tuple[str, ...] = ()
+        """Whom boxes ask for names."""
+        self.not_counting = ""
+        """Why what leaves boxes is not counted, if so."""
 
     def prepare(self, resolver: Resolver | None = None) -> None:
         """Makes the host ready for boxes. Asked again, it adapts to what has changed since."""
         resolver = resolver or resolver_config()
         with self._lock:
-            with _translated("prepare the network"), _Netlink(NETLINK_ROUTE) as host:
+            with _translated("prepare the network"), Netlink(NETLINK_ROUTE) as host:
                 links = {link.index: link for link in _links(host)}
                 routes = list(_routes(host))
                 addresses = [address for _, address in _addresses(host)]
@@ -555,14 +452,21 @@ class Network:
             addresses_from = _free_range(links, routes, [*addresses, *resolver.nameservers])
             chains = _nft_objects("chain", "chains")
             forwarding = _IP_FORWARD.read_text().strip() != "0"
-            rules = _ruleset(
+            rules = functools.partial(
+                _ruleset,
                 self.table,
                 self._prefix + "*",
                 mark=not forwarding or _has_mark(chains, self.table),
                 bridges=sorted(link.name for link in uplinks if link.kind == "bridge"),
                 forwarded_to=resolver.forwarded_to,
             )
-            _nft("-f", "-", script=rules)
+            self.not_counting = ""
+            try:
+                _nft("-f", "-", script=rules())
+            except MissingFeature as failure:
+                _nft("-f", "-", script=rules(counting=False))
+                self.not_counting = failure.message
+            self.nameservers = resolver.nameservers
             self._pass_other_firewalls(chains)
             if not forwarding:
                 with _translated("turn on IPv4 forwarding"):
@@ -588,13 +492,13 @@ class Network:
             self.prepare()
         interface = self.interface(box_id)
         digest = hashlib.sha256(f"{self.tag}/{box_id}".encode()).digest()
-        alias = _text(IFLA_IFALIAS, f"{self.table} {box_id}")
+        alias = text(IFLA_IFALIAS, f"{self.table} {box_id}")
         with contextlib.ExitStack() as undo, _translated(f"attach box {box_id} to the network"):
-            host = undo.enter_context(_Netlink(NETLINK_ROUTE))
-            box = undo.enter_context(_Netlink(NETLINK_ROUTE, netns_fd))
+            host = undo.enter_context(Netlink(NETLINK_ROUTE))
+            box = undo.enter_context(Netlink(NETLINK_ROUTE, netns_fd))
             index = self._lay_cable(host, box_id, digest, netns_fd)
             failed = undo.enter_context(contextlib.ExitStack())
-            failed.callback(_forget, host, _text(IFLA_IFNAME, interface))
+            failed.callback(_forget, host, text(IFLA_IFNAME, interface))
             host.run(
                 _set_link("describe veth", index, alias, _families(localnet=bool(self._forwarded_to))),
                 _up(index),
@@ -614,7 +518,7 @@ class Network:
             failed.pop_all()
         return Lease(index=number, host_address=GATEWAY, box_address=address, interface=interface)
 
-    def _lay_cable(self, host: _Netlink, box_id: str, digest: bytes, netns_fd: int) -> int:
+    def _lay_cable(self, host: Netlink, box_id: str, digest: bytes, netns_fd: int) -> int:
         interface = self.interface(box_id)
         for _ in range(8):
             index = secrets.randbelow(1 << 30) + (1 << 30)
@@ -628,7 +532,7 @@ class Network:
                     raise
         raise OSError(errno.EBUSY, "no index is free for an interface")
 
-    def _claim(self, host: _Netlink, index: int) -> tuple[int, str]:
+    def _claim(self, host: Netlink, index: int) -> tuple[int, str]:
         """An address nobody has, and from now on nobody else gets."""
         assert self._range is not None
         for _ in range(self._range.num_addresses):
@@ -658,20 +562,30 @@ class Network:
             interface = lease_or_box_id
         else:
             interface = self.interface(lease_or_box_id)
-        with _translated(f"detach {interface}"), _Netlink(NETLINK_ROUTE) as host:
-            _forget(host, _text(IFLA_IFNAME, interface))
+        with _translated(f"detach {interface}"), Netlink(NETLINK_ROUTE) as host:
+            _forget(host, text(IFLA_IFNAME, interface))
 
     def leases(self) -> list[str]:
         """The boxes that have a cable now; its name in place of the id where a crash came in between."""
-        with _translated("list the boxes' interfaces"), _Netlink(NETLINK_ROUTE) as host:
+        with _translated("list the boxes' interfaces"), Netlink(NETLINK_ROUTE) as host:
             own = [link for link in _links(host) if link.group == self._group]
         return [link.alias.removeprefix(self.table + " ") or link.name for link in own]
+
+    def flows(self) -> flows.Flows:
+        """What has left the boxes so far."""
+        with _translated("read what was counted"):
+            return flows.read(self.table)
+
+    def forget_flows(self, box_id: str) -> None:
+        """Of a box that has ended."""
+        with _translated("forget what was counted"):
+            flows.forget(self.table, self.interface(box_id))
 
     def teardown(self) -> None:
         """Undoes `prepare` and every `attach`: the host is as it was."""
         with self._lock:
-            with _translated("remove the boxes' interfaces"), _Netlink(NETLINK_ROUTE) as host:
-                _forget(host, _u32(IFLA_GROUP, self._group))
+            with _translated("remove the boxes' interfaces"), Netlink(NETLINK_ROUTE) as host:
+                _forget(host, u32(IFLA_GROUP, self._group))
             chains = _nft_objects("chain", "chains")
             script = [
                 f"delete rule {chain['family']} {chain['table']} {chain['name']} handle {rule['handle']}"
@@ -788,7 +702,7 @@ class _Socket:
     """struct inet_diag_sockid, the name the kernel knows it by."""
 
 
-def _sockets(diag: _Netlink, protocols: Sequence[str], states: Iterable[int]) -> Iterator[_Socket]:
+def _sockets(diag: Netlink, protocols: Sequence[str], states: Iterable[int]) -> Iterator[_Socket]:
     """CRIU asks the same way, so a kernel that can save a box can answer."""
     wanted = sum(1 << state for state in states)
     for protocol in protocols:
@@ -822,13 +736,13 @@ def _unpacked(family: int, packed: bytes) -> _Address:
 
 def loopback_up(netns_fd: int) -> None:
     """127.0.0.1 and ::1: all the network that a box with `--net none` has."""
-    with _translated("set the loopback interface up"), _Netlink(NETLINK_ROUTE, netns_fd) as box:
+    with _translated("set the loopback interface up"), Netlink(NETLINK_ROUTE, netns_fd) as box:
         box.run(_up(LOOPBACK_IFINDEX))
 
 
 def addresses(netns_fd: int) -> list[str]:
     """The IPv4 addresses of a box that are not loopback ones, its own first, then those it kept."""
-    with _translated("list the addresses of a box"), _Netlink(NETLINK_ROUTE, netns_fd) as box:
+    with _translated("list the addresses of a box"), Netlink(NETLINK_ROUTE, netns_fd) as box:
         return [address for index, address in _addresses(box) if index == BOX_IFINDEX and ":" not in address]
 
 
@@ -840,8 +754,8 @@ def abort_outside_connections(netns_fd: int) -> int:
     """
     with (
         _translated("end the outside connections of a box"),
-        _Netlink(NETLINK_ROUTE, netns_fd) as box,
-        _Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag,
+        Netlink(NETLINK_ROUTE, netns_fd) as box,
+        Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag,
     ):
         inside = {ipaddress.ip_address(address) for _, address in _addresses(box)}
         outside = [
@@ -853,7 +767,7 @@ def abort_outside_connections(netns_fd: int) -> int:
         for found in outside:
             asked = struct.pack("=BBBxI", found.family, socket.IPPROTO_TCP, 0, 1 << found.state)
             try:
-                diag.run(_Request("end a connection", SOCK_DESTROY, asked + found.identity))
+                diag.run(Request("end a connection", SOCK_DESTROY, asked + found.identity))
             except OSError as failure:
                 if failure.errno == errno.EOPNOTSUPP:  # CONFIG_INET_DIAG_DESTROY is off
                     return ended
@@ -874,23 +788,23 @@ def lock(netns_fd: int) -> None:
         f"chain {hook} {{ type filter hook {hook} priority 0; policy drop; mark {_CRIU_MARK} accept; }}\n"
         for hook in ("input", "output")
     )
-    _in_netns(netns_fd, lambda: _nft("-f", "-", script=f"table inet {_LOCK} {{\n{chains}}}\n"))
+    in_netns(netns_fd, lambda: _nft("-f", "-", script=f"table inet {_LOCK} {{\n{chains}}}\n"))
 
 
 def unlock(netns_fd: int) -> None:
     """Ends what `lock` began."""
-    _in_netns(netns_fd, lambda: _nft("delete", "table", "inet", _LOCK))
+    in_netns(netns_fd, lambda: _nft("delete", "table", "inet", _LOCK))
 
 
 def connected(netns_fd: int) -> bool:
     """Whether any TCP connection has data that could be on its way."""
-    with _translated("list the sockets of a box"), _Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
+    with _translated("list the sockets of a box"), Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
         return any(True for _ in _sockets(diag, ("tcp", "tcp6"), CONNECTED))
 
 
 def listening(netns_fd: int) -> list[Listener]:
     """The ports that wait for somebody, ordered by protocol and number."""
-    with _translated("list the sockets of a box"), _Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
+    with _translated("list the sockets of a box"), Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
         found = [
             *_sockets(diag, ("tcp", "tcp6"), (TCP_LISTEN,)),
             *_sockets(diag, ("udp", "udp6"), (TCP_CLOSE,)),
@@ -915,7 +829,7 @@ def _nameservers(text: str) -> list[_Address]:
 def _answers_boxes(address: str) -> bool:
     """Whether something on the host listens for questions on this loopback address, and not, as
     systemd's stub does, only for those that come in through `lo`."""
-    with _Netlink(NETLINK_SOCK_DIAG) as diag:
+    with Netlink(NETLINK_SOCK_DIAG) as diag:
         return any(
             found.port == 53
             and not found.device

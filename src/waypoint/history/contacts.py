@@ -1,0 +1,74 @@
+"""Contacts: the places outside that a session has talked to, as the host's firewall counted it.
+
+Observed, not claimed: whatever a command was called and whoever ran it, this left the session. No restore
+takes it back. Names are what the session's name servers said when it asked; the address is what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from waypoint.model import Record
+from waypoint.words import size
+
+_MOST_NAMES = 3
+
+
+class Contact(Record, frozen=True):
+    """One place, and how much went there and came back: whole packets, with their headers."""
+
+    address: str
+    protocol: str
+    port: int
+    """0 for a protocol that has none."""
+    first_at: str
+    last_at: str
+    bytes_out: int = 0
+    bytes_in: int = 0
+    names: tuple[str, ...] = ()
+    """What the address was called, the last name first."""
+
+    @property
+    def where(self) -> str:
+        """`api.stripe.com:443`."""
+        host = self.names[0] if self.names else self.address
+        place = f"{host}:{self.port}" if self.port else host
+        return place if self.protocol == "tcp" else f"{place}/{self.protocol}"
+
+
+def join(contacts: Iterable[Contact]) -> list[Contact]:
+    """Each place once, in the order of their beginnings: a name may have many addresses."""
+    found: dict[str, Contact] = {}
+    for one in sorted(contacts, key=lambda contact: contact.first_at):
+        before = found.get(one.where)
+        if before is None:
+            found[one.where] = one
+            continue
+        found[one.where] = msgspec.structs.replace(
+            before,
+            last_at=max(before.last_at, one.last_at),
+            bytes_out=before.bytes_out + one.bytes_out,
+            bytes_in=before.bytes_in + one.bytes_in,
+            names=tuple(dict.fromkeys((*before.names, *one.names))),
+        )
+    return list(found.values())
+
+
+def amount(contact: Contact) -> str:
+    """`12 KB out, 3.4 KB in`."""
+    back = f"{size(contact.bytes_in)} in" if contact.bytes_in else "no answer"
+    return f"{size(contact.bytes_out)} out, {back}"
+
+
+def phrase(contacts: Sequence[Contact], *, amounts: bool = False) -> str:
+    """`talked to pypi.org:443, api.stripe.com:443 and 2 more`; nothing when there are none."""
+    places = join(contacts)
+    if not places:
+        return ""
+    # Where most went is said first: that is what somebody looks for who fears that something has left.
+    places.sort(key=lambda one: -one.bytes_out)
+    said = [f"{one.where} ({amount(one)})" if amounts else one.where for one in places[:_MOST_NAMES]]
+    more = f" and {len(places) - _MOST_NAMES} more" if len(places) > _MOST_NAMES else ""
+    return f"talked to {', '.join(said)}{more}"

@@ -1,0 +1,206 @@
+"""What leaves boxes, counted by the firewall in sets that the kernel fills by itself, place by place.
+
+Nobody has to watch, an idle box costs nothing, and nothing is lost while no daemon runs. The sets are part of
+the one table of a home (network.py), and are read here.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from waypoint.kernel.netlink import (
+    NETLINK_NETFILTER,
+    NFNL_SUBSYS_NFTABLES,
+    NLA_F_NESTED,
+    Netlink,
+    Request,
+    attribute,
+    attributes,
+    entries,
+    nested,
+    text,
+)
+
+# From linux/netfilter/nf_tables.h
+NFPROTO_INET = 1
+NFT_MSG_GETSETELEM = NFNL_SUBSYS_NFTABLES << 8 | 13
+NFT_MSG_DELSETELEM = NFNL_SUBSYS_NFTABLES << 8 | 14
+NFTA_SET_ELEM_LIST_TABLE = 1
+NFTA_SET_ELEM_LIST_SET = 2
+NFTA_SET_ELEM_LIST_ELEMENTS = 3
+NFTA_LIST_ELEM = 1
+NFTA_SET_ELEM_KEY = 1
+NFTA_SET_ELEM_TIMEOUT = 4
+NFTA_SET_ELEM_EXPIRATION = 5
+NFTA_SET_ELEM_EXPR = 7
+NFTA_DATA_VALUE = 1
+NFTA_EXPR_DATA = 2
+NFTA_COUNTER_BYTES = 1
+
+_PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 47: "gre", 50: "esp", 132: "sctp", 136: "udplite"}
+_MOST_FLOWS = 65536
+_KEPT_MS = 30 * 86400 * 1000
+_NEW_FLOWS_PER_SECOND, _NEW_FLOWS_AT_ONCE = 100, 2000
+_SETS = ("said", "heard", "said-other", "heard-other", "missed")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What went from a box to one place outside it, and came back: whole packets, with their headers."""
+
+    interface: str
+    address: str
+    protocol: str
+    port: int
+    """0 for protocols that have none."""
+    bytes_out: int
+    bytes_in: int
+    first_seconds_ago: float
+    last_seconds_ago: float
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Everything that was counted, of all boxes."""
+
+    flows: tuple[Flow, ...] = ()
+    missed: dict[str, int] = field(default_factory=dict)
+    """How many bytes went to more places than are told apart, by interface."""
+
+
+def rules(pattern: str) -> str:
+    """The sets that the kernel fills with what leaves boxes, and the chain that makes it do so.
+
+    `add` leaves the age of an entry alone and `update` renews it: the one set knows when something was first
+    said, the other when something was last heard. A box that goes through destinations by the thousand is
+    slowed down (in being counted, not in sending) so that there is room for the others; what is not
+    told apart is counted in `missed`. (To look something up that is there would count it once more: hence
+    every look is whether it is *not* there.)
+    """
+    where = "type ifname . ipv4_addr . inet_proto . inet_service"
+    kept = "flags dynamic,timeout; timeout 30d; gc-interval 1h; counter;"
+    leaves, comes = f'iifname "{pattern}"', f'oifname "{pattern}"'
+    ports, others = "meta l4proto { tcp, udp }", "meta l4proto != { tcp, udp }"
+    out, back = "iifname . ip daddr . meta l4proto . th dport", "oifname . ip saddr . meta l4proto . th sport"
+    pace = f"limit rate over {_NEW_FLOWS_PER_SECOND}/second burst {_NEW_FLOWS_AT_ONCE} packets"
+    return f"""
+    set said {{ {where}; size {_MOST_FLOWS}; {kept} }}
+    set heard {{ {where}; size {_MOST_FLOWS}; {kept} }}
+    set said-other {{ type ifname . ipv4_addr . inet_proto; size {_MOST_FLOWS}; {kept} }}
+    set heard-other {{ type ifname . ipv4_addr . inet_proto; size {_MOST_FLOWS}; {kept} }}
+    set missed {{ type ifname; size {_MOST_FLOWS}; {kept} }}
+    set pace {{ type ifname; size {_MOST_FLOWS}; flags dynamic,timeout; timeout 1h; }}
+    chain count {{
+        type filter hook forward priority filter + 100;
+        {leaves} {ports} {out} != @said update @pace {{ iifname {pace} }} add @missed {{ iifname }} accept
+        {leaves} {ports} add @said {{ {out} }}
+        {leaves} {ports} {out} != @said add @missed {{ iifname }}
+        {leaves} {others} add @said-other {{ iifname . ip daddr . meta l4proto }}
+        {comes} {others} update @heard-other {{ oifname . ip saddr . meta l4proto }}
+        {comes} {ports} {back} != @said accept
+        {comes} {ports} update @heard {{ {back} }}
+    }}"""
+
+
+def read(table: str) -> Flows:
+    """What was counted so far. It is only ever added to, until the table is made anew or `forget`."""
+    counted = []
+    with Netlink(NETLINK_NETFILTER) as netfilter:
+        for said, heard in (("said", "heard"), ("said-other", "heard-other")):
+            back = {one.key: one for one in _elements(netfilter, table, heard)}
+            for out in _elements(netfilter, table, said):
+                answer = back.get(out.key)
+                interface, address, protocol, port = _flow_key(out.key)
+                last = min(answer.age_seconds, out.age_seconds) if answer else out.age_seconds
+                counted.append(
+                    Flow(
+                        interface=interface,
+                        address=address,
+                        protocol=_PROTOCOLS.get(protocol, str(protocol)),
+                        port=port,
+                        bytes_out=out.bytes,
+                        bytes_in=answer.bytes if answer else 0,
+                        first_seconds_ago=out.age_seconds,
+                        last_seconds_ago=last,
+                    )
+                )
+        missed = {_interface(one.key): one.bytes for one in _elements(netfilter, table, "missed")}
+    return Flows(tuple(counted), missed)
+
+
+def forget(table: str, interface: str) -> None:
+    """What was counted of a box that has ended."""
+    name = interface.encode().ljust(16, b"\0")
+    with Netlink(NETLINK_NETFILTER) as netfilter:
+        for which in _SETS:
+            keys = [one.key for one in _elements(netfilter, table, which) if one.key.startswith(name)]
+            for at in range(0, len(keys), 256):
+                _delete(netfilter, table, which, keys[at : at + 256])
+
+
+@dataclass(frozen=True)
+class _Element:
+    """An entry of a set that counts."""
+
+    key: bytes
+    bytes: int
+    age_seconds: float
+
+
+def _set(table: str, name: str, *attributes: bytes) -> bytes:
+    head = struct.pack("=BBH", NFPROTO_INET, 0, 0)
+    return (
+        head
+        + text(NFTA_SET_ELEM_LIST_TABLE, table)
+        + text(NFTA_SET_ELEM_LIST_SET, name)
+        + b"".join(attributes)
+    )
+
+
+def _elements(netfilter: Netlink, table: str, name: str) -> Iterator[_Element]:
+    try:
+        for body in netfilter.dump(f"list {name}", NFT_MSG_GETSETELEM, _set(table, name)):
+            for found in entries(attributes(body[4:]).get(NFTA_SET_ELEM_LIST_ELEMENTS, b""), NFTA_LIST_ELEM):
+                element = attributes(found)
+                counter = attributes(
+                    attributes(element.get(NFTA_SET_ELEM_EXPR, b"")).get(NFTA_EXPR_DATA, b"")
+                )
+                lasts, left = (
+                    int.from_bytes(element.get(kind, b""), "big")
+                    for kind in (NFTA_SET_ELEM_TIMEOUT, NFTA_SET_ELEM_EXPIRATION)
+                )
+                yield _Element(
+                    key=attributes(element.get(NFTA_SET_ELEM_KEY, b"")).get(NFTA_DATA_VALUE, b""),
+                    bytes=int.from_bytes(counter.get(NFTA_COUNTER_BYTES, b""), "big"),
+                    age_seconds=max(0, (lasts or _KEPT_MS) - left) / 1000,
+                )
+    except OSError as failure:
+        if failure.errno != errno.ENOENT:  # no table, or one without sets
+            raise
+
+
+def _delete(netfilter: Netlink, table: str, name: str, keys: Sequence[bytes]) -> None:
+    """In one transaction, which is what the kernel wants of whoever changes something here."""
+    elements = (
+        nested(
+            NFTA_LIST_ELEM | NLA_F_NESTED,
+            nested(NFTA_SET_ELEM_KEY | NLA_F_NESTED, attribute(NFTA_DATA_VALUE, key)),
+        )
+        for key in keys
+    )
+    delete = _set(table, name, nested(NFTA_SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, *elements))
+    netfilter.transact(Request(f"delete from {name}", NFT_MSG_DELSETELEM, delete))
+
+
+def _interface(key: bytes) -> str:
+    return key[:16].rstrip(b"\0").decode(errors="replace")
+
+
+def _flow_key(key: bytes) -> tuple[str, str, int, int]:
+    """Interface, address, protocol and port: each part of a key is filled up to four bytes."""
+    port = struct.unpack_from("!H", key, 24)[0] if len(key) >= 26 else 0
+    return _interface(key), socket.inet_ntoa(key[16:20]), key[20], port
