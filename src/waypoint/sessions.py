@@ -1108,6 +1108,7 @@ class Sessions:
             undo.callback(self._end, live, "the restore failed")
             held = tree.hold(box, images)
             live.terminal.thaw(state)
+            live.terminal.find_shell()
             self._remember_terminal(live)
             undo.pop_all()
         return Twin(live, held, name, options)

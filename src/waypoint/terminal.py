@@ -392,13 +392,17 @@ class Terminal:
             self.shell = None
             self._state_changed.notify_all()
 
-    def _shell_in_front(self) -> bool:
-        """Whether the shell's own process group is the terminal's foreground."""
-        assert self.shell
-        if self._shell_host_pid is None:
+    def find_shell(self) -> None:
+        """Looks up which process the shell is, for whoever asks next and is in a hurry."""
+        if self._shell_host_pid is None and self.shell:
             for process in processes.below(self._box_pid):
                 if process.pid == self.shell.pid:
                     self._shell_host_pid = process.host_pid
+
+    def _shell_in_front(self) -> bool:
+        """Whether the shell's own process group is the terminal's foreground."""
+        assert self.shell
+        self.find_shell()
         return self._foreground_group() in (self._shell_host_pid, None)
 
     def _foreground_group(self) -> int | None:
