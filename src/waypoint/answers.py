@@ -413,6 +413,9 @@ class Plan(Answer):
             lines.append(("dim", "  nothing would change"))
         if plan["not_undone"]:
             lines.append(("warn", f"  not undone, it happened outside: {' · '.join(plan['not_undone'])}"))
+        if plan["unseen"]:
+            unseen = " · ".join(map(shown, plan["unseen"]))
+            lines.append(("warn", f"  may have acted outside, could not be looked into: {unseen}"))
         if plan["not_covered"]:
             lines.append(("warn", f"  not covered: {' · '.join(map(shown, plan['not_covered']))}"))
         if plan["lost"]["gaps"]:
@@ -495,3 +498,94 @@ class Bisection(Answer):
 
     def __repr__(self) -> str:
         return f"<Bisection {self.data['culprit']['label']}>"
+
+
+class Judgement(Answer):
+    """What a policy says about a command line: its class, what is decided, and both for each of its parts."""
+
+    @property
+    def class_(self) -> str:
+        return str(self.data["class"])
+
+    @property
+    def decision(self) -> str:
+        return str(self.data["decision"])
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """`command`, `class`, `decision`, `rule`, `place`, `target`, `key`, `compensate`, `why` of each."""
+        return list(self.data["parts"])
+
+    @property
+    def unseen(self) -> list[str]:
+        """What of it could not be looked into."""
+        return list(self.data["unseen"])
+
+    def lines(self) -> Lines:
+        found: Lines = [("bold", f"{self.class_}: {_DECIDED[self.decision]}")]
+        for part in self.parts:
+            if not part["command"]:
+                continue
+            found.append(("plain", f"  {shown(part['command'])}"))
+            found.append(("dim", f"    {part['class']}, {part['decision']}{_of_rule(part)}"))
+            for name in ("why", "target", "key", "compensate"):
+                if part[name]:
+                    found.append(("plain", f"    {name.ljust(10)} {shown(part[name])}"))
+        found += [("warn", f"  cannot be looked into: {shown(one)}") for one in self.unseen]
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Judgement {self.class_}: {self.decision}>"
+
+
+_DECIDED = {
+    "allow": "it runs",
+    "record": "it runs, and is written down",
+    "ask": "it waits for somebody's word",
+    "deny": "it does not run",
+}
+
+
+def _of_rule(part: Mapping[str, Any]) -> str:
+    said = f" (rule: {shown(part['rule'])})" if part["rule"] else ""
+    return f"{said} on the {shown(part['place'])}" if part["place"] else said
+
+
+class Effects(Answer):
+    """What was done outside. Commands that could not be looked into are counted, and listed on demand."""
+
+    def lines(self, *, everything: bool = False, now: datetime | None = None) -> Lines:
+        found: Lines = []
+        unseen = [
+            one for one in self.data["effects"] if one["class"] == "unknown" and one["source"] != "observed"
+        ]
+        several = self.data["session"] is None
+        for one in self.data["effects"]:
+            if one in unseen and not everything:
+                continue
+            found += self._effect(one, several=several, now=now)
+        if unseen and not everything:
+            many = plural(len(unseen), "command")
+            said = f"{many} could not be looked into and may have acted outside (--unseen lists them)"
+            found.append(("dim", said))
+        return found
+
+    def _effect(self, one: Mapping[str, Any], *, several: bool, now: datetime | None) -> Lines:
+        outcome = {"running": "under way", "interrupted": "outcome unknown", "failed": "failed", "done": ""}
+        said = [one["class"], outcome[one["state"]]]
+        if one["exit_code"]:
+            said.append(f"exit {one['exit_code']}")
+        if one["approval"]:
+            said.append(f"approved as {one['approval']}")
+        said.append(
+            {"claimed": "[claimed]", "observed": "[observed]", "typed": "typed"}.get(one["source"], "")
+        )
+        where = f"{one['session']}  " if several else ""
+        lines: Lines = [("plain", f"{clock(one['at'], now)}  {where}{shown(one['command'])}")]
+        lines.append(("dim", f"       {' · '.join(filter(None, said))}"))
+        for name in ("target", "key", "compensate"):
+            if one[name]:
+                lines.append(("dim", f"       {name.ljust(10)} {shown(one[name])}"))
+        for why in one["details"].get("unseen", ()):
+            lines.append(("dim", f"       not seen   {shown(why)}"))
+        return lines

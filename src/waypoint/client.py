@@ -35,6 +35,10 @@ from waypoint.home import Home, locate
 _START_SECONDS = 120.0
 
 
+OnApproval = Callable[[model.Approval], bool | None]
+"""Asked when a command waits for approval: whether it may run; None leaves it to others."""
+
+
 class _Connection(socket.socket):
     """Goes with its thread or its client, without a word."""
 
@@ -169,12 +173,12 @@ class Client:
             kind, body = wire.receive(connection)
             if kind == wire.DATA:
                 if on_data:
-                    on_data(body)
+                    self._hear(connection, on_data, body)
                 continue
             message = wire.decode(body)
             if "event" in message:
                 if on_event:
-                    on_event(message["event"])
+                    self._hear(connection, on_event, message["event"])
             elif "error" in message:
                 raise errors.from_dict(message["error"])
             elif "again" in message:
@@ -182,15 +186,44 @@ class Client:
             else:
                 return message["result"]
 
-    def open(self, verb: str, args: Mapping[str, Any]) -> tuple[socket.socket, Any]:
+    def _hear(self, connection: socket.socket, callback: Callable[[Any], object], what: Any) -> None:
+        """Somebody else's code: if it raises, the rest of the answer is still on the way, and the connection
+        is good for nothing any more."""
+        try:
+            callback(what)
+        except BaseException:
+            connection.close()
+            if getattr(self._local, "kept", None) is connection:
+                self._local.kept = None
+            raise
+
+    def decide(self, approval: Mapping[str, Any], on_approval: OnApproval | None) -> None:
+        """Asks whoever is to be asked about a command that waits, and hands their word on. Without an answer
+        it waits for somebody else's."""
+        if on_approval is None or approval["state"] != "waiting":
+            return
+        answer = on_approval(msgspec.convert(approval, model.Approval))
+        if answer is None:
+            return
+        other = Client(self.home.path, start=False)
+        try:
+            # Somebody else may have been faster, or it has expired: then their word counts.
+            with contextlib.suppress(errors.UsageError):
+                other.call("approve" if answer else "deny", {"id": approval["id"]})
+        finally:
+            other.close()
+
+    def open(
+        self, verb: str, args: Mapping[str, Any], *, on_event: Callable[[Any], None] | None = None
+    ) -> tuple[socket.socket, Any]:
         """A request whose connection stays open for data: attach, spawn."""
         connection = self.connect()
         try:
             wire.send(connection, wire.Request(verb, dict(args)))
-            return connection, self._answer(connection)
+            return connection, self._answer(connection, on_event)
         except _AskAgain:
             connection.close()
-            return self.open(verb, args)
+            return self.open(verb, args, on_event=on_event)
         except wire.Closed as error:
             connection.close()
             raise errors.DaemonUnreachable(f"the daemon ended during {verb!r}") from error
@@ -230,6 +263,7 @@ class Result:
         self.timed_out = found.timed_out
         self.truncated = found.truncated
         self.notice = found.notice
+        self.warnings = found.warnings
 
     @property
     def ok(self) -> bool:
@@ -251,10 +285,11 @@ class Result:
 class Program:
     """A program outside the shell, with pipes of its own. Made by `Session.spawn`."""
 
-    def __init__(self, connection: socket.socket, pid: int) -> None:
+    def __init__(self, connection: socket.socket, pid: int, warnings: tuple[str, ...] = ()) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self.pid = pid
+        self.warnings = warnings
         self.exit_code: int | None = None
 
     def write(self, data: bytes) -> None:
@@ -493,10 +528,13 @@ class Session:
         stdin: str | bytes | None = None,
         on_output: Callable[[str], None] | None = None,
         max_output_bytes: int | None = None,
+        on_approval: OnApproval | None = None,
     ) -> Result:
         """Runs a command in the session's shell: `cd`, `export` and the like last.
 
-        `on_output` is called with pieces of the output while it runs.
+        `on_output` is called with pieces of the output while it runs. Where the policy wants somebody to
+        agree first, `on_approval` is asked; without it this waits for others (`waypoint approve`).
+        PolicyDenied or NotApproved, and nothing has run, when it may not.
         """
         args: dict[str, Any] = {"session": self.name, "command": command, "timeout": timeout}
         args["actor"] = self.actor
@@ -507,7 +545,13 @@ class Session:
             args["limit"] = max_output_bytes
         if on_output:
             args["stream"] = True
-        hear = (lambda event: on_output(event["output"])) if on_output else None
+
+        def hear(event: Any) -> None:
+            if "approval" in event:
+                self._client.decide(event["approval"], on_approval)
+            elif on_output:
+                on_output(event["output"])
+
         found = self._client.call("exec", args, on_event=hear)
         return Result(command, msgspec.convert(found, model.RunResult))
 
@@ -524,6 +568,7 @@ class Session:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         shell_env: bool = False,
+        on_approval: OnApproval | None = None,
     ) -> Program:
         """Starts a program outside the shell: no terminal, separate streams. It belongs to the session and to
         its checkpoints like everything else. `shell_env`: with the shell's present folder and variables."""
@@ -535,8 +580,12 @@ class Session:
             "shell_env": shell_env,
             "actor": self.actor,
         }
-        connection, found = self._client.open("spawn", args)
-        return Program(connection, found["pid"])
+
+        def hear(event: Any) -> None:
+            self._client.decide(event["approval"], on_approval)
+
+        connection, found = self._client.open("spawn", args, on_event=hear)
+        return Program(connection, found["pid"], tuple(found.get("warnings", ())))
 
     def checkpoint(
         self,
@@ -681,6 +730,63 @@ class Session:
     def redo(self) -> agents.Restored:
         """Takes the last undo back."""
         return self._restored(self._client.call("redo", {"session": self.name, "actor": self.actor}))
+
+    # What is done outside, and who agreed -----------------------------------------------------------------
+
+    def judge(self, command: str) -> answers.Judgement:
+        """What its policy says about a command. Nothing is run or written down."""
+        found = self._client.call("classify", {"session": self.name, "command": command})
+        return answers.Judgement(found["judgement"])
+
+    def effects(self, since: Checkpoint | str | None = None) -> list[model.Effect]:
+        """What was done outside, oldest first, or since a point; no restore takes any of it back."""
+        found = self._client.call("effects", {"session": self.name, "ref": _ref(since)})["effects"]
+        return msgspec.convert(found, list[model.Effect])
+
+    def effect(
+        self,
+        what: str,
+        *,
+        reversible: bool = False,
+        target: str = "",
+        key: str = "",
+        compensate: str = "",
+        actor: model.Actor | None = None,
+    ) -> model.Effect:
+        """Writes down something that was done outside by other means than a command: it is marked as
+        claimed. `key`: what makes it the same effect when it is done again; `compensate`: how to make it
+        good."""
+        args = {
+            "session": self.name,
+            "what": what,
+            "class": "external-reversible" if reversible else "irreversible",
+            "target": target,
+            "key": key,
+            "compensate": compensate,
+            "actor": actor or self.actor,
+        }
+        return msgspec.convert(self._client.call("effect", args)["effect"], model.Effect)
+
+    def approvals(self, *, all: bool = False) -> list[model.Approval]:  # noqa: A002 - as the command line says it
+        """Its commands that wait for somebody's word; `all`: those that were decided, too."""
+        found = self._client.call("approvals", {"session": self.name, "all": all})["approvals"]
+        return msgspec.convert(found, list[model.Approval])
+
+    def approve(self, approval: model.Approval | str) -> model.Approval:
+        """Lets the one command run that waits, once."""
+        return self._decide("approve", approval)
+
+    def deny(self, approval: model.Approval | str, why: str = "") -> model.Approval:
+        return self._decide("deny", approval, note=why)
+
+    def _decide(self, verb: str, approval: model.Approval | str, **args: Any) -> model.Approval:
+        given = approval if isinstance(approval, str) else approval.id
+        return msgspec.convert(self._client.call(verb, {"id": given, **args})["approval"], model.Approval)
+
+    def set_policy(self, policy: str | None) -> None:
+        """Rules of its own, as the text of a policy file; None: none. PolicyBroken, and nothing has changed,
+        when it cannot be understood."""
+        self._client.call("policy_set", {"session": self.name, "text": policy})
 
     # What its agent does, knows and has still to do ------------------------------------------------------
 
@@ -909,10 +1015,12 @@ def session(
     confined: bool = True,
     home: str | os.PathLike[str] | None = None,
     actor: model.Actor = "person",
+    policy: str | None = None,
 ) -> Session:
     """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
     `spares`: how many of its points have a twin restored ahead of time. `actor`: who acts
-    through the object, a person or an agent."""
+    through the object, a person or an agent. `policy`: rules of its own about commands, as the text of a
+    policy file; a session that is there keeps those it has."""
     client = Client(home)
     options = model.BoxOptions(
         base=base,
@@ -925,7 +1033,7 @@ def session(
         spares=spares,
         confined=confined,
     )
-    args = {"name": name, "options": msgspec.to_builtins(options), "join": True}
+    args = {"name": name, "options": msgspec.to_builtins(options), "join": True, "policy": policy}
     return Session(client, client.call("new", args)["session"]["name"], actor)
 
 

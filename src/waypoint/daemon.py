@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from waypoint import __version__, provision, wire
+from waypoint.agent.policy import Rules
 from waypoint.errors import (
     DaemonError,
     MissingFeature,
@@ -37,6 +38,8 @@ from waypoint.errors import (
     VersionMismatch,
     WaypointError,
 )
+from waypoint.gate import Gate
+from waypoint.gating import asker_of
 from waypoint.history.retention import Policy, parse_duration
 from waypoint.history.store import Store, iso
 from waypoint.home import Home, locate
@@ -69,6 +72,9 @@ class Daemon:
         self.transfers = Transfers(sessions, self.story)
         self.inside = Inside(self)
         self.journal = Journal(sessions, self.story)
+        self.gate = Gate(sessions)
+        self.story.outside = self.gate.outside
+        self.journal.effects = self.gate.done_since
         sessions.after_checkpoint.append(lambda _, point: self.story.write_later(point.id))
         sessions.after_typing.append(self._after_typing)
         self.started_at = time.time()
@@ -194,7 +200,14 @@ def _size(args: dict[str, Any]) -> Size:
 @verb
 def new(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     options = msgspec.convert(args.get("options") or {}, BoxOptions)
+    own = args.get("policy")
+    if own is not None:
+        Rules(own, "the policy")  # before anything is made
+        if args.get("join") and args.get("name") and daemon.sessions.store.session(args["name"]):
+            own = None  # one that is there keeps the rules it has
     found = daemon.sessions.new(args.get("name"), options, _size(args), join=bool(args.get("join")))
+    if own is not None:
+        daemon.sessions.store.set_policy(found.id, own)
     if args.get("auto"):
         daemon.sessions.store.set_auto(found.id, auto=True)
         found = daemon.sessions.describe(daemon.sessions.find(found.id))
@@ -220,16 +233,20 @@ def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
         raise UsageError("a timeout must be more than 0 seconds")
 
     def run(on_output: Callable[[bytes], None] | None = None) -> Any:
-        result = daemon.sessions.run(
-            row,
-            args["command"],
-            timeout=timeout,
-            stdin=stdin,
-            on_terminal=bool(args.get("on_terminal")),
-            limit=args.get("limit"),
-            on_output=on_output,
-            actor=actor_of(args),
-        )
+        with daemon.gate.passing(row, args["command"], asker_of(connection, args), stdin=stdin) as passed:
+            result = daemon.sessions.run(
+                row,
+                args["command"],
+                timeout=timeout,
+                stdin=stdin,
+                on_terminal=bool(args.get("on_terminal")),
+                limit=args.get("limit"),
+                on_output=on_output,
+                actor=actor_of(args),
+            )
+            passed.ended(result.exit_code, timed_out=result.timed_out)
+        if passed.warnings:
+            result = msgspec.structs.replace(result, warnings=passed.warnings)
         # Before the answer: the next command must not be part of the point after this one.
         daemon.story.auto_point(row, args["command"])
         return result
@@ -280,19 +297,21 @@ def _forward(connection: Connection, pieces: queue.SimpleQueue[bytes | None]) ->
 @verb
 def spawn(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
     row = daemon.sessions.find(args.get("session"))
-    program, pipes = daemon.sessions.spawn(
-        row, args["argv"], args.get("cwd"), args.get("env") or {}, shell_env=bool(args.get("shell_env"))
-    )
-    connection.result({"pid": program.pid})
-    heard = Heard(args["argv"], args.get("cwd"))
-    stdin, *outputs = pipes
-    threading.Thread(target=_feed_program, args=(connection, stdin), daemon=True).start()
-    ended = os.eventfd(0, os.EFD_CLOEXEC)
-    caught_up = (threading.Event(), threading.Event())
-    for fd, mark, done in zip(outputs, (b"1", b"2"), caught_up, strict=True):
-        hear = (connection, fd, mark, ended, done, heard)
-        threading.Thread(target=_hear_program, args=hear, daemon=True).start()
-    program.ended.wait()
+    with daemon.gate.passing(row, args["argv"], asker_of(connection, args)) as passed:
+        program, pipes = daemon.sessions.spawn(
+            row, args["argv"], args.get("cwd"), args.get("env") or {}, shell_env=bool(args.get("shell_env"))
+        )
+        connection.result({"pid": program.pid, "warnings": passed.warnings})
+        heard = Heard(args["argv"], args.get("cwd"))
+        stdin, *outputs = pipes
+        threading.Thread(target=_feed_program, args=(connection, stdin), daemon=True).start()
+        ended = os.eventfd(0, os.EFD_CLOEXEC)
+        caught_up = (threading.Event(), threading.Event())
+        for fd, mark, done in zip(outputs, (b"1", b"2"), caught_up, strict=True):
+            hear = (connection, fd, mark, ended, done, heard)
+            threading.Thread(target=_hear_program, args=hear, daemon=True).start()
+        program.ended.wait()
+        passed.ended(program.exit_code)
     os.eventfd_write(ended, 1)
     for done in caught_up:
         done.wait()
@@ -350,6 +369,7 @@ def checkpoint(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     row = daemon.sessions.find(args.get("session"))
     if args.get("verify") is not None:
         check_trial(args["verify"], files_only=bool(args.get("files_only")))
+        daemon.gate.check_trial(row, args["verify"])
     point = daemon.sessions.checkpoint(
         row,
         args.get("intent") or "",
@@ -650,7 +670,7 @@ def _pool_size() -> int | None:
 
 def _prepare(home: Home) -> Sessions:
     """Everything a daemon needs, or an error that says what is missing."""
-    from waypoint import carrying, journaling, storytelling  # noqa: F401 - their verbs answer too
+    from waypoint import carrying, gating, journaling, storytelling  # noqa: F401 - their verbs answer too
     from waypoint.engine import probe
 
     engine = provision.engine_dir(home.path)

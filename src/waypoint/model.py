@@ -206,6 +206,62 @@ class Resumption(Record, frozen=True):
     """What has been done outside, which no restore takes back."""
 
 
+EffectClass = Literal["read-only", "reversible", "external-reversible", "unknown", "irreversible"]
+"""From the most harmless to the worst: only looks; a restore undoes it; happened outside and can be made
+good; cannot be looked into; happened outside for good."""
+Decision = Literal["allow", "record", "ask", "deny"]
+EffectSource = Literal["rule", "typed", "claimed", "observed"]
+"""How it is known: a rule knew the command, before it ran or after somebody had typed it; somebody says so;
+it was seen."""
+EffectState = Literal["running", "done", "failed", "interrupted"]
+ApprovalState = Literal["waiting", "approved", "denied", "expired", "gone"]
+"""`gone`: whoever asked, or the session's present, was no longer there."""
+
+
+class Effect(Record, frozen=True):
+    """Something that was done outside. No restore takes it back."""
+
+    id: int
+    session: str
+    at: str
+    command: str
+    """Redacted; of a claim, its words."""
+    class_: EffectClass = msgspec.field(name="class")
+    source: EffectSource
+    state: EffectState = "done"
+    event: int | None = None
+    """Where it stands in the trajectory; None while it is under way."""
+    rule: str = ""
+    target: str = ""
+    key: str = ""
+    """What makes it the same effect when it is done again."""
+    reversible: bool = False
+    compensate: str = ""
+    """How to make it good."""
+    exit_code: int | None = None
+    actor: Actor = "person"
+    approval: str | None = None
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Approval(Record, frozen=True):
+    """A command that waits for somebody's word. Bound to exactly this command in this session, once."""
+
+    id: str
+    session: str
+    command: str
+    """Redacted; `digest` is of what would really run."""
+    digest: str
+    class_: EffectClass = msgspec.field(name="class")
+    why: str
+    actor: Actor
+    created_at: str
+    expires_at: str
+    state: ApprovalState = "waiting"
+    decided_at: str | None = None
+    note: str = ""
+
+
 class RunResult(Record, frozen=True):
     """What a command did."""
 
@@ -220,6 +276,8 @@ class RunResult(Record, frozen=True):
     """The output as it was, when it is no valid UTF-8 (`output` then has replacement characters)."""
     notice: str | None = None
     """Something the caller should know: the shell was replaced, output was cut, …"""
+    warnings: tuple[str, ...] = ()
+    """What a policy has to say: an effect of it had happened before."""
 
 
 class Restored(Record, frozen=True):

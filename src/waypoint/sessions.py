@@ -210,6 +210,8 @@ class Sessions:
         """Who wants to know of a new point, once it exists; must not take long."""
         self.after_typing: list[Callable[[str], None]] = []
         """Who wants to know, in the background, that a command somebody typed in a session has ended."""
+        self.after_command: list[Callable[[Live, Happened], None]] = []
+        """Who wants to know of everything that happens in a terminal; on the thread that reads it."""
         self.box_began: list[Callable[[Live], None]] = []
         """Who wants to know of a box that stands, before anything runs in it."""
         self.box_ends: list[Callable[[Live], None]] = []
@@ -386,6 +388,10 @@ class Sessions:
         with self._lock:
             return list(self._lives.values())
 
+    def running(self, session_id: str) -> Live | None:
+        """The session as it runs now, if it does; nothing is looked at."""
+        return self._lives.get(session_id)
+
     def live(self, row: SessionRow) -> Live:
         """The running session, or SessionDead saying how to get it back."""
         live = self._lives.get(row.id)
@@ -491,7 +497,7 @@ class Sessions:
         stream = self.trajectory.open(session_id, lambda: self._redactor(box, terminal))
         group = cgroups.find(self.home.tag, box.id)
         live = Live(session_id, box, terminal, group, stream, Memory(self.engine))
-        terminal.when_happened = lambda what: _told(stream, what)
+        terminal.when_happened = lambda what: self._happened(live, what)
         printed = events.serve()
         if picture:
             terminal.adopt(picture, printed)
@@ -515,6 +521,11 @@ class Sessions:
     def _quiet(self, live: Live) -> None:
         live.terminal.between()
         self._remember_terminal(live)
+
+    def _happened(self, live: Live, what: Happened) -> None:
+        _told(live.stream, what)
+        for told in self.after_command:
+            told(live, what)
 
     def _typed(self, live: Live) -> None:
         for told in self.after_typing:
@@ -1306,6 +1317,7 @@ class Sessions:
                     head=point.id,
                     began=origin.began,
                     actor=actor,
+                    policy=origin.policy,
                 )
                 with self._lock:
                     self._lives[fork.id] = live

@@ -25,6 +25,8 @@ from waypoint.history.cards import Card, Difference, write_card
 from waypoint.history.changes import Change, Changes, compare, is_noise
 from waypoint.history.contacts import Contact
 from waypoint.history.facts import Facts, ProcessFact, ShellFact
+from waypoint.history.ledger import Ledger
+from waypoint.history.outside import known
 from waypoint.history.plans import Plan, write_plan
 from waypoint.history.secrets import MASK, Redactor
 from waypoint.history.store import SessionRow
@@ -32,12 +34,14 @@ from waypoint.history.telling import PlanWords, tell_plan
 from waypoint.history.view import PointView
 from waypoint.kernel import processes
 from waypoint.kernel.deltas import differences
-from waypoint.model import Checkpoint
+from waypoint.model import Checkpoint, Effect
 from waypoint.observe import observe
 from waypoint.outbound import Outbound
 from waypoint.sessions import Sessions, new_id
 
 log = logging.getLogger("waypoint")
+
+Outside = Callable[[SessionRow, Checkpoint], tuple[Sequence[str], Sequence[str]]]
 
 BASE = "base"
 NOW = "now"
@@ -66,6 +70,10 @@ class Story:
         self._sessions = sessions
         self._card_written = threading.Condition()
         self.outbound = Outbound(sessions)
+        self._ledger = Ledger(sessions.store)
+        self.outside: Outside = lambda _row, _since: ((), ())
+        """What was done outside since a point, and what could not be looked into; whoever keeps the gate
+        puts it here."""
         for checkpoint_id in sessions.store.without_card():
             self.write_later(checkpoint_id)
 
@@ -208,8 +216,8 @@ class Story:
         """The card of a checkpoint, from the checkpoint itself and its parent (or the base)."""
         row = self._sessions.find(point.session)
         covered = self._coverage(row)
+        parent = self._sessions.store.checkpoint(point.parent) if point.parent else None
         try:
-            parent = self._sessions.store.checkpoint(point.parent) if point.parent else None
             with self.moment(row, BASE) as base:
                 found = self.difference(self._past(parent) if parent else base, self._past(point))
         except Exception as error:
@@ -230,9 +238,15 @@ class Story:
         before = tasks.load(self._sessions.store.tasks(point.parent)) if point.parent else ()
         done = tasks.differences(before, tasks.load(self._sessions.store.tasks(point.id)))
         own = point.kind in ("safety", "park")
-        card = write_card(intent, source, found, whole, own_words=own, tasks=done)
+        card = write_card(
+            *(intent, source, found, whole), own_words=own, tasks=done, outside=self.effects(point, parent)
+        )
         # What was taken out of the intent was taken out before it was kept.
         return msgspec.structs.replace(card, redacted=card.redacted + intent.count(MASK))
+
+    def effects(self, point: Checkpoint, parent: Checkpoint | None) -> list[Effect]:
+        """What was done outside between a point and the one before it."""
+        return known(self._ledger.between(parent.position if parent else None, point.position))
 
     def card(self, point: Checkpoint, *, wait: float = 10.0) -> Card | None:
         """The card of a point, if it is there or comes within `wait` seconds."""
@@ -291,6 +305,9 @@ class Story:
             since = self.difference(self._past(head), now) if head else self._since_base(row, now)
             planned = self._sessions.store.tasks(row.id)
             ground = _ground(row, lost, now.view, planned)
+        not_undone, unseen = self.outside(row, target)
+        # An effect that somebody has not seen in the plan is nothing that they agreed to leave.
+        ground = hashlib.sha256("\0".join((ground, *not_undone)).encode()).hexdigest()
         plan = write_plan(
             randomness.token_hex(4),
             session=row.name,
@@ -301,6 +318,8 @@ class Story:
             tasks=tasks.differences(tasks.load(planned), tasks.load(self._sessions.store.tasks(target.id))),
             coverage=self._coverage(row),
             contacts=self.outbound.since(row, target),
+            not_undone=not_undone,
+            unseen=unseen,
         )
         state = self._sessions.describe(row).state
         label = f"c{self._sessions.store.next_number(row.id)}"

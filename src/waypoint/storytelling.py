@@ -13,7 +13,7 @@ from waypoint.history import lineage, refs
 from waypoint.history.cards import summarize
 from waypoint.history.secrets import Redactor
 from waypoint.history.store import SessionRow, iso
-from waypoint.history.telling import SECTIONS, called, tell, within
+from waypoint.history.telling import SECTIONS, Section, called, outside, tell, within
 from waypoint.model import Checkpoint
 from waypoint.service import Connection, actor_of, verb
 from waypoint.story import BASE, line_between
@@ -64,10 +64,15 @@ def show(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
         "checkpoint": store.checkpoint(point.id),
         "parent": _parent(daemon, point),
         "card": card,
-        "sections": tell(card.difference) if card else (),
+        "sections": (*tell(card.difference), *_outside(daemon, point)) if card else (),
         "verdicts": store.verdicts(point.id),
         "notes": store.notes(point.id),
     }
+
+
+def _outside(daemon: Daemon, point: Checkpoint) -> tuple[Section, ...]:
+    parent = daemon.sessions.store.checkpoint(point.parent) if point.parent else None
+    return outside(daemon.story.effects(point, parent))
 
 
 def _parent(daemon: Daemon, point: Checkpoint) -> str | None:
@@ -154,6 +159,7 @@ def verify(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     row = daemon.sessions.find_for(args.get("session"), args["ref"])
     point = daemon.sessions.point(row, args["ref"])
     timeout = float(args.get("timeout") or 600)
+    daemon.gate.check_trial(row, args["command"])
     number = daemon.trials.verify(point, args["command"], timeout=timeout)
     found = daemon.trials.wait(point, number) if args.get("wait", True) else None
     return {"checkpoint": daemon.sessions.store.checkpoint(point.id), "verdict": found}
@@ -247,6 +253,7 @@ def bisect(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
     good, bad = sessions.point(row, args["good"]), sessions.point(row, args["bad"])
     line = [point for point in line_between(sessions.store.checkpoints(), good, bad) if not point.files_only]
     command, timeout = args["command"], float(args.get("timeout") or 600)
+    daemon.gate.check_trial(row, command)
 
     def works(points: Sequence[Checkpoint]) -> list[bool]:
         with ThreadPoolExecutor(max_workers=2) as workers:

@@ -19,10 +19,13 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("agent", ("agent",)),
     (
         "core",
-        ("observe", "spares", "sessions", "trial", "outbound", "story", "journal", "transfer", "upkeep"),
+        (
+            *("observe", "spares", "sessions", "trial", "outbound", "story", "journal", "gate"),
+            *("transfer", "upkeep"),
+        ),
     ),
     ("client", ("wire", "migrations", "agents", "answers", "client")),
-    ("daemon", ("service", "carrying", "journaling", "storytelling", "doors", "inside", "daemon")),
+    ("daemon", ("service", "carrying", "gating", "journaling", "storytelling", "doors", "inside", "daemon")),
     ("faces", ("mcp", "adapters", "bench", "cli", "__main__")),
 )
 """From the ground up: a layer may import itself and what stands before it."""

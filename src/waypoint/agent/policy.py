@@ -24,12 +24,9 @@ from waypoint.agent.outward import Arguments, Facts, facts_of, take_apart
 from waypoint.agent.unwrapping import Inspection, Part, inspect, inspect_words, is_local
 from waypoint.errors import PolicyBroken
 from waypoint.history.retention import parse_duration
-from waypoint.model import Record
+from waypoint.model import Decision, EffectClass, Record
 
-EffectClass = Literal["read-only", "reversible", "external-reversible", "unknown", "irreversible"]
 CLASSES: tuple[EffectClass, ...] = get_args(EffectClass)
-"""From the most harmless to the worst. `unknown` stands where nothing better may be said of it."""
-Decision = Literal["allow", "record", "ask", "deny"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 OUTSIDE: tuple[EffectClass, ...] = ("external-reversible", "irreversible")
 
@@ -248,16 +245,25 @@ class Policy:
         self.expires_seconds = next(r.expires_seconds for r in self._all if r.expires_seconds is not None)
         self._judge = lru_cache(maxsize=512)(self._judge_line)
 
-    def judge(self, line: str, *, cwd: str = "", shares_network: bool = False) -> Judgement:
-        """A line that is given to the shell. `shares_network`: localhost is the machine, not the session."""
-        return self._judge(line, cwd, shares_network)
+    def judge(
+        self, line: str, *, cwd: str = "", shares_network: bool = False, stdin: str | None = None
+    ) -> Judgement:
+        """A line that is given to the shell, and what it is given to read. `shares_network`: localhost is the
+        machine, not the session."""
+        return self._judge(line, cwd, shares_network, stdin)
 
     def judge_words(self, argv: Sequence[str], *, cwd: str = "", shares_network: bool = False) -> Judgement:
         """A program that is started without a shell."""
         return self._verdict(inspect_words(argv), cwd, shares_network=shares_network)
 
-    def _judge_line(self, line: str, cwd: str, shares_network: bool) -> Judgement:  # noqa: FBT001 - cached
-        return self._verdict(inspect(line), cwd, shares_network=shares_network)
+    def _judge_line(
+        self,
+        line: str,
+        cwd: str,
+        shares_network: bool,  # noqa: FBT001 - cached, so all of them have a place
+        stdin: str | None,
+    ) -> Judgement:
+        return self._verdict(inspect(line, stdin), cwd, shares_network=shares_network)
 
     def _verdict(self, found: Inspection, cwd: str, *, shares_network: bool) -> Judgement:
         unseen = list(found.unseen)

@@ -48,10 +48,10 @@ class Inspection:
             self.unseen.append(why)
 
 
-def inspect(line: str) -> Inspection:
-    """A line that a shell will be given."""
+def inspect(line: str, stdin: str | None = None) -> Inspection:
+    """A line that a shell will be given, and what it is given to read."""
     found = Inspection()
-    _Inspector(found).line(line)
+    _Inspector(found).line(line, None if stdin is None else Word(stdin, bare=False))
     return found
 
 
@@ -239,12 +239,14 @@ class _Inspector:
         self.found, self.depth, self.place = found, depth, place
         self.functions: set[str] = set()
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, stdin: Word | None = None) -> None:
         reading = read(text)
         self.functions |= reading.functions
         for why in reading.unseen:
             self.found.cannot_see(why)
         for command in reading.commands:
+            if stdin is not None and command.stdin is None and not command.piped:
+                command.stdin = stdin
             self.simple(command)
 
     def deeper(self, place: str | None = None) -> _Inspector | None:

@@ -328,11 +328,63 @@ def _new(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--auto", action="store_true", help="take a point after each command that changed something"
     )
+    parser.add_argument("--policy", metavar="FILE", help="rules of its own about commands: a TOML file")
     parser.add_argument(
         "--privileged",
         action="store_true",
         help="without the limits of a container: for what you trust as yourself",
     )
+
+
+def _effects(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("ref", metavar="REF", nargs="?", help="only what was done since that point")
+    parser.add_argument("--all", action="store_true", help="of every session there ever was")
+    parser.add_argument(
+        "--unseen", action="store_true", help="with the commands that could not be looked into"
+    )
+
+
+def _effect(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("what", metavar="WHAT", nargs="+", help="what was done, in your words")
+    parser.add_argument("--target", metavar="TARGET", default="", help="what it was done to")
+    parser.add_argument(
+        "--key", metavar="KEY", default="", help="what makes it the same effect when it is done again"
+    )
+    parser.add_argument("--compensate", metavar="HOW", default="", help="how it can be made good")
+    parser.add_argument("--reversible", action="store_true", help="it can be made good")
+
+
+def _policy_show(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("--built-in", action="store_true", help="the rules that Waypoint comes with")
+
+
+def _policy_check(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    _command(parser, "the command; several words are joined with spaces")
+
+
+def _policy_set(parser: argparse.ArgumentParser) -> None:
+    _session(parser)
+    parser.add_argument("file", metavar="FILE", nargs="?", help="a TOML file; - reads it here")
+    parser.add_argument("--everywhere", action="store_true", help="for all sessions of this home")
+    parser.add_argument("--none", action="store_true", help="take its rules away")
+
+
+def _approvals(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-s", "--session", metavar="SESSION", help="only of this one")
+    parser.add_argument("--all", action="store_true", help="also what was decided")
+
+
+def _approve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="which one: `waypoint approvals` lists them")
+
+
+def _deny(parser: argparse.ArgumentParser) -> None:
+    _approve(parser)
+    parser.add_argument("--why", metavar="WORDS", default="", help="for whoever asked")
 
 
 def _exec(parser: argparse.ArgumentParser) -> None:
@@ -1227,6 +1279,73 @@ VERBS: tuple[Verb, ...] = (
         _session_first,
         ("waypoint resume work", "waypoint resume --json"),
         "A session that does not run is brought back from its last point first.",
+    ),
+    Verb(
+        "effects",
+        AGENTS,
+        "effects.effects",
+        "show what was done outside, which no restore takes back",
+        _effects,
+        ("waypoint effects", "waypoint effects up", "waypoint effects --all --json"),
+        "The ledger is not part of any point. Each effect has a key: doing the same again warns.",
+    ),
+    Verb(
+        "effect",
+        AGENTS,
+        "effects.effect",
+        "write down something that was done outside by other means than a command",
+        _effect,
+        ("waypoint effect 'charged order 17' --key order-17 --compensate 'refund it'",),
+        "It is marked as claimed.",
+    ),
+    Verb(
+        "policy show",
+        AGENTS,
+        "effects.policy_show",
+        "show what holds for a session's commands",
+        _policy_show,
+        ("waypoint policy show", "waypoint policy show --built-in"),
+    ),
+    Verb(
+        "policy check",
+        AGENTS,
+        "effects.policy_check",
+        "say what the policy makes of a command, without running it",
+        _policy_check,
+        ("waypoint policy check 'git push origin main'",),
+    ),
+    Verb(
+        "policy set",
+        AGENTS,
+        "effects.policy_set",
+        "give a session, or all of them, rules of their own",
+        _policy_set,
+        ("waypoint policy set policy.toml", "waypoint policy set --everywhere policy.toml"),
+        "They are asked before the built-in ones. A file that cannot be understood changes nothing.",
+    ),
+    Verb(
+        "approvals",
+        AGENTS,
+        "effects.approvals",
+        "list the commands that wait for somebody's word",
+        _approvals,
+        ("waypoint approvals", "waypoint approvals --all"),
+    ),
+    Verb(
+        "approve",
+        AGENTS,
+        "effects.approve",
+        "let one of them run, once",
+        _approve,
+        ("waypoint approve 3f9c2a1b",),
+    ),
+    Verb(
+        "deny",
+        AGENTS,
+        "effects.deny",
+        "do not let it run",
+        _deny,
+        ("waypoint deny 3f9c2a1b --why 'not on a Friday'",),
     ),
     Verb(
         "mcp",

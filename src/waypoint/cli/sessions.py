@@ -36,6 +36,10 @@ def new(console: Console) -> int:
         "join": False,
         "auto": given.auto,
     }
+    if given.policy is not None:
+        from waypoint.cli.effects import read_policy
+
+        args["policy"] = read_policy(given.policy)
     found = console.call("new", args, "starting a session")
     name = found["session"]["name"]
     console.result(found, name)
@@ -143,8 +147,30 @@ def _run_in_shell(console: Console, command: str) -> int:
     if given.stdin:
         args["stdin"] = base64.b64encode(sys.stdin.buffer.read()).decode()
     shown = _Shown()
-    with _on_interrupt(lambda: _type(console, b"\x03")):
-        found = console.client.call("exec", args, on_event=shown.event)
+
+    waits = False
+
+    def hear(event: Mapping[str, Any]) -> None:
+        nonlocal waits
+        if "approval" not in event:
+            shown.event(event)
+            return
+        from waypoint.cli.effects import ask
+
+        waits = event["approval"]["state"] == "waiting"
+        console.client.decide(event["approval"], lambda approval: ask(console, approval))
+
+    def interrupt() -> None:
+        if waits:
+            raise KeyboardInterrupt  # nothing runs yet: whoever gives up takes the question back
+        _type(console, b"\x03")
+
+    with _on_interrupt(interrupt):
+        found = console.client.call("exec", args, on_event=hear)
+    if found.get("warnings"):
+        from waypoint.cli.effects import warn
+
+        warn(console, found["warnings"])
     if console.json:
         console.result(found, None)
     else:
@@ -230,7 +256,16 @@ def _run_beside(console: Console, argv: Sequence[str]) -> int:
         )
     session = Session(console.client, console.session or "")
     began = time.monotonic()
-    program = session.spawn(argv, cwd=given.cwd, env=dict(given.env), shell_env=given.shell_env)
+    from waypoint.cli import effects
+
+    program = session.spawn(
+        argv,
+        cwd=given.cwd,
+        env=dict(given.env),
+        shell_env=given.shell_env,
+        on_approval=lambda approval: effects.ask(console, approval),
+    )
+    effects.warn(console, program.warnings)
     feeder = threading.Thread(target=_feed, args=(program,), daemon=True)
     feeder.start()
     expired = threading.Event()

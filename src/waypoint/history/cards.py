@@ -15,7 +15,8 @@ from waypoint.history.analyzers import Analysis, headline
 from waypoint.history.changes import Changes
 from waypoint.history.contacts import Contact, phrase
 from waypoint.history.facts import LiveDifference, PortFact, ProcessFact
-from waypoint.model import IntentFrom, Record, TaskChange
+from waypoint.history.outside import what, words
+from waypoint.model import Effect, IntentFrom, Record, TaskChange
 
 Source = Literal["derived", "observed", "claimed"]
 _MOST_NAMES = 3
@@ -105,31 +106,35 @@ def _variable_words(found: LiveDifference) -> list[str]:
     return [f"{len(found.variables)} variables"]
 
 
-def summarize(difference: Difference) -> str:
+def summarize(difference: Difference, outside: Sequence[Effect] = ()) -> str:
     """One line that a person can read in a log."""
-    words = []
+    said = []
     if counts := difference.files.headline():
-        words.append(counts)
-    words += headline(difference.analysis)
-    words += _process_words(difference.live)
+        said.append(counts)
+    said += headline(difference.analysis)
+    said += _process_words(difference.live)
     if difference.live.cwd:
-        words.append(f"cwd {difference.live.cwd[1]}")
-    words += _variable_words(difference.live)
+        said.append(f"cwd {difference.live.cwd[1]}")
+    said += _variable_words(difference.live)
+    if len(outside) > 1:
+        said.append(f"outside: {what(outside[-1])} and {len(outside) - 1} more")
+    elif outside:
+        said.append(f"outside: {what(outside[0])}")
     if talk := phrase(difference.contacts):
-        words.append(talk)
-    return " · ".join(words) or NOTHING
+        said.append(talk)
+    return " · ".join(said) or NOTHING
 
 
 def _task_words(changes: Sequence[TaskChange]) -> list[str]:
     """What became of tasks: `task done: add payments`."""
-    words = []
+    said = []
     for state, verb in (("completed", "done"), ("failed", "failed"), ("skipped", "skipped")):
         titles = [change.title for change in changes if change.after == state != change.before]
         if titles:
             more = f" and {len(titles) - _MOST_NAMES} more" if len(titles) > _MOST_NAMES else ""
             noun = "task" if len(titles) == 1 else "tasks"
-            words.append(f"{noun} {verb}: {', '.join(titles[:_MOST_NAMES])}{more}")
-    return words
+            said.append(f"{noun} {verb}: {', '.join(titles[:_MOST_NAMES])}{more}")
+    return said
 
 
 def write_card(
@@ -140,9 +145,10 @@ def write_card(
     *,
     own_words: bool = False,
     tasks: Sequence[TaskChange] = (),
+    outside: Sequence[Effect] = (),
 ) -> Card:
     """The card of a checkpoint from its difference to its parent. `own_words`: Waypoint itself named it.
-    `tasks`: those that stood otherwise at the parent."""
+    `tasks`: those that stood otherwise at the parent; `outside`: what was done there in between."""
     lines = []
     if intent:
         claimed = intent_from in ("given", "git") and not own_words
@@ -159,9 +165,13 @@ def write_card(
     lines += [Line(topic="shell", text=text, source="observed") for text in _variable_words(difference.live)]
     if talk := phrase(difference.contacts, amounts=True):
         lines.append(Line(topic="network", text=talk, source="observed"))
+    lines += [
+        Line(topic="outside", text=words(one), source="claimed" if one.source == "claimed" else "observed")
+        for one in outside
+    ]
     done = _task_words(tasks)
     lines += [Line(topic="tasks", text=text, source="claimed") for text in done]
-    changed = summarize(difference)
+    changed = summarize(difference, outside)
     return Card(
         intent=intent,
         intent_from=intent_from,

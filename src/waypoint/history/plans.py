@@ -27,6 +27,9 @@ class Plan(Record, frozen=True):
     tasks: tuple[TaskChange, ...] = ()
     """Tasks that stand otherwise at the target: `before` is now."""
     not_undone: tuple[str, ...] = ()
+    """What was done outside since the target."""
+    unseen: tuple[str, ...] = ()
+    """Commands since then that could not be looked into: they may have acted outside."""
     not_covered: tuple[str, ...] = ()
     contacts: tuple[Contact, ...] = ()
     """What the session has talked to since the target was taken; in `not_undone`, too, in words."""
@@ -43,6 +46,8 @@ def write_plan(
     coverage: Sequence[str],
     tasks: Sequence[TaskChange] = (),
     contacts: Sequence[Contact] = (),
+    not_undone: Sequence[str] = (),
+    unseen: Sequence[str] = (),
 ) -> Plan:
     """The plan from its parts."""
     return Plan(
@@ -53,7 +58,8 @@ def write_plan(
         lost=lost,
         uncheckpointed=uncheckpointed,
         tasks=tuple(tasks),
-        not_undone=tuple(filter(None, (phrase(contacts, amounts=True),))),
+        not_undone=tuple(filter(None, (*not_undone, phrase(contacts, amounts=True)))),
         contacts=tuple(contacts),
+        unseen=tuple(unseen),
         not_covered=tuple(dict.fromkeys((*coverage, *target.coverage))),
     )

@@ -190,6 +190,46 @@ _MIGRATIONS = (
         PRIMARY KEY (box, address, protocol, port)
     ) WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE sessions ADD COLUMN policy TEXT;
+    CREATE TABLE effects (
+        id          INTEGER PRIMARY KEY AUTOINCREMENT,
+        session     TEXT NOT NULL,
+        name        TEXT NOT NULL,
+        at          REAL NOT NULL,
+        command     TEXT NOT NULL,
+        class       TEXT NOT NULL,
+        rule        TEXT NOT NULL DEFAULT '',
+        target      TEXT NOT NULL DEFAULT '',
+        key         TEXT NOT NULL DEFAULT '',
+        compensate  TEXT NOT NULL DEFAULT '',
+        source      TEXT NOT NULL,
+        state       TEXT NOT NULL,
+        exit_code   INTEGER,
+        actor       TEXT NOT NULL DEFAULT 'person',
+        approval    TEXT,
+        details     TEXT NOT NULL DEFAULT '{}'
+    );
+    CREATE INDEX effects_by_session ON effects (session, id);
+    CREATE INDEX effects_by_key ON effects (key, id) WHERE key != '';
+    CREATE INDEX events_of_effects ON events (json_extract(body, '$.effect')) WHERE kind = 'effect';
+    CREATE TABLE approvals (
+        id          TEXT PRIMARY KEY,
+        session     TEXT NOT NULL,
+        name        TEXT NOT NULL,
+        digest      TEXT NOT NULL,
+        command     TEXT NOT NULL,
+        class       TEXT NOT NULL,
+        why         TEXT NOT NULL,
+        actor       TEXT NOT NULL,
+        created_at  REAL NOT NULL,
+        expires_at  REAL NOT NULL,
+        state       TEXT NOT NULL,
+        decided_at  REAL,
+        note        TEXT NOT NULL DEFAULT ''
+    );
+    CREATE INDEX approvals_by_state ON approvals (state, created_at);
+    """,
 )
 SCHEMA = len(_MIGRATIONS)
 
@@ -207,6 +247,8 @@ class SessionRow(Record, frozen=True):
     box: str | None
     auto: bool = False
     """Whether a point is taken after each command that changed something."""
+    policy: str | None = None
+    """Rules of its own about commands: the text of a policy file."""
     began: ShellFact | None = None
     """Its shell at the first prompt: what everybody's start-up files set is nothing that happened in it."""
     tip: int | None = None
@@ -319,6 +361,15 @@ class Store:
                 raise
             self._db.execute("COMMIT")
 
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """For what is kept beside sessions and points (ledger.py)."""
+        with self._transaction():
+            yield self._db
+
+    def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        return self._rows(query, *values)
+
     def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._lock:
             return self._db.execute(query, values).fetchall()
@@ -336,6 +387,7 @@ class Store:
             forked_from=row["forked_from"],
             box=row["box"],
             auto=bool(row["auto"]),
+            policy=row["policy"],
             began=msgspec.json.decode(row["began"], type=ShellFact) if row["began"] else None,
             tip=row["tip"],
         )
@@ -358,6 +410,7 @@ class Store:
         head: str | None = None,
         began: ShellFact | None = None,
         actor: Actor = "person",
+        policy: str | None = None,
     ) -> SessionRow:
         """A new session, which exists from here on. `head`: the checkpoint it is forked from; what led there
         is the beginning of its trajectory too, and the tasks stand as they stood."""
@@ -367,9 +420,9 @@ class Store:
             with self._transaction():
                 self._db.execute(
                     "INSERT INTO sessions"
-                    " (id, name, state, created_at, options, head, forked_from, box, began)"
-                    " VALUES (?, ?, 'live', ?, ?, ?, ?, ?, ?)",
-                    (session_id, name, time.time(), packed, head, head, box, shell),
+                    " (id, name, state, created_at, options, head, forked_from, box, began, policy)"
+                    " VALUES (?, ?, 'live', ?, ?, ?, ?, ?, ?, ?)",
+                    (session_id, name, time.time(), packed, head, head, box, shell, policy),
                 )
                 if head is not None:
                     self._go_to(session_id, head, "forked", {}, actor)
@@ -386,6 +439,10 @@ class Store:
     def set_auto(self, session_id: str, *, auto: bool) -> None:
         with self._transaction():
             self._db.execute("UPDATE sessions SET auto = ? WHERE id = ?", (int(auto), session_id))
+
+    def set_policy(self, session_id: str, policy: str | None) -> None:
+        with self._transaction():
+            self._db.execute("UPDATE sessions SET policy = ? WHERE id = ?", (policy, session_id))
 
     def remove_session(self, session_id: str) -> None:
         """The session, its checkpoints and its operations; of its trajectory what no other builds on."""

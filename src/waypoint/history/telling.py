@@ -2,7 +2,8 @@
 
 Cards, differences and plans are data. Here they become what people read: the faces lay it out and colour it,
 but what is said, and in which words, is the same in a terminal, in Python and wherever else. What stands in a
-section is *derived* from the snapshots or *observed* by Waypoint; a claim is in none of them.
+section is *derived* from the snapshots or *observed* by Waypoint; effects that somebody claims are in one of
+their own.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from waypoint.history.cards import Difference, Source, program_name
 from waypoint.history.changes import Change, Changes, Fold
 from waypoint.history.contacts import Contact, amount, join, phrase
 from waypoint.history.facts import OWN_SHELL, Facts, LiveDifference, PortFact, ProcessFact
+from waypoint.history.outside import words
 from waypoint.history.plans import Plan
 from waypoint.history.secrets import MASK
-from waypoint.model import Checkpoint, Record, State, TaskChange
+from waypoint.model import Checkpoint, Effect, Record, State, TaskChange
 from waypoint.words import plural, shown, size
 
 Sign = Literal["+", "~", "-", "→"]
@@ -82,6 +84,25 @@ def tell(difference: Difference, only: Collection[str] = ()) -> tuple[Section, .
         _section("network", "observed", phrase(difference.contacts), _contacts(difference.contacts)),
     )
     return tuple(one for one in told if one.lines and (not only or one.name in only))
+
+
+def outside(effects: Sequence[Effect]) -> tuple[Section, ...]:
+    """What was done outside: what is known, and apart from it what somebody says."""
+    observed = [one for one in effects if one.source != "claimed"]
+    claimed = [one for one in effects if one.source == "claimed"]
+    told = (_outside("observed", observed), _outside("claimed", claimed))
+    return tuple(one for one in told if one.lines)
+
+
+def _outside(source: Source, effects: Sequence[Effect]) -> Section:
+    them = "it" if len(effects) == 1 else "them"
+    summary = f"{plural(len(effects), 'effect')}, no restore undoes {them}"
+    return _section("outside", source, summary, (_effect(one) for one in effects))
+
+
+def _effect(effect: Effect) -> Told:
+    said = [effect.class_, effect.target if effect.target not in effect.command else ""]
+    return Told(sign="→", text=words(effect), detail=" · ".join(filter(None, said)))
 
 
 def _section(name: str, source: Source, summary: str, lines: Iterable[Told]) -> Section:

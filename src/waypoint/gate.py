@@ -1,0 +1,446 @@
+"""What every command passes on its way into a session: judged, asked about, and written down.
+
+Reading and judging take microseconds, and an ordinary command costs nothing more. What acts on the outside is
+in the ledger before it runs, and what became of it afterwards; what needs a person's word waits for it here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from waypoint.agent.approvals import Approvals
+from waypoint.agent.policy import Judgement, Policy, Rules, built_in
+from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
+from waypoint.history import outside as telling
+from waypoint.history.ledger import Ledger, NewEffect
+from waypoint.history.retention import duration_words
+from waypoint.history.store import SessionRow
+from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState
+from waypoint.recording import Happened
+from waypoint.sessions import Live, Sessions
+
+log = logging.getLogger("waypoint")
+
+FILE = "policy.toml"
+_MOST_SHOWN = 2000
+
+
+@dataclass
+class Asker:
+    """Who wants a command to run, and how they can be told that it has to wait."""
+
+    actor: Actor = "person"
+    socket: int | None = None
+    announce: Callable[[Approval], None] = lambda _: None
+
+
+@dataclass
+class Passed:
+    """A command that may run. `ended` says what came of it; a block left without it was interrupted."""
+
+    warnings: tuple[str, ...] = ()
+    effects: list[tuple[int, NewEffect]] = field(default_factory=list)
+    state: EffectState = "interrupted"
+    exit_code: int | None = None
+    alone: bool = True
+    """Whether the line is one command, so that its exit code is that of the effect."""
+
+    def ended(self, exit_code: int | None, *, timed_out: bool = False) -> None:
+        self.exit_code = exit_code
+        if exit_code is None or timed_out:
+            self.state = "interrupted"
+        else:
+            self.state = "failed" if exit_code and self.alone else "done"
+
+
+class Gate:
+    """The policies, the ledger and the approvals of one home. One of these lives in the daemon."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self.ledger = Ledger(sessions.store)
+        self.approvals = Approvals(self.ledger)
+        self._file = sessions.home.path / FILE
+        self._lock = threading.Lock()
+        self._home: tuple[object, Rules | None] = (None, None)
+        self._policies: dict[tuple[object, str | None], Policy] = {}
+        sessions.box_ends.append(self.approvals.drop)
+        sessions.after_command.append(self._typed)
+        sessions.later(self._warm_up)
+        self._pick_up()
+
+    def _warm_up(self) -> None:
+        """The first command does not wait for the rules to be read."""
+        built_in()
+
+    def _pick_up(self) -> None:
+        """What the daemon before left behind: it is not known what became of it, and it counts as done."""
+        left = self.ledger.left_over()
+        self.ledger.interrupt()
+        by_number = {one.id: one for one in self.ledger.effects()} if left else {}
+        for session_id, number in left:
+            row = self._sessions.store.session(session_id)
+            if row:
+                body, actor = _body(number, by_number[number]), by_number[number].actor
+                self._sessions.tell(row, "effect", body, actor=actor)
+
+    # ---- policies ----------------------------------------------------------------------------
+
+    def home_text(self) -> str | None:
+        """The rules for all sessions of this home, as they were written."""
+        try:
+            return self._file.read_text()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise PolicyBroken(
+                f"{self._file} cannot be read: {error}", hint="until it can, no command runs"
+            ) from error
+
+    def policy(self, row: SessionRow) -> Policy:
+        """What holds for a session. PolicyBroken when a file cannot be understood: then nothing may run."""
+        try:
+            found = os.stat(self._file)
+            stamp: object = (found.st_mtime_ns, found.st_size, found.st_ino)
+        except FileNotFoundError:
+            stamp = None
+        except OSError as error:
+            raise PolicyBroken(
+                f"{self._file} cannot be read: {error}", hint="until it can, no command runs"
+            ) from error
+        key = (stamp, row.policy)
+        policy = self._policies.get(key)
+        if policy is None:
+            own = [Rules(row.policy, f"the policy of {row.name}")] if row.policy else []
+            text = self.home_text() if stamp else None
+            everybody = [Rules(text, str(self._file))] if text else []
+            policy = Policy(*own, *everybody)
+            with self._lock:
+                if len(self._policies) > 64:
+                    self._policies.clear()
+                self._policies[key] = policy
+        return policy
+
+    def set_policy(self, row: SessionRow | None, text: str | None) -> None:
+        """Rules for a session, or for all of this home; None takes them away. Nothing changes when they
+        cannot be understood."""
+        if text is not None:
+            Rules(text, "the policy")
+        if row is not None:
+            self._sessions.store.set_policy(row.id, text)
+            return
+        if text is None:
+            self._file.unlink(missing_ok=True)
+            return
+        passing = Path(f"{self._file}.new")
+        passing.write_text(text)
+        passing.chmod(0o600)
+        passing.rename(self._file)
+
+    def judge(
+        self, row: SessionRow, command: str | Sequence[str], *, stdin: bytes | None = None
+    ) -> Judgement:
+        """What the policy of a session says about a command line, or about a program and its arguments."""
+        cwd, shares = self._cwd(row), row.options.net == "host"
+        policy = self.policy(row)
+        if isinstance(command, str):
+            return policy.judge(command, cwd=cwd, shares_network=shares, stdin=_text(stdin))
+        return policy.judge_words(command, cwd=cwd, shares_network=shares)
+
+    def _cwd(self, row: SessionRow) -> str:
+        live = self._sessions.running(row.id)
+        return live.terminal.shell.cwd if live and live.terminal.shell else ""
+
+    # ---- passing -----------------------------------------------------------------------------
+
+    @contextmanager
+    def passing(
+        self, row: SessionRow, command: str | Sequence[str], asker: Asker, *, stdin: bytes | None = None
+    ) -> Iterator[Passed]:
+        """Around a command: refused, held or let through before, written down before and after."""
+        judgement = self.judge(row, command, stdin=stdin)
+        if judgement.decision == "allow":
+            yield Passed()
+            return
+        line = command if isinstance(command, str) else " ".join(command)
+        shown = self._clean(row, line)
+        if judgement.decision == "deny":
+            self._sessions.tell(row, "approval", _told_denied(judgement, shown), actor=asker.actor)
+            raise PolicyDenied(
+                f"the policy does not let this run: {judgement.why or shown}",
+                hint=f"`waypoint policy check -s {row.name} CMD` says what is judged how",
+                **{"class": judgement.class_, "unseen": list(judgement.unseen)},
+            )
+        warnings = self._warnings(row, judgement)
+        approval = (
+            self._ask(row, line, shown, judgement, asker, warnings) if judgement.decision == "ask" else None
+        )
+        passed = Passed(warnings=warnings, alone=len(judgement.parts) == 1)
+        new = self._new(row, judgement, asker.actor, approval.id if approval else None)
+        if new:
+            numbers = self.ledger.add(row.id, row.name, new)
+            passed.effects = list(zip(numbers, new, strict=True))
+        try:
+            yield passed
+        except SessionBusy:
+            passed.state = "failed"  # nothing of it has run
+            raise
+        finally:
+            self._finish(row, passed, judgement, shown, asker.actor)
+
+    def check_trial(self, row: SessionRow, command: str) -> None:
+        """A trial is tried again and again and thrown away: it may not act on the outside."""
+        judgement = self.judge(row, command)
+        if judgement.decision in ("ask", "deny") or judgement.outside:
+            raise PolicyDenied(
+                f"a verification may not act on the outside: {judgement.why or judgement.class_}",
+                hint="run it with `waypoint exec`, where it can be approved and is written down",
+                **{"class": judgement.class_},
+            )
+
+    def _ask(
+        self,
+        row: SessionRow,
+        line: str,
+        shown: str,
+        judgement: Judgement,
+        asker: Asker,
+        warnings: Sequence[str],
+    ) -> Approval:
+        live, policy = self._sessions.live(row), self.policy(row)
+        why = " · ".join((self._clean(row, judgement.why), *warnings))
+
+        def announce(approval: Approval) -> None:
+            self._tell_approval(row, approval)
+            asker.announce(approval)
+
+        approval = self.approvals.ask(
+            row.id,
+            row.name,
+            line,
+            shown=shown,
+            class_=judgement.class_,
+            why=why,
+            actor=asker.actor,
+            expires_seconds=policy.expires_seconds,
+            owner=live,
+            requester=asker.socket,
+            announce=announce,
+        )
+        self._tell_approval(row, approval)
+        if approval.state == "approved":
+            asker.announce(approval)
+            return approval
+        said = {
+            "denied": f"it was denied{f': {approval.note}' if approval.note else ''}",
+            "expired": f"nobody approved it within {duration_words(policy.expires_seconds)}",
+        }.get(approval.state, approval.note or "nobody waits for it any more")
+        raise NotApproved(
+            f"`{_cut(shown)}` did not run: {said}",
+            hint="it is asked for again each time it is tried; `waypoint approvals` lists what waits",
+            approval=approval.id,
+            state=approval.state,
+        )
+
+    def _new(
+        self, row: SessionRow, judgement: Judgement, actor: Actor, approval: str | None
+    ) -> list[NewEffect]:
+        parts = [part for part in judgement.outside if part.decision != "allow"]
+        if not parts:
+            return []
+        clean = self._sessions.redactor(row).redact
+        return [
+            NewEffect(
+                command=clean(part.command).text,
+                class_=part.class_,
+                source="rule",
+                rule=part.rule,
+                target=clean(part.target).text,
+                key=part.key,
+                compensate=clean(part.compensate).text,
+                actor=actor,
+                approval=approval,
+                details={"place": part.place} if part.place else {},
+            )
+            for part in parts
+        ]
+
+    def _finish(
+        self, row: SessionRow, passed: Passed, judgement: Judgement, shown: str, actor: Actor
+    ) -> None:
+        outcome = {"state": passed.state, "exit_code": passed.exit_code}
+        if passed.effects:
+            self.ledger.finish([number for number, _ in passed.effects], passed.state, passed.exit_code)
+        ran = not (passed.state == "failed" and passed.exit_code is None)
+        if judgement.unseen and ran and self.policy(row).decisions["unknown"] != "allow":
+            unseen = _unseen(judgement, shown, actor)
+            (number,) = self.ledger.add(row.id, row.name, [msgspec.structs.replace(unseen, **outcome)])
+            passed.effects.append((number, unseen))
+        for number, new in passed.effects:
+            self._tell(row, number, msgspec.structs.replace(new, **outcome))
+
+    def _tell(self, row: SessionRow, number: int, new: NewEffect) -> None:
+        """Where it stands in the trajectory: after its command, and nobody waits for that to be written."""
+        live = self._sessions.running(row.id)
+        if live is not None:
+            live.stream.later("effect", _body(number, new), actor=new.actor)
+        else:
+            self._sessions.tell(row, "effect", _body(number, new), actor=new.actor)
+
+    def _tell_approval(self, row: SessionRow, approval: Approval) -> None:
+        body: dict[str, Any] = {
+            "approval": approval.id,
+            "state": approval.state,
+            "command": approval.command,
+            "class": approval.class_,
+            "why": approval.why,
+        }
+        if approval.note:
+            body["note"] = approval.note
+        self._sessions.tell(row, "approval", body, actor=approval.actor)
+
+    def _warnings(self, row: SessionRow, judgement: Judgement) -> tuple[str, ...]:
+        found = []
+        for part in judgement.outside:
+            before = self.ledger.done_before(part.key) if part.key else None
+            if before:
+                found.append(telling.warning(before, row.name))
+        return tuple(dict.fromkeys(found))
+
+    def _clean(self, row: SessionRow, text: str) -> str:
+        return self._sessions.redactor(row).redact(text).text[:_MOST_SHOWN] if text else text
+
+    # ---- after the fact ----------------------------------------------------------------------
+
+    def _typed(self, live: Live, happened: Happened) -> None:
+        """Somebody typed a command, and it has ended: it is judged now. On the terminals' thread."""
+        if happened.typed and happened.ended and happened.command:
+            self._sessions.later(lambda: self._write_down(live, happened))
+
+    def _write_down(self, live: Live, happened: Happened) -> None:
+        row = self._sessions.store.session(live.session_id)
+        if row is None or not happened.command:
+            return
+        policy = self.policy(row)
+        judgement = policy.judge(
+            happened.command, cwd=happened.cwd or "", shares_network=row.options.net == "host"
+        )
+        if judgement.decision == "allow":
+            return
+        passed = Passed(alone=len(judgement.parts) == 1)
+        passed.ended(happened.exit_code, timed_out=happened.timed_out)
+        new = self._new(row, judgement, happened.actor, None)
+        if judgement.unseen and policy.decisions["unknown"] != "allow":
+            new.append(_unseen(judgement, self._clean(row, happened.command), happened.actor))
+        known: dict[str, Any] = {"source": "typed", "at": happened.at}
+        known |= {"state": passed.state, "exit_code": passed.exit_code}
+        new = [msgspec.structs.replace(one, **known) for one in new]
+        for number, one in zip(self.ledger.add(row.id, row.name, new), new, strict=True):
+            self._tell(row, number, one)
+
+    def claim(
+        self,
+        row: SessionRow,
+        what: str,
+        *,
+        class_: EffectClass = "irreversible",
+        target: str = "",
+        key: str = "",
+        compensate: str = "",
+        actor: Actor = "person",
+    ) -> Effect:
+        """An effect that somebody says they had: by an API, say, that no command shows."""
+        if not what.strip():
+            raise UsageError("what was done?", hint="a few words: waypoint effects add 'charged order 17'")
+        if class_ not in ("external-reversible", "irreversible"):
+            raise UsageError(
+                f"an effect is external-reversible or irreversible, not {class_}",
+                hint="what a restore undoes needs no ledger",
+            )
+        clean = self._sessions.redactor(row).redact
+        new = NewEffect(
+            command=clean(what).text[:_MOST_SHOWN],
+            class_=class_,
+            source="claimed",
+            target=clean(target).text,
+            key=key,
+            compensate=clean(compensate).text,
+            state="done",
+            actor=actor,
+        )
+        (number,) = self.ledger.add(row.id, row.name, [new])
+        self._sessions.tell(row, "effect", _body(number, new), actor=actor)
+        return self.ledger.effect(number)
+
+    # ---- looking back ------------------------------------------------------------------------
+
+    def effects(self, row: SessionRow, since: Checkpoint | None = None) -> list[Effect]:
+        """What was done outside by a session and on the way to where it stands; `since`: after a point."""
+        self._sessions.trajectory.settle(row.id)
+        tip = self._sessions.find(row.id).tip
+        if since is None:
+            return self.ledger.on_the_way(row.id, tip)
+        return self.ledger.since(row.id, tip, since.position)
+
+    def outside(self, row: SessionRow, since: Checkpoint) -> tuple[list[str], list[str]]:
+        """For a plan: what going back would not undo, and what could not be looked into."""
+        found = self.effects(row, since)
+        return (
+            telling.listed(telling.known(found)),
+            telling.listed(telling.unseen(found), most=3),
+        )
+
+    def done_since(self, row: SessionRow, point: Checkpoint | None) -> list[str]:
+        """In words, for whoever resumes."""
+        return telling.listed(telling.known(self.effects(row, point)), most=20)
+
+
+def _text(stdin: bytes | None) -> str | None:
+    """What a command is given to read, where that is a text a shell could run."""
+    if stdin is None or len(stdin) > 1 << 16:
+        return None
+    try:
+        return stdin.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _unseen(judgement: Judgement, shown: str, actor: Actor) -> NewEffect:
+    details = {"unseen": list(judgement.unseen)}
+    return NewEffect(command=shown, class_="unknown", source="rule", actor=actor, details=details)
+
+
+def _body(number: int, one: NewEffect | Effect) -> dict[str, Any]:
+    """An effect as the trajectory tells it."""
+    body = {
+        "effect": number,
+        "command": one.command,
+        "class": one.class_,
+        "source": one.source,
+        "state": one.state,
+    }
+    more = {"target": one.target, "key": one.key, "exit_code": one.exit_code}
+    return body | {name: value for name, value in more.items() if value not in ("", None)}
+
+
+def _told_denied(judgement: Judgement, shown: str) -> dict[str, Any]:
+    return {
+        "state": "denied",
+        "command": shown,
+        "class": judgement.class_,
+        "why": judgement.why,
+        "by": "policy",
+    }
+
+
+def _cut(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

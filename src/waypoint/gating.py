@@ -1,0 +1,112 @@
+"""The daemon's verbs about effects, policies and approvals (gate.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from waypoint.agent.policy import built_in_text
+from waypoint.errors import UsageError
+from waypoint.gate import Asker
+from waypoint.model import EffectClass
+from waypoint.service import Connection, actor_of, verb
+
+if TYPE_CHECKING:
+    from waypoint.daemon import Daemon
+
+
+def asker_of(connection: Connection, args: dict[str, Any]) -> Asker:
+    """Whoever is at the other end: told when a command has to wait, and not waited for when they go."""
+    return Asker(
+        actor=actor_of(args),
+        socket=connection.socket.fileno(),
+        announce=lambda approval: connection.event({"approval": approval}),
+    )
+
+
+@verb
+def effects(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """What was done outside; `ref`: since that point. `all`: in every session that ever was."""
+    if args.get("all"):
+        return {"session": None, "since": None, "effects": daemon.gate.ledger.effects()}
+    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
+    point = daemon.sessions.point(row, args["ref"]) if args.get("ref") else None
+    return {"session": row.name, "since": point, "effects": daemon.gate.effects(row, point)}
+
+
+@verb
+def effect(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """An effect that somebody says they had: `what`, `class`, `target`, `key`, `compensate`."""
+    row = daemon.sessions.find(args.get("session"))
+    made = daemon.gate.claim(
+        row,
+        args["what"],
+        class_=msgspec.convert(args.get("class") or "irreversible", EffectClass),
+        target=args.get("target") or "",
+        key=args.get("key") or "",
+        compensate=args.get("compensate") or "",
+        actor=actor_of(args),
+    )
+    return {"effect": made}
+
+
+@verb
+def classify(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """What the policy of a session says about `command`. Nothing is run, asked or written down."""
+    row = daemon.sessions.find(args.get("session"))
+    judgement = daemon.gate.judge(row, args["command"])
+    redactor = daemon.sessions.redactor(row)
+    clean, _count = redactor.redact_json(msgspec.to_builtins(judgement))
+    reason = judgement.why or (f"it is {judgement.class_}")
+    return {
+        "session": row.name,
+        "ruling": judgement.decision,
+        "reason": redactor.redact(reason).text,
+        "judgement": clean,
+    }
+
+
+@verb
+def policy(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """The files that hold for a session, as they were written, and what they come to."""
+    row = daemon.sessions.find(args.get("session"))
+    found = daemon.gate.policy(row)
+    return {
+        "session": row.name,
+        "decisions": found.decisions,
+        "expires_seconds": found.expires_seconds,
+        "own": row.policy,
+        "home": daemon.gate.home_text(),
+        "built_in": built_in_text() if args.get("built_in") else None,
+    }
+
+
+@verb
+def policy_set(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """Rules of its own for a session, or with `everywhere` for all of this home; without `text`: none."""
+    text = args.get("text")
+    if text is not None and not isinstance(text, str):
+        raise UsageError("a policy is a text")
+    row = None if args.get("everywhere") else daemon.sessions.find(args.get("session"))
+    daemon.gate.set_policy(row, text)
+    return {"session": row.name if row else None, "set": text is not None}
+
+
+@verb
+def approvals(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """What waits for somebody's word; `all`: what was decided, too."""
+    session_id = daemon.sessions.find(args["session"]).id if args.get("session") else None
+    return {"approvals": daemon.gate.ledger.approvals(waiting=not args.get("all"), session_id=session_id)}
+
+
+@verb
+def approve(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """Lets the one command run that waits as `id`, once."""
+    return {"approval": daemon.gate.approvals.decide(args["id"], granted=True, note=args.get("note") or "")}
+
+
+@verb
+def deny(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+    """It does not run; `note`: why, for whoever asked."""
+    return {"approval": daemon.gate.approvals.decide(args["id"], granted=False, note=args.get("note") or "")}

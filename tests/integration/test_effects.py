@@ -1,0 +1,405 @@
+"""What is done outside: written down, asked about, told, and never taken back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import waypoint
+from waypoint import errors, model, wire
+from waypoint.home import Home
+
+SHIPIT = """
+[approval]
+expires = "{expires}"
+[[rule]]
+command = "shipit"
+class = "irreversible"
+target = "{{1|}}"
+why = "customers get it"
+[[rule]]
+command = "noteit"
+class = "external-reversible"
+"""
+"""Two programs that stand for what acts on the outside; they write to a file instead."""
+
+
+@pytest.fixture(scope="module")
+def ship(home: Home) -> Iterator[waypoint.Checkpoint]:
+    """A point with those programs, a policy that knows them, and a repository with a remote."""
+    s = waypoint.session("ship", policy=SHIPIT.format(expires="10m"))
+    s.run(
+        "for name in shipit noteit; do"
+        " printf '#!/bin/sh\\necho \"$@\" >>/srv/shipped\\n' > /usr/local/bin/$name;"
+        " chmod 755 /usr/local/bin/$name; done; cd /srv && git init -q --bare remote.git"
+        " && git init -q -b fix-auth app && cd app"
+        " && git config user.email a@example.com && git config user.name a"
+        " && git commit -q --allow-empty -m one && git remote add origin /srv/remote.git"
+    ).check()
+    yield s.checkpoint("ready to ship")
+    waypoint.Client().call("rm", {"sessions": ["ship"]})
+
+
+@pytest.fixture
+def s(ship: waypoint.Checkpoint) -> Iterator[waypoint.Session]:
+    (made,) = ship.fork(name="s")
+    yield made
+    left = [one.name for one in waypoint.sessions() if one.name != "ship"]
+    waypoint.Client().call("rm", {"sessions": left})
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as workers:
+        yield workers
+
+
+class Asked:
+    """An approval callback that leaves the answer to others, and says when it was asked."""
+
+    def __init__(self) -> None:
+        self._came = threading.Event()
+        self._approval: model.Approval | None = None
+
+    def __call__(self, approval: model.Approval) -> None:
+        self._approval = approval
+        self._came.set()
+
+    @property
+    def approval(self) -> model.Approval:
+        assert self._came.wait(60)
+        assert self._approval
+        return self._approval
+
+
+def held(
+    elsewhere: ThreadPoolExecutor, s: waypoint.Session, command: str
+) -> tuple[Future[waypoint.Result], model.Approval]:
+    """A command that waits for somebody's word."""
+    asked = Asked()
+    running = elsewhere.submit(lambda: s.run(command, on_approval=asked))
+    return running, asked.approval
+
+
+def shipped(s: waypoint.Session) -> list[str]:
+    return s.run("cat /srv/shipped 2>/dev/null").output.splitlines()
+
+
+def eventually(true: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+# ---- the ledger ------------------------------------------------------------------------------------
+
+
+def test_a_push_is_in_the_ledger_the_plan_and_the_card_and_no_restore_takes_it_back(
+    s: waypoint.Session,
+) -> None:
+    before = s.checkpoint("before the push")
+    assert s.run("git push -q origin fix-auth").check().warnings == ()
+    (pushed,) = s.effects()
+    assert (pushed.command, pushed.class_, pushed.state) == (
+        "git push -q origin fix-auth",
+        "external-reversible",
+        "done",
+    )
+    assert (pushed.target, pushed.source, pushed.reversible) == ("origin fix-auth", "rule", True)
+    assert pushed.event
+    assert pushed.compensate
+    after = s.checkpoint("pushed")
+    assert "outside: git push -q origin fix-auth" in after.card(again=True).summary
+    outside = [one for one in after.card().data["sections"] if one["name"] == "outside"]
+    assert outside[0]["source"] == "observed"
+    plan = s.preview(before)
+    assert [words.partition(" (")[0] for words in plan.data["plan"]["not_undone"]] == [
+        "git push -q origin fix-auth"
+    ]
+    assert "not undone, it happened outside: git push -q origin fix-auth" in str(plan)
+    assert s.preview(after).data["plan"]["not_undone"] == []
+    s.restore(before)
+    assert [one.id for one in s.effects()] == [pushed.id]
+    assert [one.id for one in s.effects(since=before)] == [pushed.id]
+    assert s.effects(since=after) == []
+    assert any("git push" in words for words in s.resume().info.effects)
+    assert [event.body["effect"] for event in s.trace(kinds=["effect"], everything=True)] == [pushed.id]
+
+    again = s.run("git push -q origin fix-auth")
+    assert len(again.warnings) == 1
+    assert pushed.key in again.warnings[0]
+    (fork,) = before.fork(name="other")
+    assert "happened before in s" in fork.run("git push -q origin fix-auth").warnings[0]
+
+
+def test_a_failure_is_written_down_as_one_and_does_not_warn(s: waypoint.Session) -> None:
+    s.run("git push -q nowhere fix-auth")
+    (failed,) = s.effects()
+    assert (failed.state, failed.exit_code) == ("failed", 128)
+    assert s.run("git push -q nowhere fix-auth").warnings == ()
+
+
+def test_secrets_stay_out_of_the_ledger(s: waypoint.Session) -> None:
+    s.run("noteit --token ghp_0123456789abcdefghijklmnopqrstuvwxyz")
+    assert "ghp_0123456789" not in s.effects()[0].command
+    assert "[redacted]" in s.effects()[0].command
+
+
+def test_what_cannot_be_looked_into_is_said_to_be_unknown(s: waypoint.Session) -> None:
+    before = s.checkpoint("before")
+    s.run("printf 'noteit x\\n' > /srv/run.sh; sh /srv/run.sh").check()
+    (unknown,) = s.effects()
+    assert unknown.class_ == "unknown"
+    assert unknown.details["unseen"] == ["what the script /srv/run.sh does"]
+    plan = s.preview(before).data["plan"]
+    assert plan["not_undone"] == []
+    assert len(plan["unseen"]) == 1
+
+
+def test_an_effect_can_be_claimed(s: waypoint.Session) -> None:
+    claimed = s.effect("charged order 17", target="shop", key="order-17", compensate="refund it")
+    assert (claimed.source, claimed.key, claimed.class_) == ("claimed", "order-17", "irreversible")
+    point = s.checkpoint("charged")
+    assert [one["source"] for one in point.card().data["sections"] if one["name"] == "outside"] == ["claimed"]
+
+
+def test_a_typed_command_is_written_down_after_it_ran(s: waypoint.Session) -> None:
+    s.type("shipit typed\n")
+    (effect,) = eventually(s.effects)
+    assert (effect.source, effect.command, effect.state) == ("typed", "shipit typed", "done")
+    assert shipped(s) == ["typed"]
+
+
+def test_an_effect_outlives_a_daemon_that_dies_in_the_middle_of_it(s: waypoint.Session, home: Home) -> None:
+    before = s.checkpoint("before")
+    with ThreadPoolExecutor() as workers:
+        running = workers.submit(lambda: s.run("noteit begun; until [ -e /tmp/go ]; do sleep 0.02; done"))
+        eventually(lambda: s.effects() and s.spawn(["test", "-s", "/srv/shipped"]).communicate() is not None)
+        kill_daemon()
+        with pytest.raises(errors.DaemonUnreachable):
+            running.result()
+    (effect,) = s.effects()
+    assert (effect.command, effect.state) == ("noteit begun", "interrupted")
+    assert "outcome unknown" in s.preview(before).data["plan"]["not_undone"][0]
+    assert effect.event
+
+
+def kill_daemon() -> None:
+    """The next call starts another."""
+    client = waypoint.Client()
+    pid = client.call("ping")["pid"]
+    client.close()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+# ---- approval ----------------------------------------------------------------------------------------
+
+
+def test_a_command_waits_until_it_is_approved_and_runs_once(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    running, approval = held(elsewhere, s, "shipit web")
+    assert (approval.command, approval.class_, approval.state) == ("shipit web", "irreversible", "waiting")
+    assert approval.digest == hashlib.sha256(b"shipit web").hexdigest()
+    assert "customers get it" in approval.why
+    assert s.approvals() == [approval]
+    assert shipped(s) == []
+    assert s.effects() == []
+    s.approve(approval)
+    assert running.result(60).ok
+    assert shipped(s) == ["web"]
+    assert s.effects()[0].approval == approval.id
+    assert s.approvals() == []
+    with pytest.raises(errors.UsageError, match="approved already"):
+        s.approve(approval)
+    second, another = held(elsewhere, s, "shipit web")
+    assert another.id != approval.id
+    assert "happened before" in another.why
+    s.deny(another, "enough")
+    with pytest.raises(errors.NotApproved, match="enough"):
+        second.result(60)
+    assert shipped(s) == ["web"]
+    told = [(one.body["approval"], one.body["state"]) for one in s.trace(kinds=["approval"])]
+    assert told == [
+        (approval.id, "waiting"),
+        (approval.id, "approved"),
+        (another.id, "waiting"),
+        (another.id, "denied"),
+    ]
+
+
+def test_an_approval_is_for_its_own_command_and_session(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    (other,) = s.checkpoint("two of them").fork(name="other")
+    first, approval = held(elsewhere, s, "shipit one")
+    second, unasked = held(elsewhere, other, "shipit one")
+    third, unasked_too = held(elsewhere, s, "shipit two")
+    s.approve(approval)
+    assert first.result(60).ok
+    assert shipped(s) == ["one"]
+    assert not second.done()
+    assert not third.done()
+    assert shipped(other) == []
+    other.deny(unasked)
+    s.deny(unasked_too)
+    for refused in (second, third):
+        with pytest.raises(errors.NotApproved):
+            refused.result(60)
+    assert shipped(s) == ["one"]
+
+
+def test_a_callback_answers(s: waypoint.Session) -> None:
+    assert s.run("shipit yes", on_approval=lambda _: True).ok
+    with pytest.raises(errors.NotApproved) as refused:
+        s.run("shipit no", on_approval=lambda _: False)
+    assert refused.value.details["state"] == "denied"
+    assert shipped(s) == ["yes"]
+    s.spawn(["/bin/sh", "-c", "shipit spawned"], on_approval=lambda _: True).communicate()
+    assert shipped(s) == ["yes", "spawned"]
+    with pytest.raises(errors.NotApproved):
+        s.spawn(["shipit", "not"], on_approval=lambda _: False)
+    assert shipped(s) == ["yes", "spawned"]
+
+
+def test_a_callback_that_fails_leaves_nothing_running(s: waypoint.Session) -> None:
+    def fail(_: model.Approval) -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        s.run("shipit x", on_approval=fail)
+    eventually(lambda: not s.approvals())
+    assert shipped(s) == []
+
+
+def test_it_expires(s: waypoint.Session) -> None:
+    s.set_policy(SHIPIT.format(expires="1s"))
+    with pytest.raises(errors.NotApproved, match="within 1s") as refused:
+        s.run("shipit late")
+    assert refused.value.details["state"] == "expired"
+    with pytest.raises(errors.UsageError, match="expired already"):
+        s.approve(refused.value.details["approval"])
+    assert shipped(s) == []
+
+
+def test_whoever_goes_away_takes_the_question_with_them(s: waypoint.Session) -> None:
+    connection = waypoint.Client().connect()
+    wire.send(connection, wire.Request("exec", {"session": s.name, "command": "shipit gone"}))
+    (approval,) = eventually(s.approvals)
+    connection.close()
+    eventually(lambda: not s.approvals())
+    with pytest.raises(errors.UsageError, match="gone already"):
+        s.approve(approval)
+    assert shipped(s) == []
+
+
+def test_a_daemon_that_dies_grants_nothing(s: waypoint.Session, elsewhere: ThreadPoolExecutor) -> None:
+    running, approval = held(elsewhere, s, "shipit later")
+    kill_daemon()
+    with pytest.raises(errors.DaemonUnreachable):
+        running.result(60)
+    assert s.approvals() == []
+    assert [one.state for one in s.approvals(all=True)] == ["gone"]
+    with pytest.raises(errors.UsageError):
+        s.approve(approval)
+    assert shipped(s) == []
+
+
+def test_a_restore_takes_the_ground_from_under_a_question(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    point = s.checkpoint("before")
+    running, _ = held(elsewhere, s, "shipit x")
+    s.restore(point)
+    with pytest.raises(errors.NotApproved, match="restored or ended"):
+        running.result(60)
+    assert shipped(s) == []
+
+
+# ---- policies ------------------------------------------------------------------------------------------
+
+
+def test_what_is_denied_does_not_run_and_says_why(s: waypoint.Session) -> None:
+    s.set_policy('[[rule]]\ncommand = "noteit"\ndecision = "deny"\nclass = "irreversible"\nwhy = "frozen"\n')
+    with pytest.raises(errors.PolicyDenied, match="frozen"):
+        s.run("ls && noteit x")
+    with pytest.raises(errors.PolicyDenied):
+        s.spawn(["noteit", "x"])
+    assert shipped(s) == []
+    (fork,) = s.checkpoint("forked").fork(name="other")
+    with pytest.raises(errors.PolicyDenied):
+        fork.run("noteit x")
+
+
+def test_a_broken_file_changes_nothing_and_a_broken_home_stops_everything(
+    s: waypoint.Session, home: Home
+) -> None:
+    with pytest.raises(errors.PolicyBroken, match="line 3"):
+        s.set_policy('[[rule]]\ncommand = "x"\nclass = "lethal"\n')
+    assert s.judge("shipit x").decision == "ask"
+    file = home.path / "policy.toml"
+    try:
+        file.write_text("[[rule")
+        with pytest.raises(errors.PolicyBroken):
+            s.run("ls")
+        file.write_text('[decisions]\nreversible = "deny"\n')
+        with pytest.raises(errors.PolicyDenied):
+            s.run("touch /srv/x")
+    finally:
+        file.unlink()
+    assert s.run("ls").ok
+
+
+def test_a_verification_may_not_act_on_the_outside(s: waypoint.Session) -> None:
+    point = s.checkpoint("x")
+    with pytest.raises(errors.PolicyDenied, match="verification"):
+        point.verify("noteit x")
+    with pytest.raises(errors.PolicyDenied, match="verification"):
+        s.checkpoint("y", verify="shipit x")
+
+
+# ---- the command line ----------------------------------------------------------------------------------
+
+
+def cli(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "waypoint", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, **more)
+
+
+def test_one_terminal_asks_and_another_answers(s: waypoint.Session, elsewhere: ThreadPoolExecutor) -> None:
+    asking = elsewhere.submit(cli, "exec", "-s", "s", "shipit", "cli")
+    (approval,) = eventually(s.approvals)
+    listed = cli("approvals")
+    assert approval.id in listed.stdout
+    assert "shipit cli" in listed.stdout
+    assert cli("approve", approval.id).returncode == 0
+    done = asking.result(90)
+    assert done.returncode == 0
+    assert f"waypoint approve {approval.id}" in done.stderr
+    assert shipped(s) == ["cli"]
+    asking = elsewhere.submit(cli, "exec", "-s", "s", "shipit", "cli")
+    (approval,) = eventually(s.approvals)
+    assert cli("deny", approval.id, "--why", "not today").returncode == 0
+    refused = asking.result(90)
+    assert refused.returncode == errors.NotApproved.exit_status
+    assert "not today" in refused.stderr
+    assert "shipit cli" in cli("effects", "-s", "s").stdout
+    assert cli("exec", "-s", "s", "noteit x").stderr == ""
+    assert "happened before" in cli("exec", "-s", "s", "noteit x").stderr
+    checked = cli("policy", "check", "-s", "s", "shipit", "now")
+    assert checked.stdout.startswith("irreversible: it waits for somebody's word\n")
+    assert "customers get it" in checked.stdout
