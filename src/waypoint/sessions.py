@@ -845,13 +845,15 @@ class Sessions:
     def redactor(self, row: SessionRow) -> Redactor:
         """One that knows the secrets among the variables of a session."""
         live = self._lives.get(row.id)
-        if live:
-            return self._redactor(live.box, live.terminal)
+        if live and (found := self._redactor(live.box, live.terminal)):
+            return found
         head = self.store.checkpoint(row.head) if row.head else None
         return Redactor.knowing(self.facts(head).shell.exported) if head else Redactor()
 
-    def _redactor(self, box: Box, terminal: Terminal) -> Redactor:
-        return Redactor.knowing(look_at_shell(box, terminal).exported)
+    def _redactor(self, box: Box, terminal: Terminal) -> Redactor | None:
+        """None when its shell cannot be looked at: it is gone, or not there yet."""
+        exported = look_at_shell(box, terminal).exported
+        return Redactor.knowing(exported) if exported else None
 
     # ---- checkpoint --------------------------------------------------------------------------
 

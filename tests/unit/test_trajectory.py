@@ -273,6 +273,19 @@ def test_secrets_are_taken_out_before_anything_is_kept(store: Store, trajectory:
     assert store.blob(event.blob) == f"\udcff {MASK}\n".encode(errors="surrogateescape")
 
 
+def test_what_a_box_said_last_is_kept_when_it_is_gone_and_without_its_secrets(
+    store: Store, trajectory: Trajectory
+) -> None:
+    add(store)
+    asked = iter([Redactor(["correct-horse-1"]), None])
+    stream = trajectory.open("a", lambda: next(asked))
+    trajectory.adopt(stream)
+    trajectory.tell("a", "message", {"text": "one"})
+    stream.later("message", {"text": "the last words: correct-horse-1"})
+    stream.close()
+    assert said(store, tip(store, "a")) == ["one", f"the last words: {MASK}"]
+
+
 def test_a_session_that_does_not_run_can_be_told_of_too(store: Store, trajectory: Trajectory) -> None:
     add(store)
     assert trajectory.tell("a", "note", {"text": "looked at it"}) == tip(store, "a")

@@ -35,8 +35,9 @@ _INLINE_BYTES = 16 << 10
 """A body that is larger has its largest part apart, compressed and once."""
 _PATIENCE_SECONDS = 120.0
 
-Redactors = Callable[[], Redactor]
-"""Who knows the secrets of a session; asked when something is written, not when it happened."""
+Redactors = Callable[[], Redactor | None]
+"""Who knows the secrets of a session; asked when something is written, not when it happened. None when the
+session cannot be asked any more: what was known last counts."""
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Stream:
         """How many of those that wait may be written; None: all."""
         self.busy = False
         self.closed = False
+        self._known = Redactor()
 
     def later(
         self,
@@ -92,7 +94,8 @@ class Stream:
         self._trajectory.close_stream(self)
 
     def redactor(self) -> Redactor:
-        return self._redactors()
+        self._known = self._redactors() or self._known
+        return self._known
 
 
 _CALM_SECONDS = 0.05
@@ -201,6 +204,8 @@ class Trajectory:
                 stream.waiting.clear()
             stream.closed = True
             self._changed.notify_all()
+            with self._waiting():
+                self._changed.wait_for(lambda: not (stream.busy or stream.waiting), _PATIENCE_SECONDS)
 
     def stop(self) -> None:
         """Writes what waits, and no more after that."""
