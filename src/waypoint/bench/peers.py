@@ -814,7 +814,7 @@ def _measure_one(bench: Bench, name: str, peer: Peer, job: Job) -> None:
         run.change(1)
         run.checkpoint()
         run.rollback()
-        for number in range(2, 2 + bench.rounds(10, 4)):
+        for number in range(2, 2 + bench.rounds(10, 6)):
             run.change(number)
             bench.add_timed("peers", case, "checkpoint", run.checkpoint(), who=name)
             time.sleep(0.05)
