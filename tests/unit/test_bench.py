@@ -124,6 +124,12 @@ def test_the_table_tells_ratios_and_what_was_skipped() -> None:
     assert "3.0 MB" in told
 
 
+def test_what_went_wrong_is_told() -> None:
+    wrong = made(failed=(Skipped(what="tree", why="the shell is at 3"),))
+    assert "FAILED tree: the shell is at 3" in report.text(wrong)
+    assert "- tree: the shell is at 3" in report.markdown(wrong)
+
+
 def test_markdown_has_whole_tables() -> None:
     told = report.markdown(SMALL, "bench.png")
     assert "![The figures as charts](bench.png)" in told

@@ -2,8 +2,8 @@
 
 Milliseconds of two machines say nothing about each other, those of one machine little about its next hour.
 So ratios are compared, of two figures of one run each, with those of a recorded run, and the bounds are wide:
-this finds what became several times as slow, not what became a tenth slower. What looks slower is measured again
-before it is called so.
+this finds what became several times as slow, not what became a tenth slower. What looks slower is measured
+again before it is called so.
 """
 
 from __future__ import annotations

@@ -61,6 +61,9 @@ def main() -> int:
     try:
         fill(path.read_text(), "")  # before minutes are spent
         found = runner.run(provision.engine_dir(locate().path), say=say)
+        if found.failed:
+            sys.stdout.write(f"{report.text(found)}\n")
+            return 1
         drawn = charts.write(found, DOCS, _NAME)
         path.write_text(fill(path.read_text(), generated(found, drawn[-1].name)))
         quick = compare.measure([one.name for one in compare.RATIOS], say)

@@ -148,6 +148,7 @@ def text(report: Report) -> str:
             *(f"  {line}" for line in _columns([list(row) for row in measured])),
         ]
     lines += [f"skipped {one.what}: {one.why}" for one in report.skipped]
+    lines += [f"FAILED {one.what}: {one.why}" for one in report.failed]
     return "\n".join(lines)
 
 
@@ -199,6 +200,8 @@ def markdown(report: Report, picture: str | None = None) -> str:
     if peers := peer_tables(report):
         lines += ["", "## The same work, done by others", *peers]
     lines += ["", "## All figures", "", "Milliseconds.", *workload_tables(report)]
+    if report.failed:
+        lines += ["", "## Failed", "", *(f"- {one.what}: {one.why}" for one in report.failed)]
     if report.skipped:
         lines += ["", "## Skipped", "", *(f"- {one.what}: {one.why}" for one in report.skipped)]
     return "\n".join(lines) + "\n"

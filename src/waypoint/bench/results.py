@@ -94,6 +94,8 @@ class Report(Record, frozen=True):
     machine: Machine
     figures: tuple[Figure, ...]
     skipped: tuple[Skipped, ...] = ()
+    failed: tuple[Skipped, ...] = ()
+    """Workloads that met something wrong; what they had measured before is there."""
     covers: dict[str, str] = msgspec.field(default_factory=dict)
     """What each of those who were measured brings back, in a phrase."""
     format: int = FORMAT

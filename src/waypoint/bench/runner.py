@@ -317,10 +317,15 @@ def run(
     began = time.monotonic()
     with _stopping_properly(), throwaway_home(below, engine) as (home, work):
         machine = look_at_machine(built, work)
+        failed: list[Skipped] = []
         bench = Bench(home, work, quick=quick, say=say, peers=peers)
         for name in wanted:
             say(f"{name}: {workloads.WORKLOADS[name].title}")
-            workloads.WORKLOADS[name].measure(bench)
+            try:
+                workloads.WORKLOADS[name].measure(bench)
+            except errors.WaypointError as error:
+                failed.append(Skipped(what=name, why=f"{error.message} {error.hint}".strip()))
+                say(f"failed {name}: {failed[-1].why}")
         bench.client.close()
     return Report(
         at=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -329,6 +334,7 @@ def run(
         machine=machine,
         figures=bench.figures(),
         skipped=tuple(bench.skipped),
+        failed=tuple(failed),
         covers=bench.covers,
     )
 

@@ -43,4 +43,4 @@ def bench(console: Console) -> int:
         console.step(f"wrote {path}")
     if not charts.can_draw_png():
         console.say("no PNG was drawn: Pillow is missing and could not be installed (requirements-bench.txt)")
-    return 0
+    return 1 if found.failed else 0
