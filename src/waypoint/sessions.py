@@ -1120,6 +1120,7 @@ class Sessions:
             live = self._adopt("", box, state.size)
             undo.callback(self._end, live, "the restore failed")
             held = tree.hold(box, images)
+            live.memory.begin_with(processes.host_pids(box.pid), images)
             live.terminal.thaw(state)
             live.terminal.find_shell()
             self._remember_terminal(live)

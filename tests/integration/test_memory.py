@@ -8,7 +8,9 @@ then it is restored, and asked.
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 
 import waypoint
 from waypoint.engine import criu, tracking
-from waypoint.engine.protobuf import read_image
+from waypoint.engine.protobuf import encode, read_image
 from waypoint.home import Home
 from waypoint.kernel import processes
 
@@ -316,7 +318,10 @@ def test_memory_changed_in_every_way_is_in_the_images(
         subject.go()
     for point in (saved[3], saved[6], saved[1]):
         fresh.restore(point)
+        _, stats = subject.save()
+        assert stats.pages_in_parent > 1000, "it is known what it was restored from"
         subject.go()
+        subject.save()
 
 
 WRITER = r"""
@@ -361,6 +366,56 @@ def test_memory_that_is_written_all_the_time_comes_back_as_of_one_moment(
         fresh.restore(point)
         said = fresh.run("kill -USR1 $subject; wait $subject; cat /tmp/out").output
         assert said.splitlines()[-1] == "same", said
+
+
+def _write_images(folder: Path, number: int, stretches: list[tuple[int, int, int]], pages: bytes) -> None:
+    """Images of the memory of one process, pid 7: address, how many pages, flags."""
+    messages = [{1: number}, *({1: at, 2: 0, 4: flags, 5: count} for at, count, flags in stretches)]
+    bodies = [encode({**message}) for message in messages]
+    framed = b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
+    folder.mkdir()
+    (folder / "pagemap-7.img").write_bytes(b"magicals" + framed)
+    (folder / f"pages-{number}.img").write_bytes(pages)
+
+
+@pytest.mark.parametrize("cuts", [0, 1 << 20])
+@pytest.mark.parametrize("place", ["pool", "disk"])
+def test_images_are_put_together_from_their_parents(
+    cuts: int, place: str, home: Home, engine: Path, tmp_path: Path, seed: waypoint.Checkpoint
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir=home.staging if place == "pool" else tmp_path))
+    dice = random.Random(cuts)
+    before = {at: dice.randbytes(PAGE) for at in range(0x10000, 0x10400) if dice.random() < 0.9}
+    after = {at: page for at, page in before.items() if dice.random() < 0.95}
+    changed = {at: dice.randbytes(PAGE) for at in range(0x10000, 0x10500) if dice.random() < 0.1}
+    after.update(changed)
+    runs: dict[int, list[tuple[int, int, int]]] = {0: [], 1: []}
+    for which, addresses in enumerate((before, after)):
+        for at in sorted(addresses):
+            flags = _IN_PARENT if which and at not in changed else _PRESENT
+            last = runs[which][-1] if runs[which] else (0, 0, 0)
+            if last[0] // PAGE + last[1] == at and last[2] == flags:
+                runs[which][-1] = (last[0], last[1] + 1, flags)
+            else:
+                runs[which].append((at * PAGE, 1, flags))
+    _write_images(folder / "parent", 3, runs[0], b"".join(before[at] for at in sorted(before)))
+    _write_images(folder / "images", 1, runs[1], b"".join(changed[at] for at in sorted(changed)))
+    (folder / "whole").mkdir()
+    os.setxattr(folder / "parent" / "pages-3.img", "trusted.waypoint.scattered", cuts.to_bytes(8, "little"))
+    memory = tracking.Memory(engine)
+    memory.make_whole(folder / "images", folder / "parent", folder / "whole")
+    assert not list((folder / "images").iterdir())
+    pages = (folder / "whole" / "pages-1.img").read_bytes()
+    found = {}
+    for address, length, at in _stretches(folder / "whole", 7):
+        for offset in range(0, length, PAGE):
+            found[(address + offset) // PAGE] = pages[at + offset : at + offset + PAGE]
+    assert found == after
+    assert sum(length for _, length, _ in _stretches(folder / "whole", 7)) == len(pages)
+    _write_images(folder / "other", 1, [(0x50000 * PAGE, 1, _IN_PARENT)], b"")
+    with pytest.raises(tracking.NotWhole):  # the parent does not have it
+        memory.make_whole(folder / "other", folder / "parent", folder / "whole")
+    shutil.rmtree(folder)
 
 
 def test_points_do_not_need_each_other(watches: None, home: Home, fresh: waypoint.Session) -> None:

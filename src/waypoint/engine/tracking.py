@@ -48,7 +48,7 @@ _MODE_WP = 2
 _WRITEPROTECT = ioctl_number(3, 0xAA, 0x06, 24)  # UFFDIO_WRITEPROTECT, struct uffdio_writeprotect
 _HELPER_SECONDS = 10.0
 _SCAN = ioctl_number(3, ord("f"), 16, 96)  # PAGEMAP_SCAN, struct pm_scan_arg
-_IS_WPALLOWED, _IS_WRITTEN, _IS_FILE, _IS_PRESENT, _IS_SWAPPED, _IS_PFNZERO = 1, 2, 4, 8, 16, 32
+_IS_WPALLOWED, _IS_WRITTEN, _IS_PRESENT, _IS_SWAPPED, _IS_PFNZERO = 1, 2, 8, 16, 32
 _END_OF_MEMORY = 0x7FFF_FFFF_F000
 _REGIONS = 4096
 _OWN_WORDS = ("parent", "PAGEMAP_SCAN", "dirty memory", "racking memory", "id-reuse")
@@ -96,19 +96,26 @@ def _started(host_pid: int) -> int:
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
-def _scan(pagemap: int, start: int, end: int, *, watched: bool, most_pages: int = 0) -> int:
-    """How much memory of its own a process has there that is watched and unchanged; or that is unwatched."""
+def _scan(
+    pagemap: int,
+    start: int,
+    end: int,
+    wanted: int,
+    unwanted: int,
+    *,
+    protect: bool = False,
+    most_pages: int = 0,
+) -> int:
+    """How much memory of its own a process has there with all of the one and none of the other properties."""
     regions = array.array("Q", bytes(_REGIONS * 24))
-    nothing = _IS_FILE | _IS_PFNZERO
-    wanted, inverted = (_IS_WPALLOWED | _IS_WRITTEN, _IS_WRITTEN) if watched else (_IS_WPALLOWED,) * 2
     found = 0
     while start < end:
         # struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted,
         # category_mask, category_anyof_mask, return_mask
         request = bytearray(
             struct.pack(
-                *("=12Q", 96, 0, start, end, 0, regions.buffer_info()[0], _REGIONS, most_pages),
-                *(inverted | nothing, wanted | nothing, _IS_PRESENT | _IS_SWAPPED, _IS_PRESENT),
+                *("=12Q", 96, protect, start, end, 0, regions.buffer_info()[0], _REGIONS, most_pages),
+                *(unwanted, wanted | unwanted, _IS_PRESENT | _IS_SWAPPED, _IS_PRESENT),
             )
         )
         count = 3 * fcntl.ioctl(pagemap, _SCAN, request)
@@ -123,7 +130,13 @@ def _scan(pagemap: int, start: int, end: int, *, watched: bool, most_pages: int 
 def _unchanged_bytes(host_pid: int) -> int:
     """How much of its memory a dump need not copy."""
     with open(f"/proc/{host_pid}/pagemap", "rb") as pagemap:
-        return _scan(pagemap.fileno(), 0, _END_OF_MEMORY, watched=True)
+        return _scan(pagemap.fileno(), 0, _END_OF_MEMORY, _IS_WPALLOWED, _IS_WRITTEN | _IS_PFNZERO)
+
+
+def _protect(host_pid: int) -> None:
+    """From now on it is known what is written to its watched memory."""
+    with open(f"/proc/{host_pid}/pagemap", "rb") as pagemap:
+        _scan(pagemap.fileno(), 0, _END_OF_MEMORY, _IS_WPALLOWED | _IS_WRITTEN, _IS_PFNZERO, protect=True)
 
 
 class Memory:
@@ -162,6 +175,19 @@ class Memory:
                     total -= _unchanged_bytes(who[0])
         return max(total, 0)
 
+    def begin_with(self, host_pids: Iterable[int], images: Path) -> None:
+        """The processes were just restored from `images` and have not run yet: their first dump can be
+        compared with those."""
+        self.prepare(host_pids)
+        self._refused.clear()  # perhaps it was too early for some
+        try:
+            for host_pid, _ in self._watched:
+                _protect(host_pid)
+        except OSError as error:
+            log.info("the first dump will be a full one: %s", error)
+        else:
+            self.settle(images)
+
     def _watch(self, large: Sequence[_Who]) -> None:
         for gone in self._watched.keys() - {*large}:
             self._drop(gone)
@@ -185,7 +211,7 @@ class Memory:
         try:
             with open(f"/proc/{who[0]}/pagemap", "rb") as pagemap:
                 for start, end in _areas(who[0]):
-                    if _scan(pagemap.fileno(), start, end, watched=False, most_pages=1):
+                    if _scan(pagemap.fileno(), start, end, 0, _IS_WPALLOWED | _IS_PFNZERO, most_pages=1):
                         self._register_area(fd, start, end)
         except ProcessLookupError:
             return False

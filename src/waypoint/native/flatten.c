@@ -24,6 +24,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #define PAGE 4096ULL
@@ -31,6 +32,9 @@
 #define PRESENT 0x4
 #define MAGICS 8
 #define COPY_BYTES (1 << 20)
+#define SCATTERED "trusted.waypoint.scattered"
+#define FEW_CUTS 4096
+#define PAGES_PER_CUT 8
 
 struct stretch {
 	uint64_t address, pages, flags;
@@ -301,10 +305,30 @@ static int lay_out(const struct map *ours, const struct map *parent, struct map 
 	return 0;
 }
 
-/* Pages that have not moved among their neighbours are cloned in one go, the changed ones between them too; those
-   are written over after that. */
-static int put_together(const struct piece *pieces, size_t count, int ours, int parent, int whole)
+/* How many scattered writes have made a file what it is since it was written in one go. */
+static uint64_t scattered(int pages)
 {
+	uint64_t count;
+
+	return fgetxattr(pages, SCATTERED, &count, sizeof(count)) == sizeof(count) ? count : 0;
+}
+
+/* Pages that have not moved among their neighbours are cloned in one go, the changed ones between them too; those
+   are written over after that. Each such write cuts the file into more extents, and cloning takes longer the more
+   there are: when it has been cut too often, the new file is written in one go. */
+static int put_together(const struct piece *pieces, size_t count, uint64_t bytes, int ours, int parent, int whole)
+{
+	uint64_t cuts = scattered(parent);
+
+	for (size_t i = 0; i < count; i++)
+		cuts += !pieces[i].from_parent;
+	if (cuts > FEW_CUTS && cuts > bytes / PAGE / PAGES_PER_CUT) {
+		for (size_t i = 0; i < count; i++)
+			if (copy(pieces[i].from_parent ? parent : ours, pieces[i].source, whole, pieces[i].target,
+				 pieces[i].length))
+				return -1;
+		return 0;
+	}
 	for (size_t i = 0; i < count;) {
 		size_t last = i;
 
@@ -327,6 +351,9 @@ static int put_together(const struct piece *pieces, size_t count, int ours, int 
 	for (size_t i = 0; i < count; i++)
 		if (!pieces[i].from_parent && copy(ours, pieces[i].source, whole, pieces[i].target, pieces[i].length))
 			return -1;
+	/* Where there are no extended attributes there are no clones either, and nothing that could be cut. */
+	if (fsetxattr(whole, SCATTERED, &cuts, sizeof(cuts), 0) && errno != ENOTSUP)
+		return because("pages: %s", strerror(errno));
 	return 0;
 }
 
@@ -369,7 +396,7 @@ static int flatten_one(int images, int parents, int target, const char *name, in
 	    (our_pages = open_pages(images, ours.number, O_RDONLY, "")) < 0 ||
 	    (parent_pages = open_pages(parents, parent.number, O_RDONLY, "")) < 0 ||
 	    (whole_pages = open_pages(target, ours.number, O_WRONLY | O_CREAT | O_EXCL, ".new")) < 0 ||
-	    put_together(pieces, count, our_pages, parent_pages, whole_pages) || write_map(target, map_name, &whole))
+	    put_together(pieces, count, whole.bytes, our_pages, parent_pages, whole_pages) || write_map(target, map_name, &whole))
 		goto out;
 	if (renameat(target, new_name, target, pages_name) || renameat(target, map_name, target, name) ||
 	    (elsewhere && (unlinkat(images, pages_name, 0) || unlinkat(images, name, 0))))
