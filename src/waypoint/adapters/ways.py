@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from waypoint.adapters.answering import Decided
@@ -17,6 +17,12 @@ PROGRAM = "/dev/waypoint/bin/inside/waypoint"
 _INSIDE_SECONDS = 60.0
 _MOST_CHARACTERS = 30_000
 """What can be said through the door at once is limited."""
+
+
+def decided(found: Mapping[str, Any]) -> Decided:
+    """What the policy says, as far as an agent is concerned: what is only written down may go on."""
+    ruling = found["ruling"]
+    return Decided("allow" if ruling == "record" else ruling, found["reason"])
 
 
 class Outside:
@@ -37,7 +43,7 @@ class Outside:
 
     def classify(self, command: str) -> Decided:
         found = self._client.call("classify", {"session": self._session.name, "command": command})
-        return Decided(found["ruling"], found["reason"])
+        return decided(found)
 
 
 class Inside:
@@ -60,8 +66,7 @@ class Inside:
         self._ask("record", *more, "--", what, words[:_MOST_CHARACTERS])
 
     def classify(self, command: str) -> Decided:
-        found = self._ask("classify", "--", command)
-        return Decided(found["ruling"], found["reason"])
+        return decided(self._ask("classify", "--", command))
 
     def _ask(self, verb: str, *words: str) -> Any:
         done = subprocess.run(

@@ -10,7 +10,8 @@ from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from waypoint import errors, model
-from waypoint.mcp.tools import Answer, Name, Tools, cut, plain
+from waypoint.mcp.command_tools import CommandTools
+from waypoint.mcp.tools import Answer, Name, cut, plain
 from waypoint.words import clock, milliseconds, shown
 
 _EVENTS_A_PAGE = 30
@@ -20,7 +21,7 @@ _LINE_CHARACTERS = 160
 TaskName = Annotated[str, Field(description="The task: its number (2 or 2.1) or its title.")]
 
 
-class JournalTools(Tools):
+class JournalTools(CommandTools):
     """What belongs to the agent rather than to its machine; it moves with the machine all the same."""
 
     async def record(

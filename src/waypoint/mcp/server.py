@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 import anyio.to_thread
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
-from mcp.types import CallToolResult, Resource, TextContent, ToolAnnotations
+from mcp.types import CallToolResult, InputRequiredResult, Resource, TextContent, ToolAnnotations
 
 from waypoint import __version__, errors
 from waypoint.client import Client, Session
@@ -32,7 +32,8 @@ as `verify`.
 `restore` it. `undo` takes a restore back.
 4. Unsure which way is best? `fork` a point, work in each fork, `compare` them with a `verify` command.
 5. Plan with `task`, say what you decide with `record`; `resume` tells where work that was begun stands.
-6. Nothing that happened outside (a push, a request) comes back with a restore.
+6. Nothing that happened outside (a push, a request) comes back with a restore: `effects` lists it. What \
+acts outside may have to be approved by a person: you cannot do that, and must not go round it.
 Answers are kept short: `more` with the cursor reads on. Errors say what to do next."""
 
 _TITLES = {
@@ -40,6 +41,7 @@ _TITLES = {
     "new": "Start or join a session",
     "stop": "Stop a session",
     "run": "Run a command",
+    "wait": "Wait for a person's word",
     "more": "Read on",
     "checkpoint": "Take a checkpoint",
     "log": "Timeline of a session",
@@ -57,6 +59,10 @@ _TITLES = {
     "record": "Record what was said",
     "trace": "What happened",
     "resume": "Take up work",
+    "judge": "What the policy says of a command",
+    "effects": "What was done outside",
+    "effect": "Write down an effect",
+    "approvals": "What waits for approval",
 }
 
 
@@ -76,6 +82,7 @@ _HINTS = {
     "new": _Hints(idempotent=True),
     "stop": _Hints(destructive=True),
     "run": _Hints(destructive=True, open_world=True),
+    "wait": _Hints(idempotent=True),
     "more": _READS,
     "checkpoint": _ADDS,
     "log": _READS,
@@ -93,6 +100,10 @@ _HINTS = {
     "record": _ADDS,
     "trace": _READS,
     "resume": _Hints(idempotent=True),
+    "judge": _READS,
+    "effects": _READS,
+    "effect": _ADDS,
+    "approvals": _READS,
 }
 
 
@@ -145,15 +156,19 @@ def _one_line(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-def _answering(tool: Callable[..., Awaitable[Answer]]) -> Callable[..., Awaitable[CallToolResult]]:
+def _answering(
+    tool: Callable[..., Awaitable[Answer | InputRequiredResult]],
+) -> Callable[..., Awaitable[CallToolResult | InputRequiredResult]]:
     """The tool as MCP wants it: its answer as text and as data, its error as one that a model can act on."""
 
     @functools.wraps(tool)
-    async def call(*args: Any, **named: Any) -> CallToolResult:
+    async def call(*args: Any, **named: Any) -> CallToolResult | InputRequiredResult:
         try:
             answer = await tool(*args, **named)
         except errors.WaypointError as error:
             return _failed(error)
+        if isinstance(answer, InputRequiredResult):
+            return answer
         text = TextContent(type="text", text=answer.text)
         return CallToolResult(content=[text], structured_content=dict(answer.data))
 

@@ -9,9 +9,8 @@ for by an agent, and is marked so.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import anyio
@@ -20,15 +19,13 @@ from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from waypoint import agents, answers, errors, model
-from waypoint.client import Checkpoint, Client, Result, Session
+from waypoint.client import Checkpoint, Client, Session
 from waypoint.mcp.pages import PAGE_CHARACTERS, Shelf
 from waypoint.words import clock, milliseconds, shown
 
 T = TypeVar("T")
 
 _PROGRESS_SECONDS = 1.0
-_RUN_SECONDS = 120.0
-_KEPT_OUTPUT_BYTES = 4 << 20
 _MOST_FORKS = 16
 _MOST_COMPARED = 16
 _POINTS_A_PAGE = 20
@@ -60,7 +57,6 @@ class Tools:
         self._client = client
         self._default = session
         self._shelf = Shelf()
-        self._turns: dict[str, anyio.Lock] = {}
 
     # ---- sessions ----------------------------------------------------------------------------
 
@@ -139,73 +135,7 @@ class Tools:
             {"session": session, "forgotten": False, "point": _brief(point.info)},
         )
 
-    # ---- commands ----------------------------------------------------------------------------
-
-    async def run(
-        self,
-        ctx: Context[Any, Any],
-        *,
-        command: Annotated[
-            str, Field(description="A bash command line. `cd`, `export` and background jobs last.")
-        ],
-        session: Name = "",
-        timeout: Annotated[
-            float, Field(description="Seconds after which it is interrupted.", gt=0, le=86_400)
-        ] = _RUN_SECONDS,
-        stdin: Annotated[str, Field(description="What it reads from standard input.")] = "",
-        max_characters: Annotated[
-            int, Field(description="How much of its output is shown.", ge=200, le=100_000)
-        ] = PAGE_CHARACTERS,
-    ) -> Answer:
-        """Run a command in the session's persistent shell and wait for its end. Long output is cut in the
-        middle; `more` with the cursor reads what was left out. Start servers in the background (`… >log
-        2>&1 &`)."""
-        target = self._session(session)
-        async with self._turn(target.name):
-            result = await self._run(ctx, target, command, timeout, stdin or None)
-        page = self._shelf.ends(result.output, max_characters)
-        how = "timed out" if result.timed_out else f"exit {result.exit_code}"
-        text = f"{how} after {milliseconds(result.duration_ms)}"
-        if page.text.strip():
-            text += f"\n{page.text.rstrip()}"
-        if page.cursor:
-            text += f"\n[cut; more(cursor={page.cursor!r}) reads what was left out]"
-        if result.notice:
-            text += f"\n[{result.notice}]"
-        data = {
-            "exit_code": result.exit_code,
-            "timed_out": result.timed_out,
-            "duration_ms": round(result.duration_ms, 1),
-            "output": page.text,
-            "cursor": page.cursor,
-            "notice": result.notice,
-        }
-        return Answer(text, data)
-
-    async def _run(
-        self, ctx: Context[Any, Any], target: Session, command: str, timeout: float, stdin: str | None
-    ) -> Result:
-        last = ""
-
-        def hear(piece: str) -> None:
-            nonlocal last
-            last = piece.rstrip().rpartition("\n")[2][-120:] or last
-
-        def work() -> Result:
-            return target.run(
-                command,
-                timeout=timeout,
-                stdin=stdin,
-                on_output=hear,
-                max_output_bytes=_KEPT_OUTPUT_BYTES,
-            )
-
-        try:
-            return await self._ask(work, ctx, lambda: last or "running")
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(lambda: target.interrupt(command))
-            raise
+    # ---- reading on --------------------------------------------------------------------------
 
     async def more(
         self,
@@ -509,13 +439,6 @@ class Tools:
 
     def _point(self, session: str, ref: str) -> Checkpoint:
         return self._session(session).point(ref)
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, session: str) -> AsyncIterator[None]:
-        """One command at a time in a shell: one that waits for its turn can be cancelled without a
-        trace."""
-        async with self._turns.setdefault(session, anyio.Lock()):
-            yield
 
     async def _ask(
         self,

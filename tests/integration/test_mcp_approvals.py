@@ -1,0 +1,157 @@
+"""What needs a person's word, over MCP: they are asked through the client, and no tool can answer for them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, TextContent
+
+import waypoint
+
+POLICY = """
+[[rule]]
+command = "touch"
+options = ["--no-create"]
+decision = "deny"
+class = "irreversible"
+why = "never"
+
+[[rule]]
+command = "touch"
+class = "irreversible"
+decision = "ask"
+why = "it is a launch"
+target = "the moon"
+"""
+
+Person = Callable[[ElicitRequestFormParams], ElicitResult]
+
+
+@pytest.fixture
+def launching(session: waypoint.Session) -> waypoint.Session:
+    """A session in which `touch` is something that somebody has to agree to."""
+    session.set_policy(POLICY)
+    return session
+
+
+@asynccontextmanager
+async def connected(mode: str, person: Person | None) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """A client of the protocol of before ("legacy") or of now ("auto"). `person`: who is asked; None for a
+    client that cannot ask."""
+    command = [sys.executable, "-P", "-m", "waypoint", "mcp", "-s", "t"]
+    server = StdioServerParameters(command=command[0], args=command[1:], env=dict(os.environ))
+
+    async def ask(_: Any, params: Any) -> ElicitResult:
+        assert person
+        assert isinstance(params, ElicitRequestFormParams)
+        return person(params)
+
+    callback = {"elicitation_callback": ask} if person else {}
+    async with Client(stdio_client(server), mode=mode, **callback) as client:
+
+        async def call(tool: str, /, **arguments: Any) -> dict[str, Any]:
+            found = await client.call_tool(tool, arguments)
+            assert isinstance(found, CallToolResult)
+            content = found.content[0]
+            assert isinstance(content, TextContent)
+            return {**(found.structured_content or {}), "text": content.text, "failed": bool(found.is_error)}
+
+        yield call
+
+
+def is_there(session: waypoint.Session, path: str) -> bool:
+    return session.run(f"test -e {path}").exit_code == 0
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_the_person_behind_the_client_is_asked(launching: waypoint.Session, mode: str) -> None:
+    asked: list[ElicitRequestFormParams] = []
+    words = [
+        ElicitResult(action="accept", content={"approve": True}),
+        ElicitResult(action="accept", content={"approve": False}),
+        ElicitResult(action="decline"),
+        ElicitResult(action="cancel"),
+    ]
+
+    def person(params: ElicitRequestFormParams) -> ElicitResult:
+        asked.append(params)
+        return words[len(asked) - 1]
+
+    async def work() -> None:
+        async with connected(mode, person) as call:
+            launched = await call("run", command="touch /srv/launched && echo up")
+            assert (launched["exit_code"], launched["output"]) == (0, "up\n")
+            assert "touch /srv/launched && echo up" in asked[0].message
+            assert "it is a launch" in asked[0].message
+            for number in range(3):
+                refused = await call("run", command=f"touch /srv/not-{number}")
+                assert refused["error"]["code"] == "not_approved", refused
+            assert (await call("run", command="echo go on"))["output"] == "go on\n"
+
+    anyio.run(work)
+    assert len(asked) == 4, "each time anew: a word holds for one command, once"
+    assert is_there(launching, "/srv/launched")
+    assert not is_there(launching, "/srv/not-*")
+    assert [one.state for one in launching.approvals(all=True)] == ["approved", "denied", "denied", "denied"]
+    (effect,) = launching.effects()
+    assert (effect.target, effect.actor, effect.state) == ("the moon", "agent", "done")
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_where_nobody_can_be_asked_a_person_types_it(launching: waypoint.Session, mode: str) -> None:
+    async def work() -> None:
+        async with connected(mode, None) as call:
+            held = await call("run", command="touch /srv/launched && echo up")
+            assert not held["failed"]
+            assert held["exit_code"] is None
+            approval = held["waits"]["id"]
+            assert f"waypoint approve {approval}" in held["text"]
+            assert "wait(" in held["text"]
+            assert (await call("approvals"))["approvals"][0]["id"] == approval
+            assert (await call("wait", approval=approval, seconds=0.05))["waiting"] is True
+            assert (await call("run", command="ls /srv"))["output"] == "", "others go on, it has not run"
+            await anyio.to_thread.run_sync(lambda: launching.approve(approval))
+            done = await call("wait", approval=approval)
+            assert (done["exit_code"], done["output"]) == (0, "up\n")
+
+            held = await call("run", command="touch /srv/again")
+            approval = held["waits"]["id"]
+            await anyio.to_thread.run_sync(lambda: launching.deny(approval, "not today"))
+            denied = await call("wait", approval=approval)
+            assert denied["error"]["code"] == "not_approved"
+            assert "not today" in denied["text"]
+            assert "denied" in (await call("wait", approval=approval))["text"]
+            assert (await call("wait", approval="nothing"))["error"]["code"] == "not_found"
+
+    anyio.run(work)
+    assert is_there(launching, "/srv/launched")
+    assert not is_there(launching, "/srv/again")
+
+
+def test_no_tool_approves_and_what_is_denied_stays_denied(launching: waypoint.Session) -> None:
+    async def work() -> None:
+        async with connected("auto", None) as call:
+            assert (await call("run", command="touch --no-create /srv/x"))["error"]["code"] == "denied"
+            found = await call("judge", command="cd /srv && touch x")
+            assert (found["class"], found["decision"]) == ("irreversible", "ask")
+            held = await call("run", command="touch /srv/x")
+            approval = held["waits"]["id"]
+            inside = await call("run", command=f"waypoint approve {approval}")
+            assert inside["exit_code"] != 0, "nor from inside"
+            assert (await call("approvals"))["approvals"][0]["state"] == "waiting"
+            written = await call("effect", what="told the mission", target="the crew", key="told-1")
+            assert not written["failed"]
+            assert "told the mission" in (await call("effects"))["text"]
+
+    anyio.run(work)
+    assert not is_there(launching, "/srv/x")
+    (approval,) = launching.approvals(all=True)
+    assert approval.state in ("gone", "expired", "denied"), "who asked has gone: it cannot run any more"
