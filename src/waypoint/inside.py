@@ -44,6 +44,8 @@ About this session, from inside:
   log                     its points, the last one first                            -n N
   status                  where it stands, and what has changed since
   changed [PATH…]         whether anything has, but for files at or below these paths
+  classify CMD…           what the policy says about a command
+  effect WHAT             something was done outside          --target --key --compensate --reversible
   show REF                one point
   diff [A [B]] [PATH…]    two points; without B the present                         --stat --patch
                                                             --files --packages --processes --shell
@@ -86,6 +88,13 @@ GRAMMARS: dict[str, Grammar] = {
     "log": Grammar(frozenset(), frozenset({"-n"}), usage="[-n N]"),
     "status": Grammar(),
     "changed": Grammar(most=_MANY, usage="[PATH…]"),
+    "classify": Grammar(most=_MANY, least=1, usage="CMD…"),
+    "effect": Grammar(
+        frozenset({"--reversible"}),
+        frozenset({"--target", "--key", "--compensate"}),
+        *(_MANY, 1),
+        usage="WHAT [--target T] [--key K] [--compensate HOW] [--reversible]",
+    ),
     "show": Grammar(frozenset({"--all"}), most=1, least=1, usage="REF [--all]"),
     "diff": Grammar(
         frozenset({"--stat", "--patch", "--files", "--packages", "--processes", "--shell"}),
@@ -281,6 +290,17 @@ class Inside:
         text = "something has changed" if found["changed"] else "nothing has changed"
         return found, text, _DIFFERENT if found["changed"] else 0
 
+    def _classify(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
+        found = self._call("classify", row, command=" ".join((*given.words, *given.after)))
+        return found, str(answers.Judgement(found["judgement"])), 0
+
+    def _effect(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
+        args = {name: given.values.get(f"--{name}") for name in ("target", "key", "compensate")}
+        args["class"] = "external-reversible" if "--reversible" in given.flags else "irreversible"
+        what = " ".join((*given.words, *given.after))
+        found = self._call("effect", row, what=what, actor="agent", **args)
+        return found, f"effect {found['effect']['id']}", 0
+
     def _show(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
         (ref,) = (*given.words, *given.after)
         found = self._call("show", row, ref=self._visible(row).point(ref).id)
@@ -326,6 +346,8 @@ _TELLING: dict[str, Verb] = {
     "log": Inside._log,
     "status": Inside._status,
     "changed": Inside._changed,
+    "classify": Inside._classify,
+    "effect": Inside._effect,
     "show": Inside._show,
     "diff": Inside._diff,
 }

@@ -124,6 +124,63 @@ def test_an_agent_that_works_inside_its_session_needs_nothing_else(
     tell("PostToolUse", tool_name="Write", tool_input={"file_path": "/srv/note"}, tool_response="")
     assert intents(session) == ["start", "Write a note (Write: note)"]
     assert session.log()[-1].info.actor == "agent"
+    push = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "git push"}}
+    asked = session.run(f"{sys.executable} -IB -m waypoint hook claude", stdin=json.dumps(push)).output
+    assert json.loads(asked)["hookSpecificOutput"]["permissionDecision"] == "ask"
+    tell("PostToolUse", tool_name="Bash", tool_input={"command": "git push"}, tool_response="")
+    assert [one.command for one in session.effects() if one.source == "claimed"] == ["git push"]
+
+
+POLICY = """
+[[rule]]
+command = "launch"
+class = "irreversible"
+decision = "ask"
+why = "it cannot be called back"
+
+[[rule]]
+command = "melt"
+class = "irreversible"
+decision = "deny"
+why = "never"
+"""
+
+
+def test_the_policy_speaks_through_the_agents_own_prompt(
+    session: waypoint.Session, tell: Callable[..., Any]
+) -> None:
+    session.set_policy(POLICY)
+
+    def before(command: str, agent: str = "claude", **more: Any) -> Any:
+        found = tell("PreToolUse", agent, tool_name="Bash", tool_input={"command": command}, **more)
+        return found["hookSpecificOutput"] if isinstance(found, dict) else found
+
+    asks = before("cd /srv && launch now")
+    assert asks["permissionDecision"] == "ask"
+    assert "it cannot be called back" in asks["permissionDecisionReason"]
+    assert before("bash -c 'melt all'")["permissionDecision"] == "deny"
+    assert before("ls -la") == "", "nothing to say: the agent's own rules hold"
+    told = before("launch now", "codex")
+    assert told["permissionDecision"] == "deny", "its hooks cannot ask"
+    assert "waypoint exec" in told["permissionDecisionReason"]
+    assert before("ls", "codex") == ""
+    assert session.approvals(all=True) == [], "the agent asks, so nothing waits here"
+    tell("PostToolUse", tool_name="Bash", tool_input={"command": "ls; launch now"}, tool_response="up")
+    (effect,) = session.effects()
+    assert (effect.command, effect.class_, effect.source, effect.actor) == (
+        *("launch now", "irreversible", "claimed", "agent"),
+    )
+
+
+def test_with_allow_the_agent_need_not_ask_about_the_rest(
+    session: waypoint.Session, wp: Wp, conversation: str
+) -> None:
+    told = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}
+    found = wp("hook", "-s", session.name, "--allow", "claude", stdin=json.dumps(told))
+    assert found.json["hookSpecificOutput"]["permissionDecision"] == "allow"
+    told["tool_input"] = {"command": "git push"}
+    found = wp("hook", "-s", session.name, "--allow", "claude", stdin=json.dumps(told))
+    assert found.json["hookSpecificOutput"]["permissionDecision"] == "ask"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +208,7 @@ def test_the_command_line_puts_them_in_and_takes_them_out(wp: Wp, tmp_path: Path
     assert command["command"].endswith(" hook -s work claude")
     assert "--home" in command["command"]
     shown = wp("hooks", "show", "--dir", str(tmp_path), "--json").json["hooks"]
-    assert len(shown["claude"]) == 5
+    assert len(shown["claude"]) == 6
     assert shown["codex"] == []
     wp("hooks", "uninstall", "claude", "--dir", str(tmp_path), check=True)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What needs a person's word, over MCP: they are asked through the client, and no tool can answer for them."""
+"""What needs a person's word, over MCP: asked for through the client; no tool can answer for them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ async def connected(mode: str, person: Person | None) -> AsyncIterator[Callable[
     command = [sys.executable, "-P", "-m", "waypoint", "mcp", "-s", "t"]
     server = StdioServerParameters(command=command[0], args=command[1:], env=dict(os.environ))
 
-    async def ask(_: Any, params: Any) -> ElicitResult:
+    async def ask(context: Any, params: Any) -> ElicitResult:
         assert person
         assert isinstance(params, ElicitRequestFormParams)
         return person(params)
 
-    callback = {"elicitation_callback": ask} if person else {}
-    async with Client(stdio_client(server), mode=mode, **callback) as client:
+    async with Client(
+        stdio_client(server), mode=mode, elicitation_callback=ask if person else None
+    ) as client:
 
         async def call(tool: str, /, **arguments: Any) -> dict[str, Any]:
             found = await client.call_tool(tool, arguments)

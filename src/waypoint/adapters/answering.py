@@ -32,6 +32,8 @@ class Decided(NamedTuple):
 
     ruling: Ruling
     reason: str
+    outside: tuple[Mapping[str, Any], ...] = ()
+    """The parts of it that act on the outside."""
 
 
 class Way(Protocol):
@@ -48,6 +50,9 @@ class Way(Protocol):
 
     def classify(self, command: str) -> Decided:
         """What the policy says."""
+
+    def effect(self, part: Mapping[str, Any]) -> None:
+        """Writes down that a part of a command acted on the outside."""
 
 
 def read(agent: Agent, given: str) -> Happening:
@@ -71,6 +76,8 @@ def answer(agent: Agent, happening: Happening, way: Way, *, allow: bool = False)
             return _rule(agent, happening.command, way, allow=allow)
         case "after":
             _record_call(way, happening)
+            if happening.command:
+                _write_down(way, happening.command)
             _keep(agent, happening, way)
         case "stop":
             if happening.words and _recall(happening).get("said") != _mark(happening.words):
@@ -101,6 +108,15 @@ def _record_call(way: Way, happening: Happening) -> None:
         found = happening.result
         words = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
         _record(way, "tool_result", words[:_MOST_RESULT_CHARACTERS], happening.tool, happening.call)
+
+
+def _write_down(way: Way, command: str) -> None:
+    """What the agent's own shell did outside: no gate of ours has seen it."""
+    try:
+        for part in way.classify(command).outside:
+            way.effect(part)
+    except WaypointError as error:
+        note(f"its effects are not written down: {error.message}")
 
 
 def _record(way: Way, what: str, content: Any, name: str = "", call: str = "") -> None:

@@ -55,6 +55,11 @@ class Codex:
     def rule(self, ruling: Ruling, reason: str) -> dict[str, Any] | None:
         if ruling == "allow":
             return None
+        if ruling == "ask":
+            reason += (
+                ". A person has to agree: tell your user, who can run it with `waypoint exec` and approve it,"
+                " or use the MCP tool `run`, which asks them."
+            )
         return {
             "hookSpecificOutput": {
                 "hookEventName": "PreToolUse",

@@ -125,6 +125,7 @@ def _claude(folder: Path, wanted: Wanted | None) -> list[Edit]:
             "UserPromptSubmit": [_group(command)],
             "PreToolUse": [_group(command, "Bash")],
             "PostToolUse": [_group(command, _TOOLS)],
+            "PostToolUseFailure": [_group(command, _TOOLS)],  # a command that failed has done things, too
             "Stop": [_group(command)],
         }
     made = [_json(settings, lambda content: _with_hooks(content, hooks))]

@@ -15,6 +15,7 @@ DOOR = "/dev/waypoint.inside/replies"
 """There where a session can ask about itself."""
 PROGRAM = "/dev/waypoint/bin/inside/waypoint"
 _INSIDE_SECONDS = 60.0
+_OUTSIDE = ("external-reversible", "irreversible")
 _MOST_CHARACTERS = 30_000
 """What can be said through the door at once is limited."""
 
@@ -22,7 +23,9 @@ _MOST_CHARACTERS = 30_000
 def decided(found: Mapping[str, Any]) -> Decided:
     """What the policy says, as far as an agent is concerned: what is only written down may go on."""
     ruling = found["ruling"]
-    return Decided("allow" if ruling == "record" else ruling, found["reason"])
+    parts = found["judgement"]["parts"]
+    outside = tuple(part for part in parts if part["class"] in _OUTSIDE and part["decision"] != "allow")
+    return Decided("allow" if ruling == "record" else ruling, found["reason"], outside)
 
 
 class Outside:
@@ -40,6 +43,15 @@ class Outside:
 
     def record(self, what: str, content: Any, name: str = "", call: str = "") -> None:
         self._session.record(what, content, name=name or None, call=call or None)
+
+    def effect(self, part: Mapping[str, Any]) -> None:
+        self._session.effect(
+            part["command"],
+            reversible=part["class"] == "external-reversible",
+            target=part["target"],
+            key=part["key"],
+            compensate=part["compensate"],
+        )
 
     def classify(self, command: str) -> Decided:
         found = self._client.call("classify", {"session": self._session.name, "command": command})
@@ -67,6 +79,19 @@ class Inside:
 
     def classify(self, command: str) -> Decided:
         return decided(self._ask("classify", "--", command))
+
+    def effect(self, part: Mapping[str, Any]) -> None:
+        more = [
+            word
+            for option, value in (("--target", part["target"]), ("--key", part["key"]))
+            if value
+            for word in (option, value)
+        ]
+        if part["compensate"]:
+            more += ["--compensate", part["compensate"]]
+        if part["class"] == "external-reversible":
+            more.append("--reversible")
+        self._ask("effect", *more, "--", part["command"])
 
     def _ask(self, verb: str, *words: str) -> Any:
         done = subprocess.run(
