@@ -83,6 +83,20 @@ def test_what_was_said_and_done_is_on_record(session: waypoint.Session, tell: Ca
     assert actors == ["person", "agent", "agent", "agent"]
 
 
+def test_an_agent_that_starts_again_is_told_where_things_stand(
+    session: waypoint.Session, tell: Callable[..., Any]
+) -> None:
+    assert tell("SessionStart", source="startup") == "", "nothing was begun"
+    session.tasks.add("write it", "test it")
+    session.tasks.done("write it")
+    session.checkpoint("it is written")
+    for agent in ("claude", "codex"):
+        told = tell("SessionStart", agent, source="resume")["hookSpecificOutput"]
+        assert told["hookEventName"] == "SessionStart"
+        assert "comes next: test it" in told["additionalContext"]
+        assert "it is written" in told["additionalContext"]
+
+
 def test_what_the_agent_writes_about_itself_is_no_change(
     session: waypoint.Session, tell: Callable[..., Any]
 ) -> None:
@@ -208,7 +222,7 @@ def test_the_command_line_puts_them_in_and_takes_them_out(wp: Wp, tmp_path: Path
     assert command["command"].endswith(" hook -s work claude")
     assert "--home" in command["command"]
     shown = wp("hooks", "show", "--dir", str(tmp_path), "--json").json["hooks"]
-    assert len(shown["claude"]) == 6
+    assert len(shown["claude"]) == 7
     assert shown["codex"] == []
     wp("hooks", "uninstall", "claude", "--dir", str(tmp_path), check=True)
     assert list(tmp_path.iterdir()) == []

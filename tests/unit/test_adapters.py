@@ -62,7 +62,7 @@ class TestClaude:
         assert ours["hooks"][0]["command"] == "'/opt/way point/waypoint' hook -s work claude"
         assert set(written["hooks"]) == {
             *THEIRS["hooks"],
-            *("UserPromptSubmit", "PostToolUse", "PostToolUseFailure", "Stop"),
+            *("SessionStart", "UserPromptSubmit", "PostToolUse", "PostToolUseFailure", "Stop"),
         }
         assert json.loads(servers.read_text())["mcpServers"] == {
             "other": {"command": "x"},
@@ -135,7 +135,7 @@ class TestCodex:
         assert written["mcp_servers"]["other"] == {"command": "x"}
         assert self.CONFIG in config.read_text()
         hooks = json.loads((tmp_path / ".codex" / "hooks.json").read_text())["hooks"]
-        assert set(hooks) == {"UserPromptSubmit", "PreToolUse", "PostToolUse", "Stop"}
+        assert set(hooks) == {"SessionStart", "UserPromptSubmit", "PreToolUse", "PostToolUse", "Stop"}
         once = files(tmp_path)
         install("codex", tmp_path)
         assert files(tmp_path) == once

@@ -25,6 +25,7 @@ AGENTS: Mapping[str, Agent] = {"claude": Claude(), "codex": Codex()}
 _STATE = "/run/waypoint-hooks"
 _MOST_INTENT = 120
 _MOST_RESULT_CHARACTERS = 20_000
+_MOST_STANDING_CHARACTERS = 6000
 
 
 class Decided(NamedTuple):
@@ -38,6 +39,9 @@ class Decided(NamedTuple):
 
 class Way(Protocol):
     """How the session is reached: by the daemon's socket, or from inside of it."""
+
+    def standing(self) -> str:
+        """Where work that was begun stands, in words for a prompt; nothing where none was."""
 
     def changed(self, besides: Sequence[str]) -> bool:
         """Whether anything is different from the last point."""
@@ -69,6 +73,9 @@ def answer(agent: Agent, happening: Happening, way: Way, *, allow: bool = False)
     """Does what is to be done, and returns what the agent is to be told. `allow`: say so, too, when there is
     nothing against a command, so that the agent need not ask."""
     match happening.event:
+        case "start":
+            words = way.standing()
+            return agent.tell(_first_part(words)) if words else None
         case "prompt":
             _remember(happening, {"intent": _first_line(happening.words)})
             _record(way, "user", happening.words)
@@ -85,6 +92,12 @@ def answer(agent: Agent, happening: Happening, way: Way, *, allow: bool = False)
                 _record(way, "assistant", happening.words)
             _keep(agent, happening, way)
     return None
+
+
+def _first_part(words: str) -> str:
+    if len(words) <= _MOST_STANDING_CHARACTERS:
+        return words
+    return f"{words[:_MOST_STANDING_CHARACTERS]}…\n(cut; `waypoint resume` tells all of it)"
 
 
 def _rule(agent: Agent, command: str, way: Way, *, allow: bool) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from typing import Any
 from waypoint.adapters.happenings import Event, Happening, Ruling, mapping, text
 
 _EVENTS: dict[str, Event] = {
+    "SessionStart": "start",
     "UserPromptSubmit": "prompt",
     "PreToolUse": "before",
     "PostToolUse": "after",
@@ -58,3 +59,6 @@ class Claude:
                 "permissionDecisionReason": reason,
             }
         }
+
+    def tell(self, words: str) -> dict[str, Any] | None:
+        return {"hookSpecificOutput": {"hookEventName": "SessionStart", "additionalContext": words}}

@@ -14,6 +14,7 @@ from typing import Any
 from waypoint.adapters.happenings import Event, Happening, Ruling, mapping, text
 
 _EVENTS: dict[str, Event] = {
+    "SessionStart": "start",
     "UserPromptSubmit": "prompt",
     "PreToolUse": "before",
     "PostToolUse": "after",
@@ -67,6 +68,9 @@ class Codex:
                 "permissionDecisionReason": reason,
             }
         }
+
+    def tell(self, words: str) -> dict[str, Any] | None:
+        return {"hookSpecificOutput": {"hookEventName": "SessionStart", "additionalContext": words}}
 
 
 def _command(given: Any) -> str:

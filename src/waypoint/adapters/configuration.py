@@ -122,6 +122,7 @@ def _claude(folder: Path, wanted: Wanted | None) -> list[Edit]:
     if wanted:
         command = shlex.join(wanted.hook("claude"))
         hooks = {
+            "SessionStart": [_group(command)],
             "UserPromptSubmit": [_group(command)],
             "PreToolUse": [_group(command, "Bash")],
             "PostToolUse": [_group(command, _TOOLS)],
@@ -193,6 +194,7 @@ def _codex(folder: Path, wanted: Wanted | None) -> list[Edit]:
     if wanted:
         command = shlex.join(wanted.hook("codex"))
         hooks = {
+            "SessionStart": [_group(command)],
             "UserPromptSubmit": [_group(command)],
             "PreToolUse": [_group(command, "Bash")],
             "PostToolUse": [_group(command, _CODEX_TOOLS)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-Event = Literal["prompt", "before", "after", "stop", "other"]
+Event = Literal["start", "prompt", "before", "after", "stop", "other"]
 Ruling = Literal["allow", "ask", "deny"]
 
 
@@ -43,6 +43,9 @@ class Agent(Protocol):
 
     def rule(self, ruling: Ruling, reason: str) -> dict[str, Any] | None:
         """The answer to a "before" that makes it allow, ask its user, or deny; None to say nothing."""
+
+    def tell(self, words: str) -> dict[str, Any] | None:
+        """The answer to a "start" that puts words before the model; None to say nothing."""
 
 
 def text(value: Any) -> str:

@@ -35,6 +35,10 @@ class Outside:
         self._client = client
         self._session = Session(client, session, "agent")
 
+    def standing(self) -> str:
+        found = self._session.resume()
+        return found.text if found.info.tasks or found.info.checkpoint else ""
+
     def changed(self, besides: Sequence[str]) -> bool:
         return self._session.changed(besides=besides)
 
@@ -60,6 +64,10 @@ class Outside:
 
 class Inside:
     """By the program that every session has. It asks about its own session and nothing else."""
+
+    def standing(self) -> str:
+        found = self._ask("resume")
+        return str(found["text"]) if found["tasks"] or found["checkpoint"] else ""
 
     def changed(self, besides: Sequence[str]) -> bool:
         return bool(self._ask("changed", "--", *besides)["changed"])
