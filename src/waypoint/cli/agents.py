@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def mcp(console: Console) -> int:
     from waypoint.mcp.server import serve  # its library is large: nobody else pays for it
 
+    console.hint("this speaks MCP on stdin and stdout: an agent starts it, as its configuration says")
     serve(console.client, console.session or "")
     return 0
 

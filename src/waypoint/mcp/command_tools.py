@@ -31,6 +31,7 @@ from waypoint.words import clock, milliseconds, shown
 
 _RUN_SECONDS = 120.0
 _KEPT_OUTPUT_BYTES = 4 << 20
+_MOST_WAITING = 32
 _QUESTION = "approval"
 _ASKS_BETWEEN_CALLS = "2026-07-28"
 """The first version of the protocol in which a question ends the call."""
@@ -121,7 +122,7 @@ class CommandTools(Tools):
                     held.answer(None)
                     return self._leave_waiting(call, held.approval)
                 if (ctx.protocol_version or "") >= _ASKS_BETWEEN_CALLS:
-                    self._waiting[held.approval.id] = call
+                    self._hold(held.approval, call)
                     return _question(held.approval)
                 held.answer(await _asked(ctx, held.approval))
         except anyio.get_cancelled_exc_class():
@@ -132,7 +133,7 @@ class CommandTools(Tools):
         return self._told(held.result(), call.max_characters)
 
     def _leave_waiting(self, call: _Call, approval: model.Approval) -> Answer:
-        self._waiting[approval.id] = call
+        self._hold(approval, call)
         text = (
             f"Not run yet: a person has to agree to `{shown(approval.command)}` ({approval.class_}:"
             f" {shown(approval.why)}).\nAsk them to type: waypoint approve {approval.id}   (or: waypoint deny"
@@ -140,6 +141,12 @@ class CommandTools(Tools):
             f" {clock(approval.expires_at)}. Do not try other ways to the same effect."
         )
         return Answer(text, {"exit_code": None, "waits": _approval(approval)})
+
+    def _hold(self, approval: model.Approval, call: _Call) -> None:
+        """Until somebody asks for it. What nobody came back for goes when there are many."""
+        self._waiting[approval.id] = call
+        for one in list(self._waiting)[:-_MOST_WAITING]:
+            self._waiting.pop(one).held.abandon()
 
     def _told(self, result: Result, limit: int) -> Answer:
         page = self._shelf.ends(result.output, limit)
