@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -197,6 +197,8 @@ class Sessions:
         self._pump = Pump()
         self._ram = Ram()
         self._lives: dict[str, Live] = {}
+        self._leaving: dict[str, Future[None]] = {}
+        """By session, the clearing away of the box it was in before its last restore."""
         self._lock = threading.Lock()
         self.leftovers: set[Path] = set()
         """What could not be deleted when its time had come."""
@@ -206,7 +208,7 @@ class Sessions:
         """Points that are being brought to life."""
         self.before_checkpoint: list[Callable[[Live | None], None]] = []
         """Who may refuse a point before anything is touched; told what would be dumped, if anything."""
-        self.after_checkpoint: list[Callable[[SessionRow, Checkpoint], None]] = []
+        self.after_checkpoint: list[Callable[[SessionRow, Checkpoint], object]] = []
         """Who wants to know of a new point, once it exists; must not take long."""
         self.after_typing: list[Callable[[str], None]] = []
         """Who wants to know, in the background, that a command somebody typed in a session has ended."""
@@ -347,7 +349,7 @@ class Sessions:
     def teardown_network(self) -> None:
         self.network.teardown()
 
-    def later(self, work: Callable[[], None]) -> None:
+    def later(self, work: Callable[[], None]) -> Future[None]:
         """In the background, where nothing may fail a verb."""
 
         def careful() -> None:
@@ -356,7 +358,7 @@ class Sessions:
             except Exception:
                 log.exception("background work failed")
 
-        self._background.submit(careful)
+        return self._background.submit(careful)
 
     # ---- finding things ----------------------------------------------------------------------
 
@@ -696,6 +698,8 @@ class Sessions:
             with live.state:
                 self._end(live, "the session was removed")
         self.store.remove_session(row.id)
+        if leaving := self._leaving.pop(row.id, None):
+            wait((leaving,))
         self.spares.want(row.id, ())
         self.spares.drop([point.id for point in points])
         if row.box:
@@ -1238,7 +1242,7 @@ class Sessions:
                 old.box.signal_end()
                 old.ended.set()
         leftover = self.home.sessions / row.box if row.box else None
-        self.later(lambda: self._clear_away(old, leftover))
+        self._leaving[row.id] = self.later(lambda: self._clear_away(old, leftover))
         self.later(lambda: self.want_spares(row.id))
         return Restored(
             session=self.describe(self.find(row.id)),

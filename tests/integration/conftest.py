@@ -126,7 +126,8 @@ def _clear(home: Home, but: tuple[str, ...] = ("seed",)) -> None:
     if names:
         client.call("rm", {"sessions": names})
     client.close()
-    assert len(keepers(home)) == len(there) - len(names), "a box is left that belongs to no session"
+    if os.environ["WAYPOINT_SPARES"] == "off":  # else the next one may just be in the making
+        assert len(keepers(home)) == len(there) - len(names), "a box is left that belongs to no session"
 
 
 _PROGRAMS = (
