@@ -140,15 +140,16 @@ def _seen_from_inside(bench: Bench, rounds: int) -> None:
             point, took = bench.checkpoint(session)
             answered_at = asked_at + took.api * 1000
             session.run("sleep 0.02").check()
-            gaps = [
-                line.split() for line in session.run("cat /tmp/gaps 2>/dev/null; true").output.split("\n")
+            told = session.run("cat /tmp/gaps 2>/dev/null; : > /tmp/gaps").output
+            gaps = [(int(began), int(length)) for began, length in map(str.split, told.splitlines())]
+            mine = [
+                length / 1000
+                for began, length in gaps
+                if began <= answered_at and asked_at <= began + length  # in microseconds
             ]
-            mine = [int(gap[1]) / 1000 for gap in gaps if gap and asked_at <= int(gap[0]) + int(gap[1])]
-            mine = [gap for gap in mine if gap <= answered_at]
             case = "the same, with a process that watches the clock"
             bench.add("tree", case, "checkpoint", "pause", point.info.pause_ms)
             bench.add("tree", case, "checkpoint, seen from inside", "pause", max(mine, default=0.0))
-            session.run(": > /tmp/gaps").check()
 
 
 _THREADS = """
@@ -477,6 +478,10 @@ def depth(bench: Bench) -> None:
                 bench.add("depth", case, what, "", held, unit=unit)
         how, took = bench.rollback(session, first)
         bench.add_timed("depth", "first", f"rollback, {how}", took)
+        for point in session.checkpoints()[1 :: many // 10]:
+            began = now_ms()
+            point.forget()
+            bench.add("depth", "any", "forget", "api", now_ms() - began)
 
 
 def _daemon(bench: Bench) -> dict[str, float]:
