@@ -80,7 +80,7 @@ class Journal:
     def position(self, row: SessionRow, ref: str | None) -> int | None:
         """Where a ref stands in the trajectory; without one, where the session is now."""
         if ref in (None, "now"):
-            self._sessions.trajectory.settle(row.id)
+            self._sessions.settle(row)
             return self._sessions.find(row.id).tip
         return self._sessions.point(row, ref or "@").position
 
@@ -98,7 +98,7 @@ class Journal:
         """What led to a point, or to the present, oldest first. `everything`: all that ever happened in the
         session, what it went back from too. `full`: with what is kept apart."""
         if everything:
-            self._sessions.trajectory.settle(row.id)
+            self._sessions.settle(row)
             found = self._store.events(row.id, kinds=kinds, limit=limit, after=after)
         else:
             found = self._store.trace(self.position(row, ref), kinds=kinds, limit=limit, after=after)

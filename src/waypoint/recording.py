@@ -22,6 +22,9 @@ from waypoint.model import Actor, Record, Size
 _SHOWN_BYTES = 16 << 10
 _HALF_BYTES = 256 << 10
 _MOST_MARKS = 512
+_MOST_PAUSES = 20
+_PAUSE_SECONDS = 10.0
+"""A job that prints a line now and then is heard at each pause so often, then only every so many seconds."""
 _MARK_SECONDS = 0.02
 """What is printed within so short a time is shown at once."""
 
@@ -119,6 +122,7 @@ class Recording:
         self._actor: Actor = "person"
         self._cwd: str | None = None
         self._started: float | None = None
+        self._pauses, self._last_pause = 0, 0.0
 
     def show(self, data: bytes) -> None:
         """The terminal was given this."""
@@ -190,16 +194,23 @@ class Recording:
             timed_out=timed_out,
         )
         self.running, self._prompted, self._typing = False, False, False
+        self._pauses = 0
 
     @property
     def echo(self) -> bytes:
         """What was shown before the command that runs: its prompt, and what was typed."""
         return bytes(self._shown)
 
-    def between(self) -> None:
-        """What was printed at the prompt, without anybody having asked, is something that happened."""
-        if not self.running and self._tape.total:
-            self._emit()
+    def between(self, *, quiet: bool = False) -> None:
+        """What was printed at the prompt, without anybody having asked, is something that happened. `quiet`:
+        for a moment nothing was printed; where that happens all the time, several are one."""
+        if self.running or not self._tape.total:
+            return
+        now = time.monotonic()
+        if quiet and self._pauses >= _MOST_PAUSES and now - self._last_pause < _PAUSE_SECONDS:
+            return
+        self._pauses, self._last_pause = self._pauses + 1, now
+        self._emit()
 
     def cut(self) -> None:
         """Everything so far is something that happened: what comes next may never be seen."""

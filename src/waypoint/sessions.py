@@ -521,7 +521,7 @@ class Sessions:
             self._pump.when_quiet(terminal, lambda: self._quiet(live))
 
     def _quiet(self, live: Live) -> None:
-        live.terminal.between()
+        live.terminal.between(quiet=True)
         self._remember_terminal(live)
 
     def _happened(self, live: Live, what: Happened) -> None:
@@ -845,6 +845,12 @@ class Sessions:
     ) -> int:
         """Adds to what happened in a session, redacted; kept when this returns. The number of the event."""
         return self.trajectory.tell(row.id, kind, body, actor=actor, data=data, redactor=self.redactor(row))
+
+    def settle(self, row: SessionRow) -> None:
+        """Until everything is kept that has happened in a session so far."""
+        if live := self._lives.get(row.id):
+            live.terminal.between()
+        self.trajectory.settle(row.id)
 
     def redactor(self, row: SessionRow) -> Redactor:
         """One that knows the secrets among the variables of a session."""

@@ -261,10 +261,11 @@ class Terminal:
         if self.when_happened:
             self.when_happened(what)
 
-    def between(self) -> None:
-        """What was printed at the prompt is told of, if nobody is typing there."""
+    def between(self, *, quiet: bool = False) -> None:
+        """What was printed at the prompt is told of, if nobody types there. `quiet`: not each time, if there
+        is much of that."""
         with self.lock:
-            self._recording.between()
+            self._recording.between(quiet=quiet)
 
     def _show(self, data: bytes) -> None:
         self._recording.show(data)

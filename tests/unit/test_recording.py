@@ -58,6 +58,18 @@ def test_what_a_job_prints_at_the_prompt_happened_by_itself(
     assert happened[0].actor == "automatic"
 
 
+def test_a_job_that_prints_all_the_time_is_heard_now_and_then_and_wholly(
+    recording: Recording, happened: list[Happened]
+) -> None:
+    prompt(recording)
+    for number in range(200):
+        recording.show(b"%d\r\n" % number)
+        recording.between(quiet=True)
+    assert len(happened) == 20
+    recording.between()
+    assert b"".join(one.output.data for one in happened) == b"".join(b"%d\r\n" % n for n in range(200))
+
+
 def test_what_somebody_types_is_no_output(recording: Recording, happened: list[Happened]) -> None:
     recording.typing()  # ahead of the prompt
     prompt(recording)
