@@ -50,6 +50,7 @@ from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.recording import Heard
 from waypoint.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.sessions import Live, Sessions
+from waypoint.sharing import Sharing
 from waypoint.story import Story
 from waypoint.terminal import Watcher
 from waypoint.transfer import Transfers
@@ -69,6 +70,7 @@ class Daemon:
         self.story = Story(sessions)
         self.trials = Trials(sessions)
         self.upkeep = Upkeep(sessions)
+        self.sharing = Sharing(sessions)
         self.transfers = Transfers(sessions, self.story)
         self.inside = Inside(self)
         self.journal = Journal(sessions, self.story)
@@ -130,6 +132,7 @@ class Daemon:
     def close(self, asking: Connection | None = None) -> None:
         """Takes no more requests. Who is being served now is not waited for; who has just asked is told to
         ask again; who asks from now on is refused by the kernel, and knows that nothing was begun."""
+        self.sharing.close()
         self.home.socket.unlink(
             missing_ok=True
         )  # whoever comes now starts another daemon, which waits for us

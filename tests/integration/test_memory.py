@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from waypoint.engine import criu, tracking
 from waypoint.engine.protobuf import encode, read_image
 from waypoint.home import Home
 from waypoint.kernel import processes
+from waypoint.kernel.extents import freed
+from waypoint.kernel.syscalls import syncfs
 
 PAGE = 4096
 _IN_PARENT, _PRESENT = 1, 4
@@ -328,7 +331,8 @@ WRITER = r"""
 import mmap, os, signal, threading, time
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-PAGES = 8192
+PAGES = 4096
+idle = b"never touched again" * (3 << 20)
 memory = mmap.mmap(-1, PAGES * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 asked, answered = threading.Event(), threading.Event()
 
@@ -361,7 +365,7 @@ def test_memory_that_is_written_all_the_time_comes_back_as_of_one_moment(
     fresh.run("until [ -s /tmp/said ]; do sleep 0.01; done", timeout=60).check()
     points = [fresh.checkpoint() for _ in range(6)]
     stats = [criu.dump_stats(home.checkpoints / point.id / "images") for point in points]
-    assert any(one.pages_in_parent for one in stats)
+    assert all(one.pages_in_parent for one in stats[1:])
     for point in points[::2]:
         fresh.restore(point)
         said = fresh.run("kill -USR1 $subject; wait $subject; cat /tmp/out").output
@@ -416,6 +420,35 @@ def test_images_are_put_together_from_their_parents(
     with pytest.raises(tracking.NotWhole):  # the parent does not have it
         memory.make_whole(folder / "other", folder / "parent", folder / "whole")
     shutil.rmtree(folder)
+
+
+def test_what_was_dumped_in_full_is_shared_when_nothing_else_is_to_be_done(
+    home: Home, fresh: waypoint.Session
+) -> None:
+    """Small processes are not watched."""
+    program = "import time; kept = bytes(range(256)) * 20000; print(1, flush=True); time.sleep(1000)"
+    fresh.run(f"python3 -c '{program}' > /tmp/up & until [ -s /tmp/up ]; do sleep 0.01; done").check()
+    points = [fresh.checkpoint() for _ in range(2)]
+    folder = home.checkpoints / points[1].id / "images"
+    files = sorted(folder.glob("pages-*.img"))
+    before = [path.read_bytes() for path in files]
+    size = sum(map(len, before))
+    assert size > 8 << 20
+
+    def shared() -> bool:
+        pool = os.open(folder, os.O_RDONLY)
+        syncfs(pool)
+        os.close(pool)
+        return freed((), [folder]).total_bytes < size // 2
+
+    deadline = time.monotonic() + 60
+    while not shared():
+        assert time.monotonic() < deadline, "it is not shared"
+        time.sleep(0.2)
+    assert [path.read_bytes() for path in files] == before
+    points[0].forget()
+    fresh.restore(points[1])
+    assert [path.read_bytes() for path in files] == before
 
 
 def test_points_do_not_need_each_other(watches: None, home: Home, fresh: waypoint.Session) -> None:

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "core",
         (
             *("observe", "spares", "sessions", "trial", "outbound", "story", "journal", "gate"),
-            *("transfer", "upkeep"),
+            *("transfer", "upkeep", "sharing"),
         ),
     ),
     ("client", ("wire", "migrations", "agents", "answers", "client")),

@@ -170,9 +170,14 @@ class Memory:
             large = []
         self._watch(large)
         if self._baseline:
+            unchanged = 0
             for who in self._watched:
                 with contextlib.suppress(OSError):
-                    total -= _unchanged_bytes(who[0])
+                    unchanged += _unchanged_bytes(who[0])
+            if unchanged < total // 2:
+                self._baseline = None  # putting it together would take longer than copying everything
+            else:
+                total -= unchanged
         return max(total, 0)
 
     def begin_with(self, host_pids: Iterable[int], images: Path) -> None:

@@ -7,6 +7,11 @@
    system can do that (copied else), and what has changed is written over it. What was used up is gone from IMAGES.
    Afterwards nobody needs PARENT; each can be deleted alone.
 
+     flatten IMAGES PARENT
+
+   Both are whole already: what they have in common is shared on disk, for when nobody is in a hurry. What is in the
+   files stays as it is.
+
    CRIU's images of memory: pages-N.img has nothing but pages; pagemap-PID.img has two magic numbers, then
    messages with their length in front: a head with N, then one per stretch of memory, in the order of the pages.
    Everything is written to new files which get their names only when all of it is there. "ok\n", or a line with
@@ -17,12 +22,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -35,6 +43,8 @@
 #define SCATTERED "trusted.waypoint.scattered"
 #define FEW_CUTS 4096
 #define PAGES_PER_CUT 8
+#define FEWEST_PAGES 4 /* shorter runs are not worth an extent of their own */
+#define SHARE_BYTES (16ULL << 20)
 
 struct stretch {
 	uint64_t address, pages, flags;
@@ -414,6 +424,145 @@ out:
 	return result;
 }
 
+/* ---- sharing --------------------------------------------------------------------------------- */
+
+/* Has `to` use the blocks of `from` for what both hold the same; how many bytes it does. The kernel compares again. */
+static uint64_t share(int from, uint64_t source, int to, uint64_t target, uint64_t length)
+{
+	union {
+		struct file_dedupe_range range;
+		char room[sizeof(struct file_dedupe_range) + sizeof(struct file_dedupe_range_info)];
+	} request;
+	uint64_t done = 0;
+
+	while (done < length) {
+		struct file_dedupe_range_info *told = request.range.info;
+
+		memset(&request, 0, sizeof(request));
+		request.range.src_offset = source + done;
+		request.range.src_length = length - done < SHARE_BYTES ? length - done : SHARE_BYTES;
+		request.range.dest_count = 1;
+		told->dest_fd = to;
+		told->dest_offset = target + done;
+		if (ioctl(from, FIDEDUPERANGE, &request) || told->status || !told->bytes_deduped)
+			break;
+		done += told->bytes_deduped;
+	}
+	return done;
+}
+
+/* btrfs frees an extent only when no byte of it is in use: what could not be shared is written anew. */
+static int write_rest(const char *content, uint64_t from, uint64_t to, int fd)
+{
+	static char block[COPY_BYTES];
+
+	while (from < to) {
+		size_t part = to - from < sizeof(block) ? to - from : sizeof(block);
+
+		memcpy(block, content + from, part);
+		if (pwrite(fd, block, part, from) != (ssize_t)part)
+			return because("pages: %s", strerror(errno));
+		from += part;
+	}
+	return 0;
+}
+
+static int share_pages(const struct map *ours, const struct map *parent, int our_pages, int parent_pages)
+{
+	char *here = mmap(NULL, ours->bytes, PROT_READ, MAP_SHARED, our_pages, 0);
+	char *there = mmap(NULL, parent->bytes, PROT_READ, MAP_SHARED, parent_pages, 0);
+	uint64_t source = 0, target = 0, length = 0, rest = 0, total = 0, cuts = 0;
+	struct piece *gaps = NULL;
+	size_t gap_count = 0, at = 0;
+	int failed = here == MAP_FAILED || there == MAP_FAILED;
+
+	if (failed)
+		return because("pages: %s", strerror(errno));
+	gaps = calloc(ours->bytes / PAGE / FEWEST_PAGES + 2, sizeof(*gaps));
+	if (!gaps)
+		return because("out of memory");
+	for (size_t i = 0; i <= ours->count; i++) {
+		const struct stretch *mine = &ours->stretches[i];
+
+		for (uint64_t page = 0; page < (i < ours->count ? mine->pages : 1); page++) {
+			uint64_t address = i < ours->count ? mine->address + page * PAGE : ~0ULL, a = 0, b = 0;
+			int same = 0;
+
+			while (i < ours->count && at < parent->count && parent->stretches[at].address +
+			       parent->stretches[at].pages * PAGE <= address)
+				at++;
+			if (i < ours->count && at < parent->count && parent->stretches[at].address <= address) {
+				a = parent->stretches[at].offset + (address - parent->stretches[at].address);
+				b = mine->offset + page * PAGE;
+				same = !memcmp(there + a, here + b, PAGE);
+			}
+			if (same && length && a == source + length && b == target + length) {
+				length += PAGE;
+				continue;
+			}
+			/* A run of equal pages ends here. */
+			if (length >= FEWEST_PAGES * PAGE) {
+				uint64_t done = share(parent_pages, source, our_pages, target, length);
+
+				if (done) {
+					gaps[gap_count++] = (struct piece){ .target = rest, .length = target - rest };
+					rest = target + done;
+					total += done;
+					cuts += 2;
+				}
+			}
+			source = a;
+			target = b;
+			length = same ? PAGE : 0;
+		}
+	}
+	gaps[gap_count++] = (struct piece){ .target = rest, .length = ours->bytes - rest };
+	if (total > ours->bytes / 2)
+		for (size_t i = 0; i < gap_count && !failed; i++)
+			failed = write_rest(here, gaps[i].target, gaps[i].target + gaps[i].length, our_pages);
+	if (!failed && total && fsetxattr(our_pages, SCATTERED, &cuts, sizeof(cuts), 0))
+		failed = because("pages: %s", strerror(errno));
+	free(gaps);
+	munmap(here, ours->bytes);
+	munmap(there, parent->bytes);
+	return failed;
+}
+
+static int share_one(int images, int parents, const char *name)
+{
+	struct map ours = { 0 }, parent = { 0 };
+	int our_pages = -1, parent_pages = -1, failed = -1, missing;
+	struct stat one, other;
+
+	if (read_map(images, name, &ours))
+		return -1;
+	missing = read_map(parents, name, &parent);
+	if (missing < 0)
+		goto out;
+	if (missing || !ours.bytes || !parent.bytes) {
+		failed = 0;
+		goto out;
+	}
+	our_pages = open_pages(images, ours.number, O_RDWR, "");
+	parent_pages = open_pages(parents, parent.number, O_RDONLY, "");
+	if (our_pages < 0 || parent_pages < 0 || fstat(our_pages, &one) || fstat(parent_pages, &other))
+		goto out;
+	if ((uint64_t)one.st_size != ours.bytes || (uint64_t)other.st_size != parent.bytes)
+		because("the pages of %s are not all there", name);
+	else if (fgetxattr(our_pages, SCATTERED, NULL, 0) >= 0)
+		failed = 0; /* put together from clones: they share already */
+	else
+		failed = share_pages(&ours, &parent, our_pages, parent_pages);
+out:
+	if (our_pages >= 0)
+		close(our_pages);
+	if (parent_pages >= 0)
+		close(parent_pages);
+	free(ours.stretches);
+	free(parent.stretches);
+	return failed;
+}
+
 int main(int argc, char **argv)
 {
 	int images, parents, target, failed = 0;
@@ -421,11 +570,12 @@ int main(int argc, char **argv)
 	struct dirent *entry;
 	DIR *folder;
 
-	if (argc != 4)
+	if (argc != 3 && argc != 4)
 		return 2;
+	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); /* what nobody waits for is of no use */
 	images = atoi(argv[1]);
 	parents = atoi(argv[2]);
-	target = atoi(argv[3]);
+	target = atoi(argv[argc - 1]);
 	folder = fdopendir(openat(images, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	if (!folder || fstat(images, &one) || fstat(target, &other))
 		failed = because("the folders cannot be read: %s", strerror(errno));
@@ -433,7 +583,11 @@ int main(int argc, char **argv)
 	while (!failed && (entry = readdir(folder))) {
 		size_t length = strlen(entry->d_name);
 
-		if (!strncmp(entry->d_name, "pagemap-", 8) && length > 4 && !strcmp(entry->d_name + length - 4, ".img"))
+		if (strncmp(entry->d_name, "pagemap-", 8) || length <= 4 || strcmp(entry->d_name + length - 4, ".img"))
+			continue;
+		if (argc == 3)
+			failed = share_one(images, parents, entry->d_name);
+		else
 			failed = flatten_one(images, parents, target, entry->d_name,
 					     one.st_dev != other.st_dev || one.st_ino != other.st_ino);
 	}
