@@ -564,6 +564,8 @@ class Effects(Answer):
             if one in unseen and not everything:
                 continue
             found += self._effect(one, several=several, now=now)
+        if talk := self.data.get("talked_to"):
+            found.append(("plain", f"{talk}  [observed]"))
         if unseen and not everything:
             many = plural(len(unseen), "command")
             said = f"{many} could not be looked into and may have acted outside (--unseen lists them)"

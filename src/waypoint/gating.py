@@ -9,6 +9,7 @@ import msgspec
 from waypoint.agent.policy import built_in_text
 from waypoint.errors import UsageError
 from waypoint.gate import Asker
+from waypoint.history.contacts import phrase
 from waypoint.model import EffectClass
 from waypoint.service import Connection, actor_of, verb
 
@@ -27,12 +28,20 @@ def asker_of(connection: Connection, args: dict[str, Any]) -> Asker:
 
 @verb
 def effects(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    """What was done outside; `ref`: since that point. `all`: in every session that ever was."""
+    """What was done outside, and which places were talked to; `ref`: since that point. `all`: the effects of
+    every session that ever was."""
     if args.get("all"):
-        return {"session": None, "since": None, "effects": daemon.gate.ledger.effects()}
+        return {"session": None, "since": None, "effects": daemon.gate.ledger.effects(), "contacts": []}
     row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
     point = daemon.sessions.point(row, args["ref"]) if args.get("ref") else None
-    return {"session": row.name, "since": point, "effects": daemon.gate.effects(row, point)}
+    contacts = daemon.story.outbound.since(row, point)
+    return {
+        "session": row.name,
+        "since": point,
+        "effects": daemon.gate.effects(row, point),
+        "contacts": contacts,
+        "talked_to": phrase(contacts, amounts=True),
+    }
 
 
 @verb

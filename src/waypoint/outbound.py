@@ -222,9 +222,11 @@ class Outbound:
             self._careful([one for one in self._sessions.lives() if one.session_id == present_of])
         return self._sessions.store.contacts(points, present_of)
 
-    def since(self, row: SessionRow, point: Checkpoint) -> list[Contact]:
-        """What has left a session since a point was taken, in whichever line of its history."""
+    def since(self, row: SessionRow, point: Checkpoint | None) -> list[Contact]:
+        """What has left a session since a point was taken, in whichever line of its history; or ever."""
         self._careful([one for one in self._sessions.lives() if one.session_id == row.id])
+        if point is None:
+            return self._sessions.store.contacts_of(row.id)
         return self._sessions.store.contacts_since(row.id, point)
 
     def not_watched(self, net: str) -> tuple[str, ...]:

@@ -308,6 +308,11 @@ class Story:
         not_undone, unseen = self.outside(row, target)
         # An effect that somebody has not seen in the plan is nothing that they agreed to leave.
         ground = hashlib.sha256("\0".join((ground, *not_undone)).encode()).hexdigest()
+        contacts = self.outbound.since(row, target)
+        # Where nothing has left the session, what could not be looked into has done nothing outside.
+        watched = row.options.net != "host" and not self.outbound.not_watched(row.options.net)
+        if watched and not contacts and not row.options.binds:
+            unseen = ()
         plan = write_plan(
             randomness.token_hex(4),
             session=row.name,
@@ -317,7 +322,7 @@ class Story:
             uncheckpointed=since,
             tasks=tasks.differences(tasks.load(planned), tasks.load(self._sessions.store.tasks(target.id))),
             coverage=self._coverage(row),
-            contacts=self.outbound.since(row, target),
+            contacts=contacts,
             not_undone=not_undone,
             unseen=unseen,
         )

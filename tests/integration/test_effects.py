@@ -165,8 +165,13 @@ def test_what_cannot_be_looked_into_is_said_to_be_unknown(s: waypoint.Session) -
     assert unknown.class_ == "unknown"
     assert unknown.details["unseen"] == ["what the script /srv/run.sh does"]
     plan = s.preview(before).data["plan"]
-    assert plan["not_undone"] == []
+    assert (plan["not_undone"], plan["unseen"]) == ([], []), "nothing has left the session"
+    # Nobody answers there, and nobody has to: the packet has left.
+    s.run("bash -c 'exec 3<>/dev/udp/192.0.2.1/9 && echo x >&3'", on_approval=lambda _: True)
+    plan = s.preview(before).data["plan"]
     assert len(plan["unseen"]) == 1
+    assert "/srv/run.sh" in plan["unseen"][0]
+    assert any("192.0.2.1:9" in words for words in plan["not_undone"])
 
 
 def test_an_effect_can_be_claimed(s: waypoint.Session) -> None:

@@ -1044,6 +1044,11 @@ class Store:
         )
         return [self._contact(row) for row in rows]
 
+    def contacts_of(self, session_id: str) -> list[Contact]:
+        """All that a session ever had."""
+        rows = self._rows("SELECT * FROM contacts WHERE session = ? ORDER BY first_at", session_id)
+        return [self._contact(row) for row in rows]
+
     def contacts_since(self, session_id: str, point: Checkpoint) -> list[Contact]:
         """All of a session's since a point began to be taken, wherever they belong."""
         began = datetime.fromisoformat(point.created_at).timestamp() - point.total_ms / 1000
