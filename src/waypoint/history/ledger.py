@@ -3,8 +3,8 @@
 Neither is ever rolled back: a restore takes a session to an earlier point, the outside stays where it is. A
 row is written before its command runs, so that a daemon that dies in the middle leaves a row too many rather
 than one too few. Where an effect stands in the trajectory is said by an event that names it (kind `effect`,
-told when the command has ended); one that has none yet counts as done after every point. Rows outlive their
-session.
+told when the command has ended); one that has none yet counts as done after every point. What is known to
+have acted on the outside outlives its session.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ class Ledger:
     def left_over(self) -> list[tuple[str, int]]:
         """Session and number of what a daemon that ended left running, or without its event."""
         rows = self._store.rows(
-            f"SELECT session, id FROM ({self._EFFECTS}) WHERE state = 'running' OR event IS NULL"
+            f"SELECT session, id FROM ({self._EFFECTS}) WHERE (state = 'running' OR event IS NULL)"
+            " AND session IN (SELECT id FROM sessions)"
         )
         return [(row["session"], row["id"]) for row in rows]
 

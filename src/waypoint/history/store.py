@@ -448,6 +448,8 @@ class Store:
         """The session, its checkpoints and its operations; of its trajectory what no other builds on."""
         with self._transaction():
             self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            # What is known to have acted on the outside stays on record, what may have does not.
+            self._db.execute("DELETE FROM effects WHERE session = ? AND class = 'unknown'", (session_id,))
             self._sweep_events()
 
     # ---- checkpoints -------------------------------------------------------------------------
