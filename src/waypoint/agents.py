@@ -34,25 +34,42 @@ if TYPE_CHECKING:
 
 
 def sent_state(state: Any) -> dict[str, Any]:
-    """Agent state as it travels: bytes as they are, anything else as JSON."""
+    """Agent state as it travels: bytes as they are, anything else as the text of its JSON, in which numbers
+    have any size."""
     if isinstance(state, bytes | bytearray | memoryview):
         return {"base64": base64.b64encode(state).decode()}
+    import json
+
     try:
-        msgspec.json.encode(state)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return {"text": json.dumps(state, allow_nan=False)}
+    except (TypeError, ValueError, RecursionError) as error:
         raise errors.UsageError(
             f"that agent state is neither bytes nor JSON: {error}",
             hint="give bytes, or dictionaries, lists, strings and numbers",
         ) from error
-    return {"json": msgspec.to_builtins(state, str_keys=True)}
+
+
+def sent_content(content: Any) -> Any:
+    """What was said, as it travels."""
+    if isinstance(content, str):
+        return content.encode(errors="replace").decode()
+    try:
+        msgspec.json.encode(content)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise errors.UsageError(
+            f"that cannot be recorded: {error}", hint="give text, or what JSON can hold"
+        ) from error
+    return content
 
 
 def received_state(found: dict[str, Any], version: str | None) -> Any:
     """What was left, in the form that the code of this version expects. None when nothing was."""
     if "base64" in found:
         state: Any = base64.b64decode(found["base64"])
-    elif "json" in found:
-        state = found["json"]
+    elif "text" in found:
+        import json
+
+        state = json.loads(found["text"])
     else:
         return None
     return migrate(state, found["agent_version"], version)

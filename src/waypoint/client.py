@@ -807,7 +807,8 @@ class Session:
         """
         if actor is None:
             actor = "person" if what == "user" else "agent"
-        args = {"what": what, "content": content, "name": name, "call": call, "error": error, "actor": actor}
+        args = {"what": what, "content": agents.sent_content(content), "name": name, "call": call}
+        args |= {"error": error, "actor": actor}
         return int(self._client.call("record", {"session": self.name, **args})["event"])
 
     def trace(

@@ -7,6 +7,7 @@ the database when the telling returns, and moves with the machine: whoever comes
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ CONVERSATION: tuple[EventKind, ...] = ("message", "tool_call", "tool_result")
 
 
 def packed_state(given: Mapping[str, Any] | None, version: str | None) -> AgentState | None:
-    """Agent state as it came over the wire: `{"json": …}` or `{"base64": …}`."""
+    """Agent state as it came over the wire: `{"text": …}` (JSON) or `{"base64": …}`."""
     if given is None:
         if version is not None:
             raise UsageError("a version of what?", hint="agent_version goes with agent_state")
@@ -47,7 +48,11 @@ def packed_state(given: Mapping[str, Any] | None, version: str | None) -> AgentS
     if "base64" in given:
         data, is_json = base64.b64decode(given["base64"]), False
     else:
-        data, is_json = msgspec.json.encode(given["json"]), True
+        try:
+            json.loads(given["text"])
+        except ValueError as error:
+            raise UsageError(f"that agent state is no JSON: {error}", hint="give it as base64") from error
+        data, is_json = given["text"].encode(), True
     if len(data) > MOST_STATE_BYTES:
         raise UsageError(
             f"that is {len(data) >> 20} MiB of agent state, and {MOST_STATE_BYTES >> 20} are the most",
@@ -133,14 +138,14 @@ class Journal:
         return found
 
     def agent_state(self, point: Checkpoint) -> dict[str, Any]:
-        """What an agent left with a point: `json` or `base64`, neither when it left nothing."""
+        """What an agent left with a point: `text` (JSON) or `base64`, neither when it left nothing."""
         kept = self._store.agent_state(point.id)
         found: dict[str, Any] = {"checkpoint": point, "agent_version": point.agent_version}
         if kept is None:
             return found
         kind, data = kept
         if kind == "json":
-            return {**found, "json": msgspec.Raw(data)}
+            return {**found, "text": data.decode()}
         return {**found, "base64": base64.b64encode(data).decode()}
 
     # ---- tasks -------------------------------------------------------------------------------

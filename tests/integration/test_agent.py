@@ -67,7 +67,7 @@ def test_a_restore_takes_conversation_tasks_and_state_back_with_the_machine(fres
     s.tasks.add("write one", "write two")
     s.run("echo one > /srv/note; step=1").check()
     s.tasks.done("write one")
-    point = s.checkpoint("one", agent_state={"step": 1, "plan": ["é"]}, agent_version="1")
+    point = s.checkpoint("one", agent_state={"step": 2**70, "plan": ["é\udcff"]}, agent_version="1")
     s.record("assistant", "on to two")
     s.run("echo two > /srv/note; step=2").check()
     s.tasks.done("write two", "it was easy")
@@ -75,7 +75,7 @@ def test_a_restore_takes_conversation_tasks_and_state_back_with_the_machine(fres
 
     back = s.restore(point)
     assert s.run("cat /srv/note; echo $step").output == "one\n1\n"
-    assert back.agent_state() == {"step": 1, "plan": ["é"]}
+    assert back.agent_state() == {"step": 2**70, "plan": ["é\udcff"]}
     assert back.messages() == s.messages() == [{"role": "user", "content": "write one"}]
     assert [task.state for task in s.tasks] == ["completed", "pending"]
     assert own(s)[-3:] == ["checkpoint", "restored", "$ cat /srv/note; echo $step"]
@@ -153,13 +153,25 @@ def test_state_of_an_old_version_reaches_new_code_or_nothing_is_touched(
     assert fresh.resume(agent_version="2").agent_state() == {"steps": [7]}
 
 
-@pytest.mark.parametrize("state", [object(), {"deep": [float]}], ids=["object", "inside"])
+@pytest.mark.parametrize(
+    "state", [object(), {"deep": [float]}, [float("nan")]], ids=["object", "deep", "nan"]
+)
 def test_state_that_cannot_be_kept_is_refused_before_a_point_is_taken(
     fresh: waypoint.Session, state: Any
 ) -> None:
     with pytest.raises(errors.UsageError, match="neither bytes nor JSON"):
         fresh.checkpoint("never", agent_state=state)
     assert fresh.checkpoints() == []
+
+
+@pytest.mark.parametrize(
+    ("what", "content"),
+    [("user", ""), ("user", None), ("nobody", "x"), ("tool_call", {"a": 1}), ("user", object())],
+)
+def test_what_cannot_be_recorded_is_refused(fresh: waypoint.Session, what: str, content: Any) -> None:
+    with pytest.raises(errors.UsageError):
+        fresh.record(what, content)
+    assert fresh.messages() == []
 
 
 # ---- what happened -------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ _MANNERS = {"in_progress": "bold", "completed": "good", "failed": "bad", "skippe
 
 def record(console: Console) -> int:
     given = console.arguments
-    content: Any = " ".join(given.text)
+    content: Any = " ".join(given.text).encode(errors="replace").decode()
     if given.text in ([], ["-"]):
         if sys.stdin.isatty():
             console.hint("reading the words from here; Ctrl-D ends them")
@@ -180,7 +180,8 @@ def given_state(file: str) -> dict[str, Any]:
     import json
 
     try:
-        return {"json": json.loads(data.decode())}
+        json.loads(data.decode())
+        return {"text": data.decode()}
     except ValueError:
         return {"base64": base64.b64encode(data).decode()}
 
@@ -188,20 +189,22 @@ def given_state(file: str) -> dict[str, Any]:
 def agent_state(console: Console) -> int:
     given = console.arguments
     found = console.call("agent_state", {"session": console.session, "ref": given.ref}, "reading it")
-    if "json" not in found and "base64" not in found:
+    if "text" not in found and "base64" not in found:
         raise errors.NotFound(
             "no agent left anything there" if given.ref else "no agent has left anything with a point",
             hint="`waypoint checkpoint --agent-state FILE` leaves something",
         )
     if console.json:
+        if "text" in found:
+            import json
+
+            found["json"] = json.loads(found.pop("text"))
         console.result(found, None)
         return 0
     if "base64" in found:
         data = base64.b64decode(found["base64"])
     else:
-        import json
-
-        data = json.dumps(found["json"], ensure_ascii=False).encode() + b"\n"
+        data = found["text"].rstrip("\n").encode() + b"\n"
     if given.output:
         try:
             with open(given.output, "wb") as out:
