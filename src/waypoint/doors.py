@@ -102,21 +102,22 @@ class Bucket:
 
     def __init__(self, most: float, per_second: float) -> None:
         self._most, self._per_second = most, per_second
-        self._left, self._at = most, time.monotonic()
+        self._left, self._at, self._wanted = most, time.monotonic(), 1
 
-    def take(self) -> bool:
+    def take(self, amount: int = 1) -> bool:
         now = time.monotonic()
         self._left = min(self._most, self._left + (now - self._at) * self._per_second)
         self._at = now
-        if self._left < 1:
+        self._wanted = amount
+        if self._left < amount:
             return False
-        self._left -= 1
+        self._left -= amount
         return True
 
     @property
     def wait_seconds(self) -> float:
-        """Until there is one again."""
-        return max(0.0, (1 - self._left) / self._per_second)
+        """Until there is as much again as was asked for last."""
+        return max(0.0, (self._wanted - self._left) / self._per_second)
 
 
 def read_request(packet: bytes, uid: int) -> tuple[str, Asked]:
@@ -147,7 +148,9 @@ class Door:
         """Who has connected and said nothing yet, by descriptor; the one who came first comes first."""
         self.bucket = Bucket(_CONNECTIONS_AT_ONCE, _CONNECTIONS_PER_SECOND)
         self.points = Bucket(60, 0.2)
-        """Checkpoints are the one thing that a request leaves behind in the pool."""
+        """Checkpoints: what a request leaves behind in the pool."""
+        self.words = Bucket(8 << 20, 8 << 10)
+        """Bytes of what was said: what it leaves behind in the database."""
         self.queue: deque[Asked] = deque()
         self.running: Asked | None = None
         self.working = False

@@ -10,10 +10,11 @@ doors.py brings the requests and takes the answers back.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypoint import __version__, answers
+from waypoint.agent import tasks
 from waypoint.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
 from waypoint.history.store import SessionRow
-from waypoint.model import Checkpoint
+from waypoint.model import Checkpoint, Task
 from waypoint.service import VERBS, Connection
 from waypoint.sessions import Live
 from waypoint.story import BASE, NOW
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from waypoint.daemon import Daemon
 
 _DIFFERENT = 1
+_ROW_BYTES = 500
+"""What keeping something takes, however few words it is."""
 _BORN_SECONDS = 10.0
 """How long a fork may take from its first instruction until it is in the database."""
 
@@ -49,6 +53,11 @@ About this session, from inside:
   show REF                one point
   diff [A [B]] [PATH…]    two points; without B the present                         --stat --patch
                                                             --files --packages --processes --shell
+  task ls [REF]           what is to be done, now or at a point
+  task add TITLE…         plan something                                            --under TASK --once
+  task start TASK         say that it is under way; also done, fail, skip           --evidence REF
+  record WHAT TEXT        keep what was said: user, assistant, tool_call, …         --name --call --error
+A single - stands for what comes from stdin.
 With --json the answer is data. After a restore, and in a fork, a checkpoint that was asked for from inside
 comes back once more: "copy" says "original", "restored" or "forked".
 Going back, forking and bringing files out is done from outside.
@@ -101,6 +110,39 @@ GRAMMARS: dict[str, Grammar] = {
         most=_MANY,
         usage="[A [B]] [PATH…] [--stat|--patch] [--files] [--packages] [--processes] [--shell]",
     ),
+    "record": Grammar(
+        frozenset({"--error", "--structured"}),
+        frozenset({"--name", "--call"}),
+        most=_MANY,
+        least=2,
+        usage="WHAT TEXT|- [--name TOOL] [--call ID] [--error] [--structured]",
+    ),
+    "task ls": Grammar(most=1, usage="[REF]"),
+    "task add": Grammar(
+        frozenset({"--once"}),
+        frozenset({"--under"}),
+        most=_MANY,
+        least=1,
+        usage="TITLE… [--under TASK] [--once]",
+    ),
+    "task start": Grammar(most=1, least=1, usage="TASK"),
+    "task done": Grammar(
+        frozenset({"--checkpoint"}),
+        frozenset({"--evidence"}),
+        most=_MANY,
+        least=1,
+        usage="TASK [NOTE] [--evidence REF] [--checkpoint]",
+    ),
+    "task fail": Grammar(
+        values=frozenset({"--evidence"}), most=_MANY, least=1, usage="TASK [NOTE] [--evidence REF]"
+    ),
+    "task skip": Grammar(most=_MANY, least=1, usage="TASK [NOTE]"),
+}
+_STATES = {
+    "task start": "in_progress",
+    "task done": "completed",
+    "task fail": "failed",
+    "task skip": "skipped",
 }
 _SECTIONS = {
     "--files": ("files",),
@@ -183,9 +225,7 @@ class Inside:
             return _refusal(error, json=json)
 
     def _carry_out(self, door: Door, asked: Asked) -> Answer:
-        verb, *words = asked.words or ("help",)
-        if verb == "--json" and words:
-            verb, words = words[0], [*words[1:], "--json"]
+        verb, words = split(asked.words)
         if verb in ("help", "-h", "--help") or (words and words[0] in ("-h", "--help")):
             return Answer(status=0, out=OVERVIEW)
         if verb in ("--version", "-V"):
@@ -194,7 +234,7 @@ class Inside:
         if grammar is None:
             raise UsageError(
                 f"`waypoint {verb}` is nothing that can be asked from inside a session",
-                hint=f"there are: {', '.join(GRAMMARS)}; everything else is done from outside",
+                hint=f"there are: {', '.join(GRAMMARS)}; the rest is done from outside",
             )
         if asked.again and _is_lasting(asked):
             raise SessionDead(
@@ -208,8 +248,17 @@ class Inside:
             raise NotFound(
                 f"there is no session {named!r} in here", hint=f"this is {row.name!r}, and it is all there is"
             )
-        if verb == "checkpoint":
-            found, text, status = self._checkpoint(door, row, given, asked)
+        if _is_lasting(asked) and not door.words.take(sum(map(len, asked.words)) + _ROW_BYTES):
+            raise SessionBusy(
+                "this session has said very much in a short time",
+                hint=f"more in {door.words.wait_seconds + 0.5:.0f} s; what is large is better kept in a file",
+            )
+        if verb == "checkpoint" or "--checkpoint" in given.flags:
+            taking = self._checkpoint if verb == "checkpoint" else self._task_done
+            with self._capturing(door, asked):
+                found, text, status = taking(row, given)
+        elif verb in _STATES:
+            found, text, status = self._task_set(row, given, _STATES[verb])
         else:
             found, text, status = _TELLING[verb](self, row, given, asked)
         return _answer(found, text, status, json="--json" in given.flags)
@@ -231,13 +280,15 @@ class Inside:
 
     def _call(self, verb: str, row: SessionRow, **args: Any) -> dict[str, Any]:
         """What a verb of the daemon answers for this session, as it travels."""
-        found = VERBS[verb](self._daemon, _NOBODY, {**args, "session": row.id})
+        found = VERBS[verb](self._daemon, _NOBODY, {**args, "session": row.id, "actor": "agent"})
         plain: dict[str, Any] = msgspec.to_builtins(found)
         return plain
 
     # ---- verbs -------------------------------------------------------------------------------
 
-    def _checkpoint(self, door: Door, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
+    @contextlib.contextmanager
+    def _capturing(self, door: Door, asked: Asked) -> Iterator[None]:
+        """While a request takes a point, which then knows whom it was taken for."""
         if not door.points.take():
             raise SessionBusy(
                 "this session has asked for many points in a short time",
@@ -247,24 +298,35 @@ class Inside:
             door.capturing = (asked, threading.get_ident())
             door.changed.notify_all()
         try:
-            found = self._call(
-                "checkpoint",
-                row,
-                intent=" ".join((*given.words, *given.after)),
-                name=given.values.get("--name"),
-                files_only="--files-only" in given.flags,
-                actor="agent",
-            )
+            yield
         finally:
             with door.changed:
                 door.capturing = None
+
+    def _checkpoint(self, row: SessionRow, given: Given) -> tuple[Any, str, int]:
+        found = self._call(
+            "checkpoint",
+            row,
+            intent=" ".join((*given.words, *given.after)),
+            name=given.values.get("--name"),
+            files_only="--files-only" in given.flags,
+        )
         return _taken(found["checkpoint"], "original", found["warnings"])
+
+    def _task_done(self, row: SessionRow, given: Given) -> tuple[Any, str, int]:
+        found, text, status = self._task_set(row, given, "completed")
+        return {**found, "copy": "original"}, f"{text}\n{answers.quoted(found['checkpoint'])}", status
 
     def _copied(self, live: Live, point: Checkpoint, own: Own) -> Answer:
         """For whoever took this point from inside and wakes up in a copy of it."""
         # A fork is in the database only when it runs.
         copy = "restored" if self._sessions.store.session(live.session_id) else "forked"
         found, text, status = _taken(msgspec.to_builtins(point), copy, ())
+        if split(own.words)[0].startswith("task"):
+            held = tasks.load(self._sessions.store.tasks(point.id))
+            shown = [task for task in held if task.checkpoint == point.id]
+            found |= msgspec.to_builtins({"task": shown[0] if shown else None, "tasks": held})
+            text = "\n".join([*tasks.listing(shown), text])
         return _answer(found, text, status, json=_wants_json(own.words))
 
     def _visible(self, row: SessionRow) -> Visible:
@@ -298,7 +360,7 @@ class Inside:
         args = {name: given.values.get(f"--{name}") for name in ("target", "key", "compensate")}
         args["class"] = "external-reversible" if "--reversible" in given.flags else "irreversible"
         what = " ".join((*given.words, *given.after))
-        found = self._call("effect", row, what=what, actor="agent", **args)
+        found = self._call("effect", row, what=what, **args)
         return found, f"effect {found['effect']['id']}", 0
 
     def _show(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
@@ -341,6 +403,59 @@ class Inside:
             text = "\n".join(line for _, line in lines)
         return found, text, _DIFFERENT if told else 0
 
+    # ---- what an agent did, and has still to do ------------------------------------------------
+
+    def _record(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
+        what, *rest = (*given.words, *given.after)
+        content: Any = " ".join(rest)
+        if "--structured" in given.flags or (what == "tool_call" and content.lstrip().startswith("{")):
+            try:
+                content = msgspec.json.decode(content)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise UsageError(
+                    f"that is no JSON: {error}", hint="leave --structured out for text"
+                ) from error
+        # Whoever is meant to have said it: that it was said is the claim of somebody in here.
+        found = self._call(
+            "record",
+            row,
+            what=what,
+            content=content,
+            name=given.values.get("--name"),
+            call=given.values.get("--call"),
+            error="--error" in given.flags,
+        )
+        return found, f"event {found['event']}", 0
+
+    def _tasks(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
+        refs = [self._visible(row).point(ref).id for ref in (*given.words, *given.after)]
+        found = self._call("tasks", row, ref=refs[0] if refs else None)
+        return found, _listing(found["tasks"]) or "there are no tasks: `waypoint task add` makes one", 0
+
+    def _task_add(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
+        found = self._call(
+            "task_add",
+            row,
+            titles=[*given.words, *given.after],
+            under=given.values.get("--under"),
+            once="--once" in given.flags,
+        )
+        return found, _listing(found["added"]), 0
+
+    def _task_set(self, row: SessionRow, given: Given, state: str) -> tuple[Any, str, int]:
+        task, *note = (*given.words, *given.after)
+        evidence = given.values.get("--evidence")
+        found = self._call(
+            "task_set",
+            row,
+            task=task,
+            state=state,
+            note=" ".join(note),
+            evidence=self._visible(row).point(evidence).id if evidence else None,
+            checkpoint="--checkpoint" in given.flags,
+        )
+        return found, _listing([found["task"]]), 0
+
 
 _TELLING: dict[str, Verb] = {
     "log": Inside._log,
@@ -350,6 +465,9 @@ _TELLING: dict[str, Verb] = {
     "effect": Inside._effect,
     "show": Inside._show,
     "diff": Inside._diff,
+    "record": Inside._record,
+    "task ls": Inside._tasks,
+    "task add": Inside._task_add,
 }
 
 
@@ -366,8 +484,24 @@ class _Nobody(Connection):
 _NOBODY = _Nobody()
 
 
+def split(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The verb, be it of two words, and what comes after it."""
+    verb, *rest = words or ("help",)
+    before = []
+    if verb == "--json" and rest:
+        before, (verb, *rest) = [verb], rest
+    if verb == "task" and rest:
+        verb, rest = f"task {rest[0]}", rest[1:]
+    return verb, [*before, *rest]
+
+
 def _is_lasting(asked: Asked) -> bool:
-    return "checkpoint" in asked.words[:2]
+    verb, _ = split(asked.words)
+    return verb in ("checkpoint", "effect", "record") or (verb.startswith("task ") and verb != "task ls")
+
+
+def _listing(found: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(tasks.listing(msgspec.convert(found, list[Task])))
 
 
 def _wants_json(words: Sequence[str]) -> bool:

@@ -32,7 +32,7 @@ def folder_of(home: Home) -> FolderOf:
 
 
 def ask(session: waypoint.Session, words: str) -> dict[str, object]:
-    found = session.run(f"waypoint {words} --json")
+    found = session.run(f"waypoint --json {words}")
     made: dict[str, object] = json.loads(found.output)
     return made
 
@@ -82,6 +82,48 @@ class TestAsking:
         state = ask(fresh, "status")["session"]
         assert state["name"] == "t"  # type: ignore[index]
         assert "options" not in state  # type: ignore[operator]
+
+    def test_tasks_and_what_was_said_are_kept_as_an_agents(self, fresh: waypoint.Session) -> None:
+        assert (
+            fresh.run("waypoint task add 'set up' 'write tests'").check().output
+            == "○ 1 set up\n○ 2 write tests\n"
+        )
+        fresh.run(
+            "waypoint task add --under 1 database; waypoint task start 1.1; waypoint checkpoint base"
+        ).check()
+        done = ask(fresh, "task done 1.1 'it is there' --evidence @")
+        assert done["task"]["checkpoint"] == fresh.log()[-1].id  # type: ignore[index]
+        assert fresh.run("waypoint task skip 2 'no time' >/dev/null; waypoint task ls").check().output == (
+            "▸ 1 set up\n  ✔ 1.1 database (it is there)\n– 2 write tests (no time)\n"
+        )
+        assert [task.state for task in fresh.tasks] == ["in_progress", "completed", "skipped"]
+        fresh.run("waypoint record user 'add payments'; echo and tests | waypoint record assistant -").check()
+        fresh.run("""waypoint record tool_call --name search --call 7 '{"query": "x"}'""").check()
+        said = [event for event in fresh.trace() if event.kind in ("message", "tool_call")]
+        assert [event.body["content"] for event in said[:2]] == ["add payments", "and tests"]
+        assert said[2].body["arguments"] == {"query": "x"}
+        assert {event.actor for event in said} == {"agent"}, "who was in there cannot speak as a person"
+        assert fresh.run("waypoint record nonsense x").exit_code == 2
+        assert fresh.run("waypoint task done 9").exit_code == 4
+        assert fresh.run("waypoint task done 1 --evidence seed:c9").exit_code == 4
+        fresh.restore(fresh.log()[0])
+        assert [task.state for task in fresh.tasks] == ["in_progress", "in_progress", "pending"]
+
+    def test_a_command_is_judged_and_not_run(self, fresh: waypoint.Session) -> None:
+        found = ask(fresh, "classify -- git push origin main")
+        assert found["judgement"]["class"] != "read-only"  # type: ignore[index]
+        assert ask(fresh, "classify ls")["ruling"] == "allow"
+        assert fresh.effects() == []
+
+    def test_a_task_that_is_done_with_a_point_is_done_in_that_point(self, fresh: waypoint.Session) -> None:
+        fresh.run("waypoint task add one; waypoint task start 1").check()
+        fresh.run("waypoint task done 1 --checkpoint --json >/srv/said; echo >/srv/end").check()
+        [point] = fresh.log()
+        assert [task.checkpoint for task in fresh.tasks] == [point.id]
+        fresh.restore(point)
+        patiently(fresh, "while [ ! -e /srv/end ]; do sleep 0.02; done")
+        said = json.loads(fresh.run("cat /srv/said").check().output)
+        assert (said["copy"], said["task"]["state"]) == ("restored", "completed")
 
     def test_programs_outside_the_shell_and_other_users_can_ask(self, fresh: waypoint.Session) -> None:
         program = fresh.spawn(["waypoint", "log"])
@@ -364,6 +406,17 @@ class TestHostile:
         assert 60 <= number < 70
         assert "in a short time" in said.output
         fresh.checkpoint("a person still can")
+
+    def test_words_cannot_be_kept_without_end(self, fresh: waypoint.Session) -> None:
+        fresh.run("head -c 90000 /dev/urandom | base64 -w0 >/srv/long").check()
+        said = fresh.run(
+            "for n in $(seq 90); do waypoint record note - </srv/long >/dev/null || break; done; echo $n"
+        )
+        assert 60 <= int(said.output.splitlines()[-1]) < 90
+        assert "very much in a short time" in said.output
+        assert fresh.run("waypoint log").exit_code == 0
+        too_long = fresh.run("cat /srv/long /srv/long | waypoint record note -")
+        assert (too_long.exit_code, "too much for one request" in too_long.output) == (9, True)
 
     def test_answers_to_oneself_help_nobody(self, fresh: waypoint.Session, folder_of: FolderOf) -> None:
         """On the host's side, too, nothing in the folder is followed or overwritten."""

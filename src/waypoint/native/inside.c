@@ -12,6 +12,8 @@
      - the answer is a symbolic link called like the ticket, and the text is where it "leads" to. readlink(2) is
        one call and opens nothing: no dump ever finds a descriptor of a file that the next box does not have.
 
+   A word that is a single "-" stands for what comes from standard input.
+
    Request: words ending in NUL: "1", ticket, "ask" (or "again", or "done"), width, cwd, arguments...
    Answer: "STATUS OUT ERR PARTS\n" and then OUT bytes for stdout and ERR bytes for stderr; what does not fit is in
    TICKET.1, TICKET.2, ... up to PARTS - 1. A STATUS of "again" says that this is another box now and nobody here
@@ -67,6 +69,28 @@ static void add(const char *word)
 	request_length += length;
 }
 
+/* What comes from standard input, as one word. */
+static const char *from_input(void)
+{
+	static char text[MOST_REQUEST];
+	static size_t length;
+	static int read_once;
+	ssize_t more = 1;
+
+	if (read_once++)
+		return text;
+	while (length < sizeof(text) && (more = read(0, text + length, sizeof(text) - length)) > 0)
+		length += more;
+	if (length == sizeof(text))
+		fail("that is too much for one request", "128 KB at most");
+	if (memchr(text, 0, length))
+		fail("what comes from stdin is no text", "it has a NUL byte in it");
+	while (length && text[length - 1] == '\n')
+		length--;
+	text[length] = 0;
+	return text;
+}
+
 static void new_ticket(void)
 {
 	unsigned char bytes[16];
@@ -93,7 +117,7 @@ static void write_request(const char *kind, int argc, char **argv)
 	add(width);
 	add(cwd);
 	for (int i = 1; i < argc; i++)
-		add(argv[i]);
+		add(strcmp(argv[i], "-") ? argv[i] : from_input());
 }
 
 /* 0: it was taken. 1: refused, and said so. -1: nobody is there, or the connection was cut. */
