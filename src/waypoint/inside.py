@@ -48,6 +48,7 @@ About this session, from inside:
   log                     its points, the last one first                            -n N
   status                  where it stands, and what has changed since
   changed [PATH…]         whether anything has, but for files at or below these paths
+  resume                  where work that was begun stands, in words for a prompt
   classify CMD…           what the policy says about a command
   effect WHAT             something was done outside          --target --key --compensate --reversible
   show REF                one point
@@ -97,6 +98,7 @@ GRAMMARS: dict[str, Grammar] = {
     "log": Grammar(frozenset(), frozenset({"-n"}), usage="[-n N]"),
     "status": Grammar(),
     "changed": Grammar(most=_MANY, usage="[PATH…]"),
+    "resume": Grammar(),
     "classify": Grammar(most=_MANY, least=1, usage="CMD…"),
     "effect": Grammar(
         frozenset({"--reversible"}),
@@ -352,6 +354,10 @@ class Inside:
         text = "something has changed" if found["changed"] else "nothing has changed"
         return found, text, _DIFFERENT if found["changed"] else 0
 
+    def _resume(self, row: SessionRow, _: Given, __: Asked) -> tuple[Any, str, int]:
+        found = self._call("resume", row)
+        return {name: found[name] for name in ("text", "task", "tasks", "checkpoint")}, found["text"], 0
+
     def _classify(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
         found = self._call("classify", row, command=" ".join((*given.words, *given.after)))
         return found, str(answers.Judgement(found["judgement"])), 0
@@ -461,6 +467,7 @@ _TELLING: dict[str, Verb] = {
     "log": Inside._log,
     "status": Inside._status,
     "changed": Inside._changed,
+    "resume": Inside._resume,
     "classify": Inside._classify,
     "effect": Inside._effect,
     "show": Inside._show,

@@ -126,7 +126,7 @@ def test_an_agent_that_works_inside_its_session_needs_nothing_else(
 ) -> None:
     def tell(event: str, **more: Any) -> None:
         told = json.dumps({"session_id": conversation, "hook_event_name": event, **more})
-        hook = f"{sys.executable} -IB -m waypoint --home /nowhere hook -s ignored claude 2>/dev/null"
+        hook = f"{sys.executable} -IB -m waypoint --home /nowhere hook -s ignored claude"
         found = session.run(hook, stdin=told)
         assert (found.exit_code, found.output) == (0, ""), found.output
 
@@ -135,12 +135,21 @@ def test_an_agent_that_works_inside_its_session_needs_nothing_else(
     tell("PostToolUse", tool_name="Read", tool_input={}, tool_response="")
     assert intents(session) == ["start"]
     session.run("echo note > /srv/note")
-    tell("PostToolUse", tool_name="Write", tool_input={"file_path": "/srv/note"}, tool_response="")
+    tell("PostToolUse", tool_name="Write", tool_input={"file_path": "/srv/note"}, tool_response={"ok": 1})
+    assert session.messages() == [
+        {"role": "user", "content": "Write a note"},
+        {"kind": "tool_call", "name": "Read", "arguments": {}},
+        {"kind": "tool_call", "name": "Write", "arguments": {"file_path": "/srv/note"}},
+        {"kind": "tool_result", "name": "Write", "content": '{"ok": 1}'},
+    ]
     assert intents(session) == ["start", "Write a note (Write: note)"]
     assert session.log()[-1].info.actor == "agent"
     push = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "git push"}}
     asked = session.run(f"{sys.executable} -IB -m waypoint hook claude", stdin=json.dumps(push)).output
     assert json.loads(asked)["hookSpecificOutput"]["permissionDecision"] == "ask"
+    start = json.dumps({"hook_event_name": "SessionStart"})
+    told = session.run(f"{sys.executable} -IB -m waypoint hook claude", stdin=start).output
+    assert "Write a note (Write: note)" in json.loads(told)["hookSpecificOutput"]["additionalContext"]
     tell("PostToolUse", tool_name="Bash", tool_input={"command": "git push"}, tool_response="")
     assert [one.command for one in session.effects() if one.source == "claimed"] == ["git push"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 Event = Literal["start", "prompt", "before", "after", "stop", "other"]
 Ruling = Literal["allow", "ask", "deny"]
 
 
-@dataclass(frozen=True)
-class Happening:
+class Happening(NamedTuple):
     """One thing that an agent tells."""
 
     event: Event
@@ -19,7 +17,7 @@ class Happening:
     words: str = ""
     """What the user said, or (at a stop) what the agent said last."""
     tool: str = ""
-    input: dict[str, Any] = field(default_factory=dict)
+    input: dict[str, Any] = {}  # noqa: RUF012 - never changed
     result: Any = None
     call: str = ""
     """The agent's name for this call of a tool."""

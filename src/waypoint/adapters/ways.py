@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waypoint.adapters.answering import Decided
-from waypoint.client import Client, Session
 from waypoint.errors import WaypointError, from_dict
+
+if TYPE_CHECKING:
+    from waypoint.client import Client
 
 DOOR = "/dev/waypoint.inside/replies"
 """There where a session can ask about itself."""
@@ -32,6 +33,8 @@ class Outside:
     """By the SDK."""
 
     def __init__(self, client: Client, session: str) -> None:
+        from waypoint.client import Session  # an agent inside does without
+
         self._client = client
         self._session = Session(client, session, "agent")
 
@@ -77,31 +80,27 @@ class Inside:
 
     def record(self, what: str, content: Any, name: str = "", call: str = "") -> None:
         words = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        more = [
-            word
-            for option, value in (("--name", name), ("--call", call))
-            if value
-            for word in (option, value)
-        ]
-        self._ask("record", *more, "--", what, words[:_MOST_CHARACTERS])
+        if len(words) > _MOST_CHARACTERS:
+            content = words = f"{words[:_MOST_CHARACTERS]}…"
+        more = [] if isinstance(content, str) else ["--structured"]
+        for option, value in (("--name", name), ("--call", call)):
+            more += [option, value] if value else []
+        self._ask("record", *more, "--", what, words)
 
     def classify(self, command: str) -> Decided:
         return decided(self._ask("classify", "--", command))
 
     def effect(self, part: Mapping[str, Any]) -> None:
-        more = [
-            word
-            for option, value in (("--target", part["target"]), ("--key", part["key"]))
-            if value
-            for word in (option, value)
-        ]
-        if part["compensate"]:
-            more += ["--compensate", part["compensate"]]
+        more: list[str] = []
+        for name in ("target", "key", "compensate"):
+            more += [f"--{name}", part[name]] if part[name] else []
         if part["class"] == "external-reversible":
             more.append("--reversible")
         self._ask("effect", *more, "--", part["command"])
 
     def _ask(self, verb: str, *words: str) -> Any:
+        import subprocess
+
         done = subprocess.run(
             [PROGRAM, verb, "--json", *words],
             stdin=subprocess.DEVNULL,
