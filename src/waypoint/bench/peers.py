@@ -368,18 +368,23 @@ class _Shell:
 
 
 class _CopyRun:
-    """`cp -a` of the folder; to go back everything is ended, copied back and started again."""
+    """`cp -a` of the folder; to go back everything is ended, copied back and started again. Nothing is
+    deleted before the end: ext4 takes its time to give inodes again that have just become free."""
 
-    def __init__(self, shell: _Shell, folder: Path, copy: Path, job: Job) -> None:
-        self._shell, self._folder, self._copy, self._job = shell, folder, copy, job
+    def __init__(self, shell: _Shell, folder: Path, job: Job) -> None:
+        self._shell, self._folder, self._job = shell, folder, job
+        self._copies = 0
+
+    def _other(self, kind: str) -> Path:
+        return self._folder.with_name(f"{kind}-{self._copies}")
 
     def change(self, number: int) -> None:
         self._shell.ask(_change_line(self._job, number))
 
     def checkpoint(self) -> Timed:
-        shutil.rmtree(self._copy, ignore_errors=True)
+        self._copies += 1
         began = now_ms()
-        subprocess.run(["cp", "-a", self._folder, self._copy], check=True)
+        subprocess.run(["cp", "-a", self._folder, self._other("kept")], check=True)
         answered = now_ms()
         self._shell.ask("true")
         return Timed(None, answered - began, now_ms() - began)
@@ -387,8 +392,8 @@ class _CopyRun:
     def rollback(self) -> Timed:
         began = now_ms()
         self._shell.end()
-        shutil.rmtree(self._folder)
-        subprocess.run(["cp", "-a", self._copy, self._folder], check=True)
+        self._folder.rename(self._other("left"))
+        subprocess.run(["cp", "-a", self._other("kept"), self._folder], check=True)
         self._shell.start()
         answered = now_ms()
         self._shell.ask("true")
@@ -403,7 +408,7 @@ def _copy(bench: Bench, job: Job) -> Iterator[Run]:
     shell = _Shell(bench, job, folder)
     try:
         shell.start()
-        yield _CopyRun(shell, folder, place / "kept", job)
+        yield _CopyRun(shell, folder, job)
     finally:
         shell.end()
         shutil.rmtree(place)
