@@ -408,3 +408,26 @@ def test_one_terminal_asks_and_another_answers(s: waypoint.Session, elsewhere: T
     checked = cli("policy", "check", "-s", "s", "shipit", "now")
     assert checked.stdout.startswith("irreversible: it waits for somebody's word\n")
     assert "customers get it" in checked.stdout
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("y\n", ["asked"]), ("\n", []), ("\x03", [])])
+def test_a_person_at_a_terminal_is_asked_right_there(
+    s: waypoint.Session, answer: str, expected: list[str]
+) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "waypoint", "exec", "-s", "s", "shipit", "asked"]
+    with_terminal = ["setsid", "--ctty", "--wait", *command]
+    running = subprocess.Popen(with_terminal, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while b"Run it? [y/N]" not in seen:
+        data = os.read(ours, 4096)
+        assert data
+        seen += data
+    assert b"customers get it" in seen
+    os.write(ours, answer.encode())
+    code = running.wait(60)
+    assert (code == 0) == bool(expected)
+    eventually(lambda: not s.approvals())
+    assert shipped(s) == expected
+    os.close(ours)

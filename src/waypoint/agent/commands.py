@@ -43,6 +43,8 @@ class Simple:
     """Files that its output is redirected to."""
     stdin: Word | None = None
     """What it is given to read, where that can be seen: a here-document, a here-string."""
+    reads: bool = False
+    """Whether it reads a file instead."""
     piped: bool = False
     """Whether it reads what the command before it prints."""
     before: Simple | None = None
@@ -438,7 +440,7 @@ class _Reader:
         if operator == "<<<":
             simple.stdin = words[0]._replace(text=words[0].text + "\n")
         elif operator == "<":
-            simple.stdin = None
+            simple.stdin, simple.reads = None, True
             simple.writes += [word for word in words[:1] if word.text.startswith(("/dev/tcp/", "/dev/udp/"))]
         elif not (operator in (">&", "<&") and re.fullmatch(r"\d*-?", words[0].text)):
             simple.writes += words[:1]

@@ -62,6 +62,10 @@ def take_apart(words: Sequence[Word], values: frozenset[str], *, greedy: bool = 
             options.setdefault(text, []).append(words[at] if at < len(words) else _NOTHING)
             at += 1
             continue
+        if at < len(words) and words[at].text in ("false", "none", "off"):
+            options.setdefault(text, []).append(words[at])
+            at += 1
+            continue
         options.setdefault(text, []).append(_NOTHING)
         if not text.startswith("--") and len(text) > 2:
             # `-sXPOST`: flags, until one that takes a value takes the rest.
@@ -154,10 +158,20 @@ def _curl(_: Part, arguments: Arguments) -> Facts:
     if has("-K", "--config") or method in ("CONNECT", "TRACE"):
         method = ""
     urls = [*arguments.plain, *arguments.options.get("--url", ())]
-    if has("--unix-socket"):
-        return {**_web(method, urls), "place": "outside"}
+    if any(re.match(r"(?i)(?!https?:|ftps?:|file:)[a-z][a-z0-9+.-]*://", url.text) for url in urls):
+        method = ""  # gopher, ldap, mqtt and the like: what they send is in the rest
     headers = [*arguments.options.get("-H", ()), *arguments.options.get("--header", ())]
-    return _web(method, urls, headers)
+    facts = _web(method, urls, headers)
+    if any(has(option) for option in _DETOURS):
+        facts["place"] = "outside"
+    return facts
+
+
+_DETOURS = (
+    *("-x", "--proxy", "--preproxy", "--socks4", "--socks4a", "--socks5", "--socks5-hostname"),
+    *("--connect-to", "--resolve", "--unix-socket", "--abstract-unix-socket", "--doh-url", "-K", "--config"),
+)
+"""Options by which a request to one host goes to another."""
 
 
 def _wget(_: Part, arguments: Arguments) -> Facts:
@@ -182,7 +196,7 @@ def _httpie(part: Part, arguments: Arguments) -> Facts:
     if not method:
         # `name:value` is a header, all other items are data.
         data = any(re.match(r"[^:=@]+(:=|=(?!=)|@)", item.text) or item.open for item in items)
-        method = "POST" if data or part.stdin is not None or arguments.has("--raw") else "GET"
+        method = "POST" if data or part.fed or arguments.has("--raw") else "GET"
     urls = [word._replace(text=re.sub(r"^:(?=\d|/|$)", "localhost:", word.text)) for word in plain[:1]]
     return _web(method, urls, items)
 
@@ -226,6 +240,27 @@ def _bucket(_: Part, arguments: Arguments) -> Facts:
         return {}
     out = paths[1].text.startswith("s3://") or paths[1].open
     return {"direction": "out" if out else "in"}
+
+
+# ---- clouds ----
+
+_VERBS = re.compile(
+    r"(list|describe|get|show|read|info|search|lookup|tail|print|ls|cat|du|stat|hash|explain|exists|check|"
+    r"download|logs|what-if|validate|query|wait|test-iam-permissions|delete|destroy|remove|purge|reset|failover|drain|"
+    r"deploy|publish|send|call|execute|submit|import|restore|abandon|disable|invoke|run|cancel|revoke|swap|up|"
+    r"start|stop|create|update|set|add|enable|attach|detach|move|copy|cp|mv|rm|rsync|resize|restart|reboot|ssh|scp|"
+    r"login|logout|power-cycle|rebuild|sync|terminate|apply|patch|upload|assign|grant)(-[a-z-]+)?$"
+)
+
+
+def _cloud(_: Part, arguments: Arguments) -> Facts:
+    """`gcloud compute instances create list`: the first word that is a verb is the verb."""
+    for word in arguments.plain[1:]:  # the first is what it is about: `gcloud run deploy`
+        if word.open:
+            return {}
+        if _VERBS.match(word.text):
+            return {"verb": word.text}
+    return {}
 
 
 # ---- git -----------------------------------------------------------------------------------------
@@ -320,9 +355,13 @@ def _statements(texts: Sequence[Word], reads: re.Pattern[str]) -> str:
 def _server(part: Part, host: Word | None, url: Word | None, variables: Sequence[str]) -> Facts:
     """Which database server: an option, a URL, a variable, else the one of the session."""
     if url is not None and (
-        re.match(r"(?i)[a-z][a-z0-9+]*://", url.text) or url.open or re.search(r"\bhost(addr)?=", url.text)
+        re.match(r"(?i)[a-z][a-z0-9+]*://", url.text)
+        or url.open
+        or re.search(r"\b(host(addr)?|service)=", url.text)
     ):
-        if found := re.search(r"\bhost(?:addr)?=(\S+)", url.text):
+        if "service=" in url.text:
+            host = url
+        elif found := re.search(r"\bhost(?:addr)?=(\S+)", url.text):
             host = url._replace(text=found[1])
         elif url.open and not host_of(url.text).strip("$"):
             host = url
@@ -423,6 +462,13 @@ _LOOKS: Mapping[str, _Look] = {
     **dict.fromkeys(("gh", "glab"), _api),
     **dict.fromkeys(("rsync", "scp"), _copy),
     "aws": _bucket,
+    **dict.fromkeys(
+        (
+            *("gcloud", "az", "doctl", "hcloud", "linode-cli", "vultr-cli", "scw", "oci", "ibmcloud"),
+            *("openstack", "exo"),
+        ),
+        _cloud,
+    ),
     "git": _git,
     **dict.fromkeys(
         (

@@ -318,7 +318,11 @@ class Policy:
                 rule = Rule(command=target, name="a raw connection", why=why, target=target)
                 return self._made(part, f"> {target}", "irreversible", None, rule)
         quiet = all(re.match(r"/dev/(null|std\w+|tty|fd/\d+)$", path.text) for path in part.writes)
-        return self._made(part, "", "read-only" if quiet and not part.sets else "reversible", None, None)
+        if not quiet or any(not name for name, _ in part.sets):
+            shown = " ".join(f"> {path.text}" for path in part.writes) or "a script"
+            rule = Rule(command=shown, name="writes a file", class_="reversible")
+            return self._made(part, shown, _at(part.place, "reversible"), None, rule)
+        return self._made(part, "", "reversible" if part.sets else "read-only", None, None)
 
     def _values(self, program: str) -> frozenset[str]:
         for rules in self._all:
@@ -455,7 +459,9 @@ def _only_tells(part: Part, program: str, arguments: Arguments, rules: Rules) ->
     if len(part.words) < 2 or not any(True for _ in rules.about(program)):
         return False
     alone = len(part.words) == 2 and part.words[1].text in ("--version", "-h", "-V", "help", "version")
-    return alone or "--help" in arguments.options
+    # `docker run image --help` is for what runs in it.
+    runs = any(word.text in ("run", "exec", "ssh", "console", "shell") for word in arguments.plain)
+    return alone or ("--help" in arguments.options and not runs)
 
 
 def _given(arguments: Arguments, option: str) -> bool:
@@ -513,7 +519,7 @@ def _filler(match: _Match, command: str, cwd: str) -> Callable[[str], str]:
     return lambda template: _FIELD.sub(field, template)
 
 
-_FACT_NAMES = frozenset({"method", "url", "host", "place", "direction", "refs", "sql", "idempotency"})
+_FACT_NAMES = frozenset({"method", "url", "host", "place", "direction", "refs", "sql", "verb", "idempotency"})
 
 
 def policy_of(texts: Mapping[str, str | None]) -> Policy:

@@ -67,9 +67,9 @@ _QUIET = frozenset({
     "keyword", "linecache", "locale", "logging", "lzma", "math", "mimetypes", "numbers", "operator",
     "os", "pathlib", "platform", "pprint", "pwd", "random", "re", "resource", "secrets", "shutil",
     "signal", "sqlite3", "stat", "statistics", "string", "struct", "sys", "sysconfig", "tarfile",
-    "tempfile", "textwrap", "threading", "time", "timeit", "tokenize", "tomllib", "traceback", "types",
+    "tempfile", "textwrap", "threading", "time", "tokenize", "tomllib", "traceback", "types",
     "typing", "unicodedata", "uuid", "warnings", "xml", "zipfile", "zlib", "zoneinfo", "__future__",
-    "yaml", "numpy", "pandas", "msgspec",
+    "numpy", "msgspec",
 })  # fmt: skip
 """Modules that do not reach out of the session by themselves."""
 _RUNS_LINE = frozenset({"system", "popen", "getoutput", "getstatusoutput"})
@@ -93,23 +93,70 @@ def _python(code: str, found: Seen) -> None:
     except RecursionError:
         found.unseen.append("what a deeply nested script for python does")
         return
+    names = _Names(found)
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
-            )
-            for name in names:
-                top = name.partition(".")[0]
-                if top not in _QUIET and top != "subprocess" and top not in _REQUESTS:
-                    found.unseen.append(f"what the module {name} does")
-        elif isinstance(node, ast.Name) and node.id in _DARK:
+            names.learn(node)
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            _python_call(node, names, found)
+        elif (isinstance(node, ast.Name) and node.id in _DARK) or (
+            isinstance(node, ast.Name) and node.id in names.functions and id(node) not in called
+        ):
             found.unseen.append(f"what {node.id} does in a script for python")
         elif isinstance(node, ast.Attribute) and (
-            node.attr in ("modules", "import_module", "eval", "exec") or node.attr.startswith("__")
+            node.attr in ("modules", "import_module", "eval", "exec")
+            or node.attr.startswith("__")
+            or (_runs(node.attr) and id(node) not in called)
         ):
             found.unseen.append(f"what .{node.attr} does in a script for python")
-        elif isinstance(node, ast.Call):
-            _python_call(node, found)
+    if names.reaches_out and not (found.lines or found.programs or found.unseen):
+        found.unseen.append(f"what {names.reaches_out} does in a script for python")
+
+
+def _runs(name: str) -> bool:
+    return (
+        name in _RUNS_LINE or name in ("Popen", "check_call", "check_output") or bool(_REPLACES.match(name))
+    )
+
+
+class _Names:
+    """What the names of a script stand for."""
+
+    def __init__(self, found: Seen) -> None:
+        self._found = found
+        self.modules: dict[str, str] = {}
+        self.functions: dict[str, tuple[str, str]] = {}
+        self.reaches_out = ""
+        """A module that was imported and can act on the outside."""
+
+    def learn(self, node: ast.Import | ast.ImportFrom) -> None:
+        whole = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
+        for name in whole:
+            top = name.partition(".")[0]
+            if top == "subprocess" or top in _REQUESTS:
+                self.reaches_out = top
+            elif top not in _QUIET:
+                self._found.unseen.append(f"what the module {name} does")
+        for alias in node.names:
+            if isinstance(node, ast.Import):
+                self.modules[alias.asname or alias.name.partition(".")[0]] = alias.name
+            elif alias.name == "*":
+                self._found.unseen.append(f"what all of {node.module} does")
+            elif _runs(alias.name) or (node.module or "").partition(".")[0] in ("subprocess", *_REQUESTS):
+                self.functions[alias.asname or alias.name] = (node.module or "", alias.name)
+
+    def resolve(self, function: ast.expr) -> tuple[str, str]:
+        """Module (or what stands before the dot) and name of what is called."""
+        if isinstance(function, ast.Name):
+            return self.functions.get(function.id, ("", function.id))
+        if not isinstance(function, ast.Attribute):
+            return "", ""
+        owner = function.value
+        if isinstance(owner, ast.Name):
+            return self.modules.get(owner.id, owner.id), function.attr
+        return (owner.attr if isinstance(owner, ast.Attribute) else ""), function.attr
 
 
 def _literal(node: ast.expr | None) -> Any:
@@ -119,33 +166,30 @@ def _literal(node: ast.expr | None) -> Any:
         return None
 
 
-def _python_call(node: ast.Call, found: Seen) -> None:
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-    whose = (
-        owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
-    )
+def _python_call(node: ast.Call, names: _Names, found: Seen) -> None:
+    whose, name = names.resolve(node.func)
+    top = whose.partition(".")[0]
     first = _literal(node.args[0]) if node.args else None
     if name in _RUNS_LINE:
         if isinstance(first, str):
             found.lines.append(first)
         else:
             found.unseen.append("what a script for python runs")
-    elif name in _RUNS_ARGV and (whose in ("subprocess", "asyncio", "") and (whose or name != "run")):
+    elif name in _RUNS_ARGV and top in ("subprocess", "asyncio"):
         if isinstance(first, str):
             found.lines.append(first)
         elif isinstance(first, list | tuple) and first and all(isinstance(word, str) for word in first):
             found.programs.append(list(first))
         else:
             found.unseen.append("what a script for python runs")
-    elif _REPLACES.match(name) and whose in ("os", "pty", ""):
+    elif _REPLACES.match(name) and top in ("os", "pty", ""):
         words = [_literal(argument) for argument in node.args]
         argv = words[1] if name.startswith("execv") and len(words) > 1 else words[1:]
         if isinstance(argv, list | tuple) and argv and all(isinstance(word, str) for word in argv):
             found.programs.append(list(argv))
         else:
             found.unseen.append("what a script for python runs")
-    elif name in _METHODS and whose in ("requests", "httpx", "request", "urllib", "session", "s", "client"):
+    elif name in _METHODS and (top in _REQUESTS or whose in ("request", "session", "s", "client")):
         _request(node, name, first, found)
 
 

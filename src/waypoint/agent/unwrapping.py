@@ -30,6 +30,9 @@ class Part(NamedTuple):
     stdin: Word | None = None
     writes: tuple[Word, ...] = ()
     sets: tuple[tuple[str, Word], ...] = ()
+    """Variables that are set for it, in the same line too."""
+    fed: bool = False
+    """Whether it is given something to read, be it seen or not."""
 
     @property
     def program(self) -> str:
@@ -238,6 +241,8 @@ class _Inspector:
     def __init__(self, found: Inspection, depth: int = 0, place: str = "") -> None:
         self.found, self.depth, self.place = found, depth, place
         self.functions: set[str] = set()
+        self.variables: list[tuple[str, Word]] = []
+        """What the line has set so far, and exported."""
 
     def line(self, text: str, stdin: Word | None = None) -> None:
         reading = read(text)
@@ -254,23 +259,25 @@ class _Inspector:
             self.found.cannot_see("what is wrapped too deep")
             return None
         inner = _Inspector(self.found, self.depth + 1, self.place if place is None else place)
-        inner.functions = self.functions
+        inner.functions, inner.variables = self.functions, self.variables
         return inner
 
-    def _text(self, word: Word | None, what: str, *, place: str | None = None) -> None:
-        """A text that a shell will run."""
+    def _text(
+        self, word: Word | None, what: str, *, place: str | None = None, stdin: Word | None = None
+    ) -> None:
+        """A text that a shell will run. `stdin`: what it is given to read."""
         if word is None:
             self.found.cannot_see(what)
             return
         if word.open:
             self.found.cannot_see(f"{what}: it holds {_expansion_in(word.text)}")
         if inner := self.deeper(place):
-            inner.line(word.text)
+            inner.line(word.text, stdin)
 
     def _words(self, words: Sequence[Word], like: Simple, *, place: str | None = None) -> None:
         """Words that another program will run."""
         if words and (inner := self.deeper(place)):
-            inner.simple(Simple(list(words), [], [], like.stdin, like.piped, like.before))
+            inner.simple(Simple(list(words), [], [], like.stdin, like.reads, like.piped, like.before))
 
     def _part(self, simple: Simple, words: Sequence[Word] | None = None) -> None:
         if len(self.found.parts) >= _MOST_PARTS:
@@ -278,7 +285,9 @@ class _Inspector:
             return
         stdin = simple.stdin or (_printed(simple.before) if simple.piped else None)
         chosen = tuple(simple.words if words is None else words)
-        self.found.parts.append(Part(chosen, self.place, stdin, tuple(simple.writes), tuple(simple.sets)))
+        sets = (*self.variables, *simple.sets) if chosen else tuple(simple.sets)
+        fed = stdin is not None or simple.piped or simple.reads
+        self.found.parts.append(Part(chosen, self.place, stdin, tuple(simple.writes), sets, fed))
 
     # ---- one command -------------------------------------------------------------------------
 
@@ -287,6 +296,7 @@ class _Inspector:
             if name in _COMMAND_VARIABLES:
                 self._text(value, f"what {name} is set to")
         if not command.words:
+            self.variables += command.sets
             self._part(command)
             return
         first = command.words[0]
@@ -342,6 +352,7 @@ class _Inspector:
             variable, _, value = words[start].text.partition("=")
             if variable in _COMMAND_VARIABLES:
                 self._text(words[start]._replace(text=value), f"what {variable} is set to")
+            self.variables.append((variable, words[start]._replace(text=value)))
             start += 1
         start += wrapper.arguments
         if start < len(words) and words[start].text == "--":
@@ -429,6 +440,8 @@ class _Inspector:
             if text in ("--version", "-V", "-v", "--help", "-h") and len(words) == 2:
                 self._part(command)
                 return
+            if name != "python" and re.match(r"-[mMrR]\w|--(require|import|loader)|-r$", text):
+                self.found.cannot_see(f"what {name} loads with {text}")
             if not text.startswith("-"):
                 self.found.cannot_see(f"what the script {text} does")
                 return
@@ -460,6 +473,30 @@ class _Inspector:
         text = " ".join(word.text for word in words)
         self._text(Word(text, any(word.open for word in words)), "what eval is given")
 
+    def _export(self, name: str, command: Simple) -> None:
+        self._part(command)
+        for word in command.words[1:]:
+            variable, equals, value = word.text.partition("=")
+            if equals:
+                self.variables.append((variable, word._replace(text=value)))
+                if variable in _COMMAND_VARIABLES:
+                    self._text(word._replace(text=value), f"what {variable} is set to")
+
+    def _database(self, name: str, command: Simple) -> None:
+        """Their command lines have a way out to the shell."""
+        self._part(command)
+        texts = [*command.words[1:], *([command.stdin] if command.stdin else [])]
+        for word in texts:
+            for found in _SHELL_OUT.finditer(word.text):
+                self._text(word._replace(text=found[1]), f"what {name} hands to the shell")
+
+    def _cron(self, name: str, command: Simple) -> None:
+        self._part(command)
+        if command.stdin or command.piped or command.reads or len(command.words) > 1:
+            given = [word.text for word in command.words[1:]]
+            if given not in (["-l"], ["-r"], ["-i"]):
+                self.found.cannot_see("what cron will run")
+
     def _git(self, name: str, command: Simple) -> None:
         """git runs what its settings say, and a few of its verbs run what they are given."""
         words = command.words
@@ -485,7 +522,7 @@ class _Inspector:
             text = word.text
             if text in ("-e", "--rsh", "-I", "--use-compress-program", "--to-command", "-P"):
                 text = f"={command.words[index + 1].text}" if index + 1 < len(command.words) else ""
-            elif not re.match(r"--(rsh|use-compress-program|to-command|checkpoint-action)=", text):
+            elif not re.match(r"--(rsh|use-compress-program|to-command|checkpoint-action|pager)=", text):
                 continue
             value = text.partition("=")[2].removeprefix("exec=")
             if value and _CARRIED[name].match(value) is None:
@@ -623,7 +660,7 @@ class _Inspector:
             self._part(command)
         elif rest:
             text = Word(" ".join(word.text for word in rest), any(word.open for word in rest), bare=False)
-            self._text(text, f"what runs on {host}", place=place)
+            self._text(text, f"what runs on {host}", place=place, stdin=command.stdin)
         else:
             given = command.stdin or (_printed(command.before) if command.piped else None)
             self._text(given, f"what is typed on {host}", place=place)
@@ -714,11 +751,11 @@ class _Inspector:
             text = word.text
             if text in ("-c", "--cmd") and index + 1 < len(command.words):
                 text = "+" + command.words[index + 1].text
-            if text.startswith("+") and (
-                found := re.search(r"(?:^\+|\|)\s*(?:silent\s+)?[%.\d,]*!\s*(.+)", text)
-            ):
+            if not text.startswith("+"):
+                continue
+            if found := re.search(r"!\s*(.+)", text):
                 self._text(word._replace(text=found[1]), f"what {name} runs")
-            elif text.startswith("+") and re.search(r"system|term|lua|python|source|call", text):
+            elif re.search(r"!|system|term|lua|py|perl|ruby|source|so\b|call|exe", text):
                 self.found.cannot_see(f"what {name} runs")
 
     def _later(self, name: str, command: Simple) -> None:
@@ -729,12 +766,14 @@ class _Inspector:
             self._fed(name, command)
 
 
+_SHELL_OUT = re.compile(r"(?:\\!|(?:^|\n)\s*\.(?:shell|system)|(?:^|;|\n)\s*system)\s+(.+)")
 _GIT_RUNS = re.compile(
     r"(?i)(alias\..*|core\.(sshcommand|editor|pager|fsmonitor|askpass|gitproxy)|sequence\.editor|pager\..*"
     r"|.*\.(cmd|command|helper|textconv|driver|process|clean|smudge))$"
 )
 _CARRIED = {
     "rsync": re.compile(r"(/usr/bin/)?ssh\b"),
+    "man": re.compile(r"(less|more|cat|most|bat)\b"),
     "tar": re.compile(r"(gzip|pigz|xz|zstd|bzip2|lz4|dot|totals|echo|pbzip2|lzma)\b"),
 }
 """What these start anyway."""
@@ -743,6 +782,10 @@ _Handler = Callable[[_Inspector, str, Simple], None]
 _HANDLERS: dict[str, _Handler] = {
     "eval": _Inspector._eval,
     "git": _Inspector._git,
+    **dict.fromkeys(("export", "declare", "typeset", "readonly"), _Inspector._export),
+    **dict.fromkeys(("psql", "mysql", "mariadb", "sqlite3"), _Inspector._database),
+    "crontab": _Inspector._cron,
+    "man": _Inspector._carrier,
     "rsync": _Inspector._carrier,
     "tar": _Inspector._carrier,
     "source": _Inspector._source,
