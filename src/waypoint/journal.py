@@ -36,6 +36,8 @@ from waypoint.story import Story
 
 MOST_STATE_BYTES = 64 << 20
 _MOST_CONTENT_BYTES = 16 << 20
+_MOST_SINCE = 500
+"""Of what has happened since the last point: `trace` has the rest."""
 CONVERSATION: tuple[EventKind, ...] = ("message", "tool_call", "tool_result")
 
 
@@ -242,12 +244,13 @@ class Journal:
                     hint="`waypoint new` starts another",
                 )
             head = self._store.checkpoint(row.head)
-            left_behind = self._store.trace(row.tip, after=head.position if head else None)
+            left_behind = self._store.trace(row.tip, after=head.position if head else None, limit=_MOST_SINCE)
             self._sessions.restore(row, row.head, actor=actor)
             restored = state != "parked"
         row = self._sessions.find(row.id)
         point = self._store.checkpoint(row.head) if row.head else None
-        since = self.trace(row, after=point.position if point else None)
+        session = self._sessions.describe(row)
+        since = self.trace(row, after=point.position if point else None, limit=_MOST_SINCE)
         tasks = self.tasks(row)
         effects = tuple(self.effects(row, point))
         task = plan.next_open(tasks)
@@ -257,6 +260,7 @@ class Journal:
             tasks=tasks,
             point=point,
             card=self._card(point),
+            foreground=session.foreground,
             restored=restored,
             left_behind=[event for event in left_behind if event.kind not in ("checkpoint", "restored")],
             since=[event for event in since if event.kind != "restored"],
@@ -264,7 +268,7 @@ class Journal:
             labels=self._labels(tasks, row.name),
         )
         return Resumption(
-            session=self._sessions.describe(row),
+            session=session,
             task=task,
             tasks=tasks,
             checkpoint=point,

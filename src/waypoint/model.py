@@ -201,7 +201,7 @@ class Resumption(Record, frozen=True):
     left_behind: tuple[Event, ...] = ()
     """What had happened after that point, and is no longer so."""
     since: tuple[Event, ...] = ()
-    """What has happened since that point."""
+    """What has happened since that point, at most the last 500 events."""
     effects: tuple[str, ...] = ()
     """What has been done outside, which no restore takes back."""
 

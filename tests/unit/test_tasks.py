@@ -119,7 +119,18 @@ def test_what_stands_otherwise_in_words() -> None:
 def test_the_prompt_says_what_is_done_and_what_comes_next() -> None:
     found = become(become(planned("a", "b", "2/part"), "1", "completed"), "2.1", "in_progress")
     task = tasks.next_open(found)
-    text = tell(Standing(session="work", task=task, tasks=found, point=None, card=None, effects=["git push"]))
+    text = tell(
+        Standing(
+            session="work",
+            task=task,
+            tasks=found,
+            point=None,
+            card=None,
+            foreground="make all",
+            effects=["git push"],
+        )
+    )
+    assert "Its shell is busy: `make all` is still running." in text
     assert "Task 2.1 was begun and is not finished: part (part of 2 'b')" in text
     assert "Tasks, 1 of 3 completed [claimed]:\n✔ 1 a\n▸ 2 b\n  ▸ 2.1 part" in text
     assert "do not do it twice:\n- git push" in text

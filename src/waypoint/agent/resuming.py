@@ -29,6 +29,8 @@ class Standing:
     tasks: tuple[Task, ...]
     point: Checkpoint | None
     card: Card | None
+    foreground: str | None = None
+    """What occupies its shell."""
     restored: bool = False
     left_behind: Sequence[Event] = ()
     since: Sequence[Event] = ()
@@ -56,7 +58,8 @@ def tell(now: Standing) -> str:
 
 def _head(now: Standing) -> str:
     how = "it had ended and was brought back from its last point" if now.restored else "it is live"
-    return f"You continue work in session {now.session!r}: {how}."
+    busy = f" Its shell is busy: `{_cut(now.foreground)}` is still running." if now.foreground else ""
+    return f"You continue work in session {now.session!r}: {how}.{busy}"
 
 
 def _next(now: Standing) -> str:
