@@ -271,7 +271,11 @@ class Card(Answer):
         yield _row("who", kinds.get(point["kind"], who.get(point["actor"], point["actor"])))
         held = "files only" if point["files_only"] else plural(point["processes"], "process")
         took = f"paused {milliseconds(point['pause_ms'])}"
-        yield _row("holds", f"{held} · {size(point['size_bytes'])} of memory · {took}")
+        left = ""
+        if point.get("agent_state_kind"):
+            version = f", version {shown(point['agent_version'])}" if point.get("agent_version") else ""
+            left = f" · agent state ({point['agent_state_kind']}{version})"
+        yield _row("holds", f"{held} · {size(point['size_bytes'])} of memory{left} · {took}")
         yield _row("after", self.data.get("parent") or "the base")
 
     def __repr__(self) -> str:

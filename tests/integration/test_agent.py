@@ -72,6 +72,7 @@ def test_a_restore_takes_conversation_tasks_and_state_back_with_the_machine(fres
     s.run("echo two > /srv/note; step=2").check()
     s.tasks.done("write two", "it was easy")
     before = own(s)
+    assert "agent state (json, version 1)" in str(point.card())
 
     back = s.restore(point)
     assert s.run("cat /srv/note; echo $step").output == "one\n1\n"

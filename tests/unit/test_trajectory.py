@@ -6,8 +6,12 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from waypoint.agent.trajectory import Stream, Trajectory
 from waypoint.history.secrets import MASK, Redactor
@@ -181,6 +185,96 @@ def test_an_older_database_is_brought_along(tmp_path: Path) -> None:
     assert said(store, tip(store, "a")) == ["restored"], "nobody knows what led to such a point"
     assert store.tasks("a") == b"[]"
     store.close()
+
+
+class Told(NamedTuple):
+    """What a session should know: the model that the database is held against."""
+
+    line: tuple[str, ...]
+    tasks: bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["say", "tasks", "take", "restore", "fork", "remove", "forget"]),
+            st.integers(0, 9),
+            st.integers(0, 9),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_is_done_a_session_knows_what_led_to_where_it_stands(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "waypoint.db")
+        _play(store, steps)
+        store.close()
+
+
+def _play(store: Store, steps: list[tuple[str, int, int]]) -> None:
+    sessions = {add(store, "s0"): Told((), b"[]")}
+    points: dict[str, tuple[str, Told]] = {}
+    for number, (what, a, b) in enumerate(steps):
+        name = list(sessions)[a % len(sessions)] if sessions else ""
+        point = list(points)[b % len(points)] if points else ""
+        known = sessions.get(name, Told((), b"[]"))
+        if what == "say" and name:
+            say(store, name, f"m{number}")
+            sessions[name] = known._replace(line=(*known.line, f"m{number}"))
+        elif what == "tasks" and name:
+            tasks = b'["%d"]' % number
+            store.set_tasks(name, tasks, [NewEvent(kind="task", body={})])
+            sessions[name] = Told((*known.line, "task"), tasks)
+        elif what == "take" and name:
+            take(store, name, f"p{number}", AgentState(kind="bytes", blob=pack(b"%d" % (number % 3))))
+            sessions[name] = known._replace(line=(*known.line, "checkpoint"))
+            points[f"p{number}"] = (name, sessions[name])
+        elif what == "restore" and name and point:
+            store.moved(name, "restore", box=f"b{number}", target=point, before=None)
+            then = points[point][1]
+            sessions[name] = then._replace(line=(*then.line, "restored"))
+        elif what == "fork" and point:
+            then = points[point][1]
+            sessions[add(store, f"s{number + 1}", head=point)] = then._replace(line=(*then.line, "forked"))
+        elif what == "remove" and name:
+            store.remove_session(name)
+            del sessions[name]
+            points = {one: kept for one, kept in points.items() if kept[0] != name}
+        elif what == "forget" and point:
+            store.remove_checkpoint(point)
+            del points[point]
+    for name, known in sessions.items():
+        assert tuple(said(store, tip(store, name))) == known.line
+        assert store.tasks(name) == known.tasks
+    for point, (_, then) in points.items():
+        found = store.checkpoint(point)
+        assert found
+        assert tuple(said(store, found.position)) == then.line
+        assert store.tasks(point) == then.tasks
+        assert store.agent_state(point) == ("bytes", b"%d" % (int(point[1:]) % 3))
+    store.sweep_blobs()
+    _consistent(store)
+
+
+def _consistent(store: Store) -> None:
+    """The rules of docs/storage.md that are about events and blobs."""
+    events = {row["id"]: row for row in store._rows("SELECT * FROM events")}
+    for number, row in events.items():
+        assert row["parent"] is None or (row["parent"] < number and row["parent"] in events)
+    ends = [row["at"] for row in store._rows("SELECT tip AS at FROM sessions")]
+    ends += [row["at"] for row in store._rows("SELECT position AS at FROM checkpoints")]
+    reached: set[int] = set()
+    for end in ends:
+        while end is not None and end not in reached:
+            reached.add(end)
+            end = events[end]["parent"]  # noqa: PLW2901
+    there = {row["id"] for row in store._rows("SELECT id FROM sessions")}
+    assert all(number in reached or row["session"] in there for number, row in events.items())
+    meant = {row["agent_state"] for row in store._rows("SELECT agent_state FROM checkpoints")}
+    assert {row["hash"] for row in store._rows("SELECT hash FROM blobs")} == meant - {None}
 
 
 # ---- the way there -------------------------------------------------------------------------------

@@ -940,6 +940,7 @@ class Store:
     def sweep_blobs(self) -> int:
         """Removes what neither an event nor a checkpoint means; returns how many bytes that gives back."""
         with self._transaction():
+            self._sweep_events()
             rows = self._rows(
                 "SELECT hash, length(data) AS size FROM blobs b"
                 " WHERE NOT EXISTS (SELECT 1 FROM events WHERE blob = b.hash)"
