@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +97,45 @@ def test_a_restore_takes_conversation_tasks_and_state_back_with_the_machine(fres
     assert s.run("cat /srv/note; echo $step").output == "two\n2\n"
     assert [one["content"] for one in forward.messages()] == ["write one", "on to two"]
     assert [(task.state, task.note) for task in s.tasks][1] == ("completed", "it was easy")
+
+
+def _state(s: waypoint.Session) -> tuple[str, ...]:
+    """Where a session is: by its files, its shell, its conversation, its tasks."""
+    shell = s.run("cat /srv/where; echo $where").check().output.split()
+    said = [one["content"] for one in s.messages()]
+    return (*shell, said[-1], next(iter(s.tasks)).state)
+
+
+def test_a_daemon_that_dies_in_a_restore_leaves_all_of_it_or_none(fresh: waypoint.Session) -> None:
+    chance = random.Random(7)
+    s = fresh
+    s.tasks.add("go there")
+    s.record("user", "here")
+    s.run("echo here > /srv/where; where=here").check()
+    here = s.checkpoint("here")
+    s.record("user", "there")
+    s.run("echo there > /srv/where; where=there").check()
+    s.tasks.done("go there")
+    there = s.checkpoint("there")
+    places = {"here": (here, "pending"), "there": (there, "completed")}
+    now = "there"
+    for _ in range(3):
+        other = "here" if now == "there" else "there"
+        daemon = waypoint.Client().call("ping")["pid"]
+
+        def go(point: waypoint.Checkpoint = places[other][0]) -> None:
+            with contextlib.suppress(errors.DaemonError, errors.SessionError):
+                waypoint.Session(waypoint.Client(), "t").restore(point)
+
+        going = threading.Thread(target=go)
+        going.start()
+        time.sleep(chance.random() * 0.25)
+        os.kill(daemon, signal.SIGKILL)
+        until(lambda daemon=daemon: not Path(f"/proc/{daemon}").exists())  # type: ignore[misc]
+        going.join()
+        found = _state(waypoint.Session(waypoint.Client(), "t"))
+        assert found in [(place, place, place, state) for place, (_, state) in places.items()]
+        now = found[0]
 
 
 def test_a_fork_goes_on_with_what_its_origin_knew(fresh: waypoint.Session) -> None:
