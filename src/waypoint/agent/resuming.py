@@ -133,6 +133,12 @@ def line_of(event: Event) -> str:
         case "task":
             note = f" ({body['note']})" if body.get("note") else ""
             return _cut(f"task {body['task']} {body['state']}: {body['title']}{note}")
+        case "approval":
+            by = " by the policy" if body.get("by") == "policy" else ""
+            return _cut(f"approval {body['state']}{by}: {body['command']}")
+        case "effect":
+            what = body.get("what") or body.get("command") or body.get("target")
+            return _cut(f"effect ({body.get('class') or 'unknown'}, {body.get('state') or 'done'}): {what}")
     return _cut(str(body.get("text") or body.get("what") or body.get("command") or body))
 
 
