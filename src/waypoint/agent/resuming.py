@@ -137,8 +137,8 @@ def line_of(event: Event) -> str:
             by = " by the policy" if body.get("by") == "policy" else ""
             return _cut(f"approval {body['state']}{by}: {body['command']}")
         case "effect":
-            what = body.get("what") or body.get("command") or body.get("target")
-            return _cut(f"effect ({body.get('class') or 'unknown'}, {body.get('state') or 'done'}): {what}")
+            done = body.get("what") or body.get("command") or body.get("target")
+            return _cut(f"effect ({body.get('class') or 'unknown'}, {body.get('state') or 'done'}): {done}")
     return _cut(str(body.get("text") or body.get("what") or body.get("command") or body))
 
 
