@@ -334,7 +334,7 @@ def played(lines: list[str]) -> tuple[dict[str, Any], list[tuple[float, str, str
     head = json.loads(lines[0])
     assert head["version"] == 3
     assert set(head) <= {
-        *("version", "term", "timestamp", "idle_time_limit", "command", "title", "env", "tags", "theme"),
+        *("version", "term", "timestamp", "idle_time_limit", "command", "title", "env", "tags"),
     }
     assert set(head["term"]) <= {"cols", "rows", "type", "version", "theme"}
     assert all(isinstance(head["term"][name], int) and head["term"][name] > 0 for name in ("cols", "rows"))
