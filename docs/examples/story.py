@@ -27,6 +27,7 @@ def main(name: str) -> None:
     s.restore(plan=plan)
 
     s.record("assistant", "that went wrong; two ways from here")
+    s.effect("told the team about it", target="the team", key="told-1")
     a, b = s.fork(2, ref="written", name=f"{name}-try")
     a.run("echo 'echo hello world' > greet.sh").check()
     b.run("echo 'exit 3' > greet.sh").check()

@@ -19,6 +19,7 @@ plan=$(waypoint preview written --json | python3 -c 'import json, sys; print(jso
 waypoint restore --plan "$plan"
 
 waypoint record assistant 'that went wrong; two ways from here'
+waypoint effect 'told the team about it' --target 'the team' --key told-1
 waypoint fork written -n 2 --name "$1-try"
 waypoint exec -s "$1-try-1" "echo 'echo hello world' > greet.sh"
 waypoint exec -s "$1-try-2" "echo 'exit 3' > greet.sh"

@@ -39,6 +39,7 @@ async def main(name: str) -> None:
         await call("restore", plan=plan["plan"])
 
         await call("record", what="assistant", content="that went wrong; two ways from here")
+        await call("effect", what="told the team about it", target="the team", key="told-1")
         a, b = (await call("fork", ref="written", n=2, name=f"{name}-try"))["sessions"]
         await call("run", session=a, command="echo 'echo hello world' > greet.sh")
         await call("run", session=b, command="echo 'exit 3' > greet.sh")

@@ -126,7 +126,8 @@ def test_forks_are_compared_side_by_side(session: waypoint.Session) -> None:
             await ask("checkpoint", name="start")
             forks = (await ask("fork", ref="start", n=2, name="try")).data["sessions"]
             assert forks == ["try-1", "try-2"]
-            await ask("run", session="try-1", command="echo better > /srv/f; echo more > /srv/g")
+            await ask("run", session="try-1", command="echo better > /srv/f")
+            await ask("run", session="try-1", command="echo more > /srv/g")
             await ask("run", session="try-2", command="echo worse > /srv/f")
             found = (await ask("compare", points=forks, verify="grep -q better /srv/f")).ok()
             assert found.data["base"] == "t:c1"
@@ -135,6 +136,7 @@ def test_forks_are_compared_side_by_side(session: waypoint.Session) -> None:
             assert first["changes"]["files"] == {"created": 1, "modified": 1}
             assert second["changes"]["files"] == {"modified": 1}
             assert first["cost"]["unique_bytes"] > 0
+            assert [one["cost"]["commands"] for one in (first, second)] == [2, 1]
             assert "✔ grep -q better" in found.text
             verdict = await ask("verify", ref="start", command="grep better /srv/f")
             assert verdict.data["verdict"]["state"] == "failed"

@@ -78,6 +78,11 @@ def _history(session: Session, name: str) -> dict[str, Any]:
         "everything": [_event(event, name) for event in session.trace(everything=True)],
         "messages": session.messages(),
         "tasks": [(task.id, task.title, task.state, called(task.checkpoint)) for task in session.tasks],
+        "effects": [
+            (one.command.replace(name, "NAME"), one.class_, one.source, one.actor, one.state, one.key)
+            for one in session.effects()
+            if one.source != "observed"
+        ],
         "operations": [
             (one["verb"], called(one["target"]), called(one["before"]), one["undone"])
             for one in session.operations()
@@ -121,6 +126,7 @@ def test_the_same_story_gives_the_same_history(
     ]
     assert ("command", "agent", "", "rm greet.sh", "/srv/greet", 0, None) in main["everything"]
     assert "rm greet.sh" not in str(main["trace"])
+    assert any(one[0] == "told the team about it" for one in main["effects"])
     for example in ("story.sh", "story_mcp.py"):
         for part, found in by_sdk.items():
             for what, value in found.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from waypoint import answers, errors
 from waypoint.client import Checkpoint, Client, Session
-from waypoint.words import size
+from waypoint.words import milliseconds, plural, size
 
 _MOST_SECTION_LINES = 8
 
@@ -24,7 +24,12 @@ class Row:
     live: bool
     """Whether it is a session as it is now, rather than a point of one."""
     diff: answers.Diff
-    unique_bytes: int | None
+    unique_bytes: int | None = None
+    commands: int = 0
+    """How many were run on the way there, and how long they took."""
+    commands_ms: float = 0.0
+    effects: int = 0
+    """What was done outside on the way: nothing takes that back, whichever is chosen."""
 
 
 @dataclass
@@ -54,6 +59,9 @@ class Comparison:
                         "unique_bytes": row.unique_bytes,
                         "memory_bytes": row.point["size_bytes"] if row.point else None,
                         "processes": row.point["processes"] if row.point else None,
+                        "commands": row.commands,
+                        "commands_ms": round(row.commands_ms, 1),
+                        "effects": row.effects,
                     },
                 }
                 for row in self.rows
@@ -66,8 +74,11 @@ class Comparison:
         for row in self.rows:
             verdict = row.point["verdict"] if row.point else None
             lines.append(f"{row.asked}  {answers.verdict(verdict)}")
-            cost = f" · costs {size(row.unique_bytes)}" if row.unique_bytes is not None else ""
-            lines.append(f"    {row.diff.summary or 'nothing changed'}{cost}")
+            cost = [f"costs {size(row.unique_bytes)}"] if row.unique_bytes is not None else []
+            cost.append(f"{plural(row.commands, 'command')} in {milliseconds(row.commands_ms)}")
+            if row.effects:
+                cost.append(f"{plural(row.effects, 'effect')} outside")
+            lines.append("    " + " · ".join((row.diff.summary or "nothing changed", *cost)))
             for section in row.diff.sections:
                 told = [line["text"] for line in section["lines"][:_MOST_SECTION_LINES]]
                 more = len(section["lines"]) - len(told)
@@ -106,8 +117,10 @@ def compare(client: Client, asked: Sequence[str], base: str, verify: str, timeou
         target = Session(client, whose)
         ref = start["id"] if start else "base"
         diff = target.diff(ref) if live else target.diff(ref, point)
-        rows.append(Row(word, whose, _data(client, point), live, diff, None))
-    _add_costs(client, rows)
+        row = Row(word, whose, _data(client, point), live, diff)
+        _add_doings(client, row, start)
+        rows.append(row)
+    _add_room(client, rows)
     return Comparison(start, rows)
 
 
@@ -144,7 +157,19 @@ def _data(client: Client, point: Checkpoint | None) -> dict[str, Any] | None:
     return found
 
 
-def _add_costs(client: Client, rows: Sequence[Row]) -> None:
+def _add_doings(client: Client, row: Row, start: Mapping[str, Any] | None) -> None:
+    """What was done since they parted."""
+    ref = None if row.live else (row.point or {}).get("id")
+    args = {"session": row.session, "ref": ref, "kinds": ["command", "effect"]}
+    for event in client.call("trace", {**args, "after": start["position"] if start else None})["events"]:
+        if event["kind"] == "command":
+            row.commands += 1
+            row.commands_ms += event["body"].get("duration_ms") or 0.0
+        elif event["body"].get("class") != "unknown":
+            row.effects += 1
+
+
+def _add_room(client: Client, rows: Sequence[Row]) -> None:
     """What would come back if that point, or what a session wrote since its last, were gone."""
     try:
         used = client.call("du", {})
