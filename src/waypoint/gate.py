@@ -71,7 +71,6 @@ class Gate:
         self.approvals = Approvals(self.ledger)
         self._file = sessions.home.path / FILE
         self._lock = threading.Lock()
-        self._home: tuple[object, Rules | None] = (None, None)
         self._policies: dict[tuple[object, str | None], Policy] = {}
         sessions.box_ends.append(self.approvals.drop)
         sessions.after_command.append(self._typed)
@@ -167,6 +166,7 @@ class Gate:
         self, row: SessionRow, command: str | Sequence[str], asker: Asker, *, stdin: bytes | None = None
     ) -> Iterator[Passed]:
         """Around a command: refused, held or let through before, written down before and after."""
+        policy = self.policy(row)
         judgement = self.judge(row, command, stdin=stdin)
         if judgement.decision == "allow":
             yield Passed()
@@ -176,9 +176,9 @@ class Gate:
         if judgement.decision == "deny":
             self._sessions.tell(row, "approval", _told_denied(judgement, shown), actor=asker.actor)
             raise PolicyDenied(
-                f"the policy does not let this run: {judgement.why or shown}",
+                f"the policy does not let this run: {self._clean(row, judgement.why) or shown}",
                 hint=f"`waypoint policy check -s {row.name} CMD` says what is judged how",
-                **{"class": judgement.class_, "unseen": list(judgement.unseen)},
+                **{"class": judgement.class_},
             )
         warnings = self._warnings(row, judgement)
         approval = (
@@ -195,14 +195,15 @@ class Gate:
             passed.state = "failed"  # nothing of it has run
             raise
         finally:
-            self._finish(row, passed, judgement, shown, asker.actor)
+            unseen = bool(judgement.unseen) and policy.decisions["unknown"] != "allow"
+            self._finish(row, passed, _unseen(judgement, shown, asker.actor) if unseen else None)
 
     def check_trial(self, row: SessionRow, command: str) -> None:
         """A trial is tried again and again and thrown away: it may not act on the outside."""
         judgement = self.judge(row, command)
         if judgement.decision in ("ask", "deny") or judgement.outside:
             raise PolicyDenied(
-                f"a verification may not act on the outside: {judgement.why or judgement.class_}",
+                f"a verification may not act on the outside: {self._clean(row, judgement.why)}",
                 hint="run it with `waypoint exec`, where it can be approved and is written down",
                 **{"class": judgement.class_},
             )
@@ -237,11 +238,12 @@ class Gate:
             announce=announce,
         )
         self._tell_approval(row, approval)
-        if approval.state == "approved":
+        if approval.state == "approved" and not live.ended.is_set():
             asker.announce(approval)
             return approval
         said = {
             "denied": f"it was denied{f': {approval.note}' if approval.note else ''}",
+            "approved": "the session was restored or ended meanwhile",
             "expired": f"nobody approved it within {duration_words(policy.expires_seconds)}",
         }.get(approval.state, approval.note or "nobody waits for it any more")
         raise NotApproved(
@@ -274,15 +276,12 @@ class Gate:
             for part in parts
         ]
 
-    def _finish(
-        self, row: SessionRow, passed: Passed, judgement: Judgement, shown: str, actor: Actor
-    ) -> None:
+    def _finish(self, row: SessionRow, passed: Passed, unseen: NewEffect | None) -> None:
         outcome = {"state": passed.state, "exit_code": passed.exit_code}
         if passed.effects:
             self.ledger.finish([number for number, _ in passed.effects], passed.state, passed.exit_code)
         ran = not (passed.state == "failed" and passed.exit_code is None)
-        if judgement.unseen and ran and self.policy(row).decisions["unknown"] != "allow":
-            unseen = _unseen(judgement, shown, actor)
+        if unseen and ran:
             (number,) = self.ledger.add(row.id, row.name, [msgspec.structs.replace(unseen, **outcome)])
             passed.effects.append((number, unseen))
         for number, new in passed.effects:

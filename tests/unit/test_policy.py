@@ -64,6 +64,7 @@ MISSES = {
     "curl https://example.com/unsubscribe": "a GET that changes something",
     "ls": "an alias, a function or another PATH of an earlier command",
     "touch /data/x": "a bind mount is outside every checkpoint",
+    "true # && npm publish": "a shell without interactive_comments",
     "sed -n 'w /dev/tcp/example.com/80' x": "a file name that only the program sees",
 }
 """Taken for harmless, and may not be: docs/limits.md has the same list."""

@@ -270,6 +270,8 @@ class Policy:
         parts = []
         for part in found.parts:
             judged = self._part(part, cwd, shares_network=shares_network)
+            if part.shadowed and judged.class_ == "unknown" and not judged.rule:
+                continue
             parts.append(judged)
             if judged.class_ == "unknown" and judged.why not in unseen:
                 unseen.append(judged.why if not judged.rule else f"{judged.command}: {judged.why}")

@@ -33,6 +33,9 @@ class Part(NamedTuple):
     """Variables that are set for it, in the same line too."""
     fed: bool = False
     """Whether it is given something to read, be it seen or not."""
+    shadowed: bool = False
+    """Whether the line has a function of that name: what that does has been read where it is defined, but
+    whether it is defined by then only the shell knows."""
 
     @property
     def program(self) -> str:
@@ -287,7 +290,8 @@ class _Inspector:
         chosen = tuple(simple.words if words is None else words)
         sets = (*self.variables, *simple.sets) if chosen else tuple(simple.sets)
         fed = stdin is not None or simple.piped or simple.reads
-        self.found.parts.append(Part(chosen, self.place, stdin, tuple(simple.writes), sets, fed))
+        shadowed = bool(chosen) and chosen[0].text in self.functions
+        self.found.parts.append(Part(chosen, self.place, stdin, tuple(simple.writes), sets, fed, shadowed))
 
     # ---- one command -------------------------------------------------------------------------
 
@@ -309,8 +313,6 @@ class _Inspector:
             return
         if first.bare and re.search(r"[*?\[]", first.text) and first.text not in ("[", "[["):
             self.found.cannot_see(f"which command {first.text} is")
-            return
-        if first.text in self.functions:
             return
         if command.sets or command.writes:
             self._part(Simple([], command.sets, command.writes))
@@ -573,9 +575,10 @@ class _Inspector:
             self._fed(name, command)
 
     def _script_program(self, name: str, command: Simple) -> None:
-        self._su(name, command) if any(
-            word.text in ("-c", "--command") for word in command.words
-        ) else self.found.cannot_see("what is typed into the shell of script")
+        if any(word.text in ("-c", "--command") for word in command.words):
+            self._su(name, command)
+        else:
+            self.found.cannot_see("what is typed into the shell of script")
 
     def _flock(self, name: str, command: Simple) -> None:
         words = command.words
