@@ -17,7 +17,7 @@ from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, opena
 from waypoint.terminal import Terminal
 
 _SHELL_FILE = f"{STATE_IN_BOX}/shell".lstrip("/")
-_CLIENT = f"{ENGINE_IN_BOX}/bin/inside/waypoint"
+_CLIENT = f"{ENGINE_IN_BOX}/bin/kept/waypoint-"
 _MOST_BYTES = 1 << 20
 
 
@@ -76,7 +76,7 @@ def _read(box: Box, path: str) -> bytes:
 def _asks_us(process: processes.Process) -> bool:
     """Whether it is somebody's `waypoint status`, asked from inside: that it runs is no news to him."""
     try:
-        return process.comm == "waypoint" and os.readlink(f"/proc/{process.host_pid}/exe") == _CLIENT
+        return process.comm == "waypoint" and os.readlink(f"/proc/{process.host_pid}/exe").startswith(_CLIENT)
     except OSError:
         return False
 

@@ -9,6 +9,7 @@ The engine, below `engine_dir()`:
 
     bin/keeper  bin/anchor    static executables, compiled here from native/
     bin/inside/waypoint       what `waypoint` is in a session
+    bin/kept/                 every version of the programs that are in images, by content
     criu/criu                 CRIU: the machine's own, or one from a newer suite of the distribution
     criu/ld.so  criu/lib/     the loader and the libraries it was linked against
     criu/shim.so              preloaded into it, see native/shim.c
@@ -238,6 +239,7 @@ def _build(folder: Path, staging: Path, progress: Progress, probe: Probe) -> Eng
     (staging / "criu").mkdir()
     natives = natives_hash()
     _compile_natives(staging, progress)
+    _keep_programs(folder, staging)
     chosen = _keep_criu(folder, staging, progress, probe) or _choose_criu(staging, progress, probe)
     criu, rejected = chosen
     system = os.uname()
@@ -350,13 +352,15 @@ _NATIVES = {
     "shim.c": ("criu/shim.so", ("-shared", "-fPIC", *_WARNINGS)),
 }
 SHELL_INTEGRATION = Path(__file__).parent / "shell" / "integration.bash"
+_IN_IMAGES = ("bin/anchor", "bin/inside/waypoint")
+"""Programs that a checkpoint may hold while they run. CRIU wants to find the very same file again."""
 _BUILT_PARTS = (*(target for target, _ in _NATIVES.values()), "bin/integration.bash")
 _CRIU_PARTS = ("criu/criu", "criu/ld.so")
 
 
 def natives_hash(sources: Path = NATIVE_SOURCES) -> str:
     """A digest of all that the native programs are made from."""
-    digest = hashlib.sha256(repr(_NATIVES).encode())
+    digest = hashlib.sha256(repr((_NATIVES, _IN_IMAGES)).encode())
     for path in [*sorted([*sources.glob("*.c"), *sources.glob("*.h")]), SHELL_INTEGRATION]:
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode() + content)
@@ -370,6 +374,20 @@ def _compile_natives(staging: Path, progress: Progress) -> None:
         source = str(NATIVE_SOURCES / name)
         run(f"compiling {name}", "cc", *flags, "-o", str(staging / target), source)
     shutil.copy(SHELL_INTEGRATION, staging / "bin")
+
+
+def _keep_programs(folder: Path, staging: Path) -> None:
+    """Gives programs that are in images a name of their content, and takes over those of the present engine:
+    a point that was taken with an older Waypoint finds what it had."""
+    kept = staging / "bin" / "kept"
+    if (folder / "bin" / "kept").is_dir():
+        shutil.copytree(folder / "bin" / "kept", kept)
+    kept.mkdir(exist_ok=True)
+    for part in _IN_IMAGES:
+        made = staging / part
+        named = kept / f"{made.name}-{hashlib.sha256(made.read_bytes()).hexdigest()[:16]}"
+        made.replace(named)
+        made.symlink_to(os.path.relpath(named, made.parent))
 
 
 # A private copy of CRIU --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import textwrap
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import waypoint
+from waypoint import provision
 from waypoint.box import inside_path, keepers
 from waypoint.errors import SessionBusy
 from waypoint.home import Home
@@ -240,6 +242,35 @@ class TestWakingUpTwice:
         assert "nothing was done yet" in said
         assert said.endswith("0\n")
         assert fresh.run("waypoint checkpoint after").check().output == 'c1 "after"\n'
+
+
+class TestUpdates:
+    def test_a_point_finds_the_programs_it_was_taken_with(
+        self, engine: Path, small_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A newer Waypoint has another anchor and another client; both are in the images of older points."""
+        folder, sources = tmp_path / "engine", tmp_path / "native"
+        shutil.copytree(engine, folder, symlinks=True)
+        shutil.copytree(provision.NATIVE_SOURCES, sources)
+        monkeypatch.setenv("WAYPOINT_ENGINE", str(folder))
+        monkeypatch.setenv("WAYPOINT_SPARES", "off")  # one that was restored before would do
+        session = waypoint.session("old", home=small_home)
+        session.run("waypoint checkpoint old --name old").check()
+        for name in ("anchor.c", "inside.c"):
+            with (sources / name).open("a") as source:
+                source.write('const char newer[] __attribute__((used)) = "another version of it";\n')
+        present = provision.natives_hash()
+        with monkeypatch.context() as newer:
+            newer.setattr(provision, "NATIVE_SOURCES", sources)
+            newer.setattr(provision, "natives_hash", lambda: "newer")
+            provision.ensure_engine(tmp_path, lambda _: None, probe=lambda _: None)
+        assert len(list((folder / "bin" / "kept").iterdir())) == 4
+        # (So that the daemon takes it for its own.)
+        text = (folder / "engine.json").read_text()
+        (folder / "engine.json").write_text(text.replace('"newer"', f'"{present}"'))
+        session.restore("old")
+        assert "●  c1" in patiently(session, "waypoint log").output
+        assert waypoint.session("new", home=small_home).run("waypoint checkpoint new").ok
 
 
 PROBE = r"""
