@@ -315,17 +315,21 @@ def run(
     if built is None:
         raise errors.MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
     began = time.monotonic()
+
+    def tell(words: str) -> None:
+        say(f"{time.monotonic() - began:4.0f} s  {words}")
+
     with _stopping_properly(), throwaway_home(below, engine) as (home, work):
         machine = look_at_machine(built, work)
         failed: list[Skipped] = []
-        bench = Bench(home, work, quick=quick, say=say, peers=peers)
+        bench = Bench(home, work, quick=quick, say=tell, peers=peers)
         for name in wanted:
-            say(f"{name}: {workloads.WORKLOADS[name].title}")
+            tell(f"{name}: {workloads.WORKLOADS[name].title}")
             try:
                 workloads.WORKLOADS[name].measure(bench)
             except errors.WaypointError as error:
                 failed.append(Skipped(what=name, why=f"{error.message} {error.hint}".strip()))
-                say(f"failed {name}: {failed[-1].why}")
+                tell(f"failed {name}: {failed[-1].why}")
         bench.client.close()
     return Report(
         at=datetime.now().astimezone().isoformat(timespec="seconds"),
