@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import uuid
@@ -21,7 +22,10 @@ def conversation() -> Iterator[str]:
     """What the agent calls what it is in the middle of; nothing of it is left behind."""
     name = f"test-{uuid.uuid4().hex}"
     yield name
-    Path(f"/run/waypoint-hooks/{name}.json").unlink(missing_ok=True)
+    kept = Path(f"/run/waypoint-hooks/{name}.json")
+    kept.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        kept.parent.rmdir()
 
 
 @pytest.fixture
