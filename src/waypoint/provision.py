@@ -348,6 +348,7 @@ _NATIVES = {
     "relock.c": ("bin/relock", ("-static", *_WARNINGS)),
     "inside.c": ("bin/inside/waypoint", ("-static", *_WARNINGS)),
     "track.c": ("bin/track", ("-static", *_WARNINGS)),
+    "precopy.c": ("bin/precopy", ("-static", *_WARNINGS)),
     "flatten.c": ("bin/flatten", ("-static", *_WARNINGS)),
     "shim.c": ("criu/shim.so", ("-shared", "-fPIC", *_WARNINGS)),
 }

@@ -950,8 +950,10 @@ class Sessions:
                         observe(live.box, live.terminal, members, own_network=row.options.net != "host")
                     )
 
-                size_bytes = live.memory.prepare(processes.host_pids(live.box.pid))
-                with self._ram.ahead_of(images, size_bytes) as written:
+                with (
+                    self._copied_ahead(live) as size_bytes,
+                    self._ram.ahead_of(images, size_bytes) as written,
+                ):
                     with live.terminal.steady(), contextlib.ExitStack() as around:
                         for surround in self.during_dump:
                             around.enter_context(surround(live, written))
@@ -1011,6 +1013,19 @@ class Sessions:
             self.later(lambda: self.want_spares(row.id))
         self.later(self.pool.sync)
         return point
+
+    @contextlib.contextmanager
+    def _copied_ahead(self, live: Live) -> Iterator[int]:
+        """Copies much memory before the session stops for it; about how much is left to be copied then."""
+        size_bytes = live.memory.prepare(processes.host_pids(live.box.pid))
+        if not live.memory.is_worth_copying_ahead(size_bytes):
+            yield size_bytes
+            return
+        with self._ram.passing(size_bytes) as folder:
+            if folder:
+                size_bytes -= live.memory.copy_ahead(folder)
+                self.pool.flush(live.box.volume)  # that took its time
+            yield size_bytes
 
     def facts(self, point: Checkpoint) -> Facts:
         """What a checkpoint observed; nothing for one that holds files only."""

@@ -33,6 +33,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from waypoint.engine import criu
 from waypoint.errors import CannotCheckpoint
 from waypoint.kernel import processes
 from waypoint.kernel.syscalls import ioctl_number
@@ -41,6 +42,9 @@ log = logging.getLogger("waypoint")
 
 _LARGE_BYTES = 16 << 20
 """From how much memory of its own on a process is watched. Below, copying costs less than watching."""
+_MUCH_BYTES = 64 << 20
+"""What takes longer to copy than a session should stand still."""
+_PAGE_BYTES = 4096
 _AREA_BYTES = 64 << 10
 """Smaller areas are always copied."""
 _REGISTER = ioctl_number(3, 0xAA, 0x00, 32)  # UFFDIO_REGISTER, struct uffdio_register
@@ -179,6 +183,36 @@ class Memory:
             else:
                 total -= unchanged
         return max(total, 0)
+
+    def is_worth_copying_ahead(self, size_bytes: int) -> bool:
+        return bool(self._watched) and self._baseline is None and size_bytes >= _MUCH_BYTES
+
+    def copy_ahead(self, folder: Path) -> int:
+        """Copies what is watched into `folder` while the processes run, so that the next dump has to copy
+        only what they write meanwhile; how much that was. The folder has to stay until that dump is done."""
+        copied: dict[int, list[tuple[int, int]]] = {}
+        try:
+            for host_pid, _ in self._watched:
+                process = processes.read(host_pid)
+                if process:
+                    copied[process.pid] = self._copy_one(process, folder)
+        except (OSError, ValueError) as error:
+            log.info("memory could not be copied ahead: %s", error)
+            return 0
+        criu.write_memory(folder, copied)
+        self._baseline = folder
+        return sum(count for stretches in copied.values() for _, count in stretches) * _PAGE_BYTES
+
+    def _copy_one(self, process: processes.Process, folder: Path) -> list[tuple[int, int]]:
+        with open(folder / f"pages-{process.pid}.img", "x+b") as pages:
+            words = [str(self._engine / "bin" / "precopy"), str(process.host_pid), str(pages.fileno())]
+            done = subprocess.run(
+                words, pass_fds=[pages.fileno()], capture_output=True, text=True, check=False
+            )
+        *stretches, said = done.stdout.splitlines() or [""]
+        if said != "ok":
+            raise OSError(f"process {process.pid}: {said or done.returncode}")
+        return [(int(at, 16), int(count)) for at, count in map(str.split, stretches)]
 
     def begin_with(self, host_pids: Iterable[int], images: Path) -> None:
         """The processes were just restored from `images` and have not run yet: their first dump can be

@@ -296,7 +296,7 @@ def save(
     except CannotCheckpoint as error:
         if memory is None or not memory.may_be_to_blame(error):
             raise
-        log.warning("memory is no longer watched: %s", error)
+        log.warning("memory is no longer watched: %s %s", error, error.details.get("log", ())[1:])
         memory.give_up()
         _empty(images, whole or images)
     return _save_patiently(box, images, outside_pipes, shell, while_frozen, None, images)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,19 @@ class Ram:
                         pass
         finally:
             shutil.rmtree(passing, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def passing(self, size_bytes: int) -> Iterator[Path | None]:
+        """A folder that is gone afterwards; None when there is no room for about `size_bytes` here."""
+        if self._root is None or size_bytes > _available_bytes() // 8:
+            yield None
+            return
+        folder = self._root / secrets.token_hex(6)
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _available_bytes() -> int:
