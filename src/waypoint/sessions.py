@@ -334,6 +334,7 @@ class Sessions:
         self.spares.close()
         for live in list(self._lives.values()):
             self._remember_terminal(live)
+            live.terminal.cut()
         self._background.shutdown(wait=True)
         self.trajectory.stop()
 

@@ -267,6 +267,11 @@ class Terminal:
         with self.lock:
             self._recording.between(quiet=quiet)
 
+    def cut(self) -> None:
+        """Everything shown so far is told of: somebody else is going to hear the rest."""
+        with self.lock:
+            self._recording.cut()
+
     def _show(self, data: bytes) -> None:
         self._recording.show(data)
         self.screen.feed(data)

@@ -22,6 +22,7 @@ import waypoint
 from waypoint import errors, migrations, model
 from waypoint.history.secrets import MASK
 from waypoint.home import Home
+from waypoint.screen import Screen
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -356,8 +357,6 @@ def played(lines: list[str]) -> tuple[dict[str, Any], list[tuple[float, str, str
 def test_the_terminal_can_be_played_again(
     fresh: waypoint.Session, tmp_path: Path, wp: Callable[..., Any]
 ) -> None:
-    from waypoint.screen import Screen
-
     client = waypoint.Client()
     connection, _ = client.open("attach", {"session": "t", "rows": 30, "columns": 100})
     fresh.run("printf 'é\\n'; sleep 0.3; echo slow")
@@ -375,16 +374,27 @@ def test_the_terminal_can_be_played_again(
     markers = [data for _, code, data in events if code == "m"]
     assert [one.split()[0] for one in markers[-3:]] == ["c1", "restored:", "c3"]
     assert any(interval >= 0.25 for interval, code, data in events if code == "o" and "slow" in data)
+    assert _final_screen(events) == screen, "played, it ends with what the terminal shows"
+    out = wp("trace", "-s", "t", "--cast", "-", check=True).out
+    assert played(out.splitlines())[1] == events
+    connection.close()
+    # Another daemon goes on where this one stopped.
+    client.call("daemon_stop")
+    fresh.run("echo heard by another")
+    fresh.checkpoint("third")
+    fresh.cast(tmp_path / "t.cast")
+    assert _final_screen(played((tmp_path / "t.cast").read_text().splitlines())[1]) == fresh.screen()
+
+
+def _final_screen(events: list[tuple[float, str, str]]) -> str:
     shown = Screen(24, 80)
     for _, code, data in events:
         if code == "o":
             shown.feed(data.encode())
         elif code == "r":
-            shown.resize(30, 100)
-    assert shown.text() == screen, "played, it ends with what the terminal shows"
-    out = wp("trace", "-s", "t", "--cast", "-", check=True).out
-    assert played(out.splitlines())[1] == events
-    connection.close()
+            columns, rows = data.split("x")
+            shown.resize(int(rows), int(columns))
+    return shown.text()
 
 
 # ---- the ways in ---------------------------------------------------------------------------------
