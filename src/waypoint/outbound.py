@@ -28,6 +28,8 @@ from waypoint.kernel.flows import Flow
 from waypoint.terminal import Pump
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from waypoint.history.store import SessionRow
     from waypoint.model import Checkpoint
     from waypoint.sessions import Live, Sessions
@@ -40,6 +42,8 @@ _ANSWERS_AT_ONCE = 64
 _ANSWERS_PER_SECOND = 200
 _DNS_PORT = 53
 _EVERY_SECONDS = 120.0
+_SAVING_SECONDS = 60.0
+"""How long saving a session may take; one that failed in the middle is counted again after that."""
 
 
 @dataclass
@@ -71,8 +75,11 @@ class Outbound:
         """The boxes that have a cable."""
         self._names: dict[str, _Names] = {}
         self._nameservers: frozenset[str] = frozenset()
+        self._counted: dict[str, float] = {}
+        """Sessions that are being saved, and since when: all that left before has been counted."""
         sessions.box_began.append(self._listen)
         sessions.box_ended.append(self._ended)
+        sessions.during_dump.append(self._before_freeze)
         sessions.after_checkpoint.append(self._taken)
         sessions.during_prepare.append(self._made_anew)
         for live in sessions.lives():
@@ -181,15 +188,31 @@ class Outbound:
         except (WaypointError, OSError) as error:
             log.warning("what left the sessions could not be read: %s", error)
 
+    @contextlib.contextmanager
+    def _before_freeze(self, live: Live, _: Path) -> Iterator[None]:
+        """What left until here belongs to the point; what leaves until the tree stands still, and after, is
+        counted as having left after it: rather a contact too many in a plan than one too few."""
+        self._counted.pop(live.session_id, None)
+        self._careful([live])
+        self._counted[live.session_id] = time.monotonic()
+        try:
+            yield
+        except BaseException:
+            self._counted.pop(live.session_id, None)
+            raise
+
     def _taken(self, row: SessionRow, point: Checkpoint) -> None:
-        """What left until now belongs to the point that was just taken."""
-        self._careful([one for one in self._sessions.lives() if one.session_id == row.id])
+        """A point was taken, and has what left before."""
+        if row.id not in self._counted:  # files only: nothing stood still
+            self._careful([one for one in self._sessions.lives() if one.session_id == row.id])
         self._sessions.store.settle_contacts(row.id, point.id)
+        self._counted.pop(row.id, None)
 
     def _ended(self, live: Live) -> None:
         """A box is gone. What left it is in no point if it was not by now."""
         if live.box.id not in self._watched:
             return
+        self._counted.pop(live.session_id, None)
         self._careful([live])
         self._watched.discard(live.box.id)
         with self._lock:
