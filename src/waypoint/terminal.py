@@ -458,7 +458,7 @@ class Terminal:
                     self._state_changed.wait(_BLIND_SECONDS)
                     continue
                 if self.shell and (self.shell.running is not None or occupied) and self._run is None:
-                    if not occupied and self.foreground() is None and time.monotonic() < brief:
+                    if not occupied and self._shell_in_front() and time.monotonic() < brief:
                         # Somebody has just typed something that the shell itself is busy with: mostly over
                         # in a moment.
                         self._state_changed.wait(brief - time.monotonic())
