@@ -63,7 +63,7 @@ def amount(contact: Contact) -> str:
 
 
 def phrase(contacts: Sequence[Contact], *, amounts: bool = False) -> str:
-    """`talked to pypi.org:443, api.stripe.com:443 and 2 more`; nothing when there are none."""
+    """`talked to example.org:443, api.stripe.com:443 and 2 more`; nothing when there are none."""
     places = join(contacts)
     if not places:
         return ""
