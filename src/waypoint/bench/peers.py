@@ -819,8 +819,8 @@ def _measure_one(bench: Bench, name: str, peer: Peer, job: Job) -> None:
         run.change(1)
         run.checkpoint()
         run.rollback()
-        deadline = time.monotonic() + bench.rounds(15, 4)
-        for number in range(2, 2 + bench.rounds(10, 6)):
+        deadline = time.monotonic() + bench.rounds(15, 3)
+        for number in range(2, 2 + bench.rounds(10, 5)):
             if number > 3 and time.monotonic() > deadline:
                 break  # two rounds of somebody slow tell enough
             run.change(number)

@@ -478,7 +478,7 @@ def depth(bench: Bench) -> None:
                 bench.add("depth", case, what, "", held, unit=unit)
         how, took = bench.rollback(session, first)
         bench.add_timed("depth", "first", f"rollback, {how}", took)
-        for point in session.checkpoints()[1 :: many // 10]:
+        for point in session.checkpoints()[1 :: many // bench.rounds(10, 3)]:
             began = now_ms()
             point.forget()
             bench.add("depth", "any", "forget", "api", now_ms() - began)
