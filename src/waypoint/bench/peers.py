@@ -368,8 +368,8 @@ class _Shell:
 
 
 class _CopyRun:
-    """`cp -a` of the folder; to go back everything is ended, copied back and started again. Nothing is
-    deleted before the end: ext4 takes its time to give inodes again that have just become free."""
+    """`cp -a` of the folder; to go back everything is ended, copied back and started again. What it leaves
+    behind is deleted after the last round and counted nowhere."""
 
     def __init__(self, shell: _Shell, folder: Path, job: Job) -> None:
         self._shell, self._folder, self._job = shell, folder, job
