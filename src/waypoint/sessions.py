@@ -215,7 +215,7 @@ class Sessions:
         self.after_command: list[Callable[[Live, Happened], None]] = []
         """Who wants to know of everything that happens in a terminal; on the thread that reads it."""
         self.box_began: list[Callable[[Live], None]] = []
-        """Who wants to know of a box that stands, before anything runs in it."""
+        """Who wants to know of a box that stands, before anything runs in it (and a spare has an owner)."""
         self.box_ends: list[Callable[[Live], None]] = []
         """Who wants to know of one that is about to end, or has gone by itself."""
         self.box_ended: list[Callable[[Live], None]] = []
@@ -509,13 +509,9 @@ class Sessions:
         terminal.when_typed = lambda: self._typed(live)
         self._pump.add(events.fileno(), lambda: self._heard(live, events))
         self._pump.add(hello.master, lambda: self._read(live, terminal))
-        if session_id:  # that of a spare is not known yet
-            self._began(live)
-        return live
-
-    def _began(self, live: Live) -> None:
         for told in self.box_began:
             told(live)
+        return live
 
     def _read(self, live: Live, terminal: Terminal) -> None:
         if terminal.read():
@@ -1157,7 +1153,6 @@ class Sessions:
         """Makes a held copy the session's, and lets it run."""
         live = twin.live
         live.session_id = live.stream.session_id = session_id
-        self._began(live)
         if name != twin.name:
             live.box.keeper.set_hostname(name)
         for told in self.before_waking:
