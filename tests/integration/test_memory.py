@@ -10,7 +10,11 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -493,3 +497,59 @@ def test_a_dump_that_has_lost_what_it_was_compared_with_is_whole_all_the_same(
     subject.go()
     subject.save()
     shutil.rmtree(subject.images(point))
+
+
+BUSY = r"""
+import os, select, sys, time
+
+kept = bytearray(os.urandom(1 << 20) * 20)
+poll, (reader, writer) = select.epoll(), os.pipe()
+poll.register(reader)
+print("up", flush=True)
+while True:
+    if sys.argv[1] == "computes":
+        kept[0] ^= 1
+    elif sys.argv[1] == "sleeps":
+        time.sleep(0.0005)
+    elif sys.argv[1] == "polls":
+        poll.poll(0.001)
+    else:
+        sys.stdin.read(1)
+"""
+
+
+def test_a_process_that_was_made_to_open_something_goes_on_as_it_was(watches: None, engine: Path) -> None:
+    """In whatever it does, also when it is told to stop and to go on all the time."""
+    ways = ("computes", "sleeps", "polls", "waits")
+    pipe = subprocess.PIPE
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY, way], stdin=pipe, stdout=pipe) for way in ways]
+    try:
+        for one in busy:
+            assert one.stdout
+            assert one.stdout.readline() == b"up\n"
+        before = [processes.descriptors(one.pid).keys() for one in busy]
+        bothering = threading.Event()
+
+        def bother() -> None:
+            while not bothering.wait(0.002):
+                for one in busy:
+                    one.send_signal(signal.SIGSTOP)
+                    one.send_signal(signal.SIGCONT)
+
+        thread = threading.Thread(target=bother)
+        thread.start()
+        watched = False
+        for _ in range(10):
+            memory = tracking.Memory(engine)
+            memory.prepare([one.pid for one in busy])
+            watched = watched or memory.watching
+            memory.close()
+        bothering.set()
+        thread.join()
+        assert watched
+        assert [one.poll() for one in busy] == [None] * len(ways)
+        assert [processes.descriptors(one.pid).keys() for one in busy] == before
+    finally:
+        for one in busy:
+            one.kill()
+            one.communicate()

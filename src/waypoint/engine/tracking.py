@@ -279,7 +279,6 @@ class Memory:
         by_pid = {who[0]: who for who in whom}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
-            ours.settimeout(_HELPER_SECONDS)
             with theirs:
                 helper = subprocess.Popen(
                     [self._engine / "bin" / "track", str(theirs.fileno()), *map(str, by_pid)],
@@ -294,8 +293,6 @@ class Memory:
                         found[by_pid[int(pid)]] = packet[1][0]
                     else:
                         log.info("writes of process %s are not noticed: %s", pid, said)
-            except TimeoutError:
-                helper.kill()
             finally:
                 helper.wait()
         return found

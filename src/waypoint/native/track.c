@@ -83,13 +83,17 @@ static int set_registers(pid_t pid, const registers *r)
 	return ptrace(PTRACE_SETREGSET, pid, NT_PRSTATUS, &room);
 }
 
-/* Waits for the task's next stop and tells its kind; 0 when it does not come. */
-static int next_stop(pid_t pid)
+/* Waits for the task's next stop and tells its kind; 0 when it does not come in time. A task whose registers are
+   ours is waited for as long as it takes: it makes two calls that cannot block, but it may get little of the
+   processor, and could not be left alone. */
+static int next_stop(pid_t pid, int patient)
 {
 	static const struct timespec moment = { .tv_nsec = 100000 };
+	int status;
 
+	if (patient)
+		return waitpid(pid, &status, __WALL) == pid && WIFSTOPPED(status) ? status >> 8 : 0;
 	for (int i = 0; i < PATIENCE; i++) {
-		int status;
 		pid_t got = waitpid(pid, &status, __WALL | WNOHANG);
 
 		if (got == pid)
@@ -131,6 +135,37 @@ static unsigned long find_instruction(pid_t pid)
 	return found;
 }
 
+static int owes_stop; /* the task was told to stop meanwhile, which no mask holds back */
+
+/* Lets a borrowed task go on to the entry of a call, or to its exit. Stops on the way, for signals that stop or
+   continue it, are passed by. */
+static int to_call(pid_t pid)
+{
+	int kind;
+
+	do {
+		if (ptrace(PTRACE_SYSCALL, pid, 0, 0))
+			return -1;
+		kind = next_stop(pid, 1);
+		owes_stop |= kind == SIGSTOP;
+	} while (kind == SIGSTOP || kind >> 8 == PTRACE_EVENT_STOP);
+	return kind == SYSCALL_STOP ? 0 : -1;
+}
+
+/* And to where the kernel decides how it goes on with what it was interrupted in. */
+static int to_interruption(pid_t pid)
+{
+	int kind;
+
+	do {
+		if (ptrace(PTRACE_INTERRUPT, pid, 0, 0) || ptrace(PTRACE_CONT, pid, 0, 0))
+			return -1;
+		kind = next_stop(pid, 1);
+		owes_stop |= kind == SIGSTOP;
+	} while (kind == SIGSTOP);
+	return kind >> 8 == PTRACE_EVENT_STOP ? 0 : -1;
+}
+
 static int call(pid_t pid, const registers *stopped, unsigned long at, long number, long argument, long *answer)
 {
 	registers r = *stopped;
@@ -143,7 +178,7 @@ static int call(pid_t pid, const registers *stopped, unsigned long at, long numb
 		return -1;
 	/* To the call's entry, then to its exit. */
 	for (int i = 0; i < 2; i++)
-		if (ptrace(PTRACE_SYSCALL, pid, 0, 0) || next_stop(pid) != SYSCALL_STOP)
+		if (to_call(pid))
 			return -1;
 	if (get_registers(pid, &r))
 		return -1;
@@ -188,7 +223,7 @@ static int track(pid_t pid)
 
 	if (ptrace(PTRACE_SEIZE, pid, 0, OPTIONS))
 		return because("it cannot be traced: %s", strerror(errno));
-	if (ptrace(PTRACE_INTERRUPT, pid, 0, 0) || (kind = next_stop(pid)) != INTERRUPT_STOP) {
+	if (ptrace(PTRACE_INTERRUPT, pid, 0, 0) || (kind = next_stop(pid, 0)) != INTERRUPT_STOP) {
 		/* Stopped by a job's signal, about to get one, or in a deep sleep: our end lets it go as it is. */
 		if (kind && !(kind >> 8))
 			ptrace(PTRACE_DETACH, pid, 0, kind);
@@ -203,12 +238,14 @@ static int track(pid_t pid)
 		ptrace(PTRACE_DETACH, pid, 0, 0);
 		return because("it cannot be borrowed: %s", strerror(errno));
 	}
+	owes_stop = 0;
 	fd = make(pid, &stopped, at);
 	/* Back to a stop of the first kind, so that an interrupted call is restarted, or not, by the kernel's rules. */
-	if (ptrace(PTRACE_INTERRUPT, pid, 0, 0) || ptrace(PTRACE_CONT, pid, 0, 0) || next_stop(pid) != INTERRUPT_STOP ||
-	    set_registers(pid, &stopped) || ptrace(PTRACE_SETSIGMASK, pid, sizeof(before), &before) ||
+	if (to_interruption(pid) || set_registers(pid, &stopped) || ptrace(PTRACE_SETSIGMASK, pid, sizeof(before), &before) ||
 	    ptrace(PTRACE_SETOPTIONS, pid, 0, OPTIONS) || ptrace(PTRACE_DETACH, pid, 0, 0))
 		return because("it cannot be let go: %s", strerror(errno));
+	if (owes_stop)
+		kill(pid, SIGSTOP);
 	return fd;
 }
 
