@@ -524,20 +524,24 @@ class Box:
 
     def signal_end(self) -> None:
         """From here on nothing in it runs any more. `kill` waits until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def kill(self, home: Home) -> None:
         """Ends everything in the box and waits until it is gone. pid 1's death takes all with it."""
-        self.signal_end()
-        _wait_gone(self._pidfd)
-        self.close()
+        if self._pidfd >= 0:
+            self.signal_end()
+            _wait_gone(self._pidfd)
+            self.close()
         socket_path(home, self.id).unlink(missing_ok=True)
 
     def close(self) -> None:
         self.keeper.close()
-        with contextlib.suppress(OSError):
-            os.close(self._pidfd)
+        # The number may be another box's from here on.
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
 
 def _wait_gone(pidfd: int, seconds: float = 20.0) -> None:

@@ -4,9 +4,11 @@ Here the mechanisms meet: a box is built, a tree is saved or revived in it, a vo
 and a row in the database makes it true. Nothing is true before its row: whatever fails earlier is undone
 and the session runs on as if nobody had asked.
 
-Locks. `Live.state` is held by whoever changes what the session is (checkpoint, restore, stop, starting a
-program); a terminal has its own turn for commands, so a checkpoint can be taken while a command runs.
-Reading the database needs neither.
+Locks. A session has one for whoever takes it elsewhere or ends it (`_moving`: restore, park, stop, remove),
+and after that comes `Live.state`, held by whoever changes what it is in its box (checkpoint, starting a
+program, and all of the former). Who had to wait for `Live.state` may find that the session has moved
+(`_steady`). A terminal has its own turn for commands, so a checkpoint can be taken while a command runs.
+Reading the database needs none of them.
 """
 
 from __future__ import annotations
@@ -167,6 +169,8 @@ class Live:
         """How many shells in a row have ended before their first prompt."""
         self.ended = threading.Event()
         """Set when this object no longer stands for anything that runs."""
+        self.cleared = False
+        """Whether somebody has begun to clear away what is left of it. Its descriptors are others' then."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,10 @@ class Twin:
     @property
     def alive(self) -> bool:
         return self.live.box.alive
+
+    def suits(self, options: BoxOptions) -> bool:
+        """Whether its box is one of this kind. The point may be another session's, and its limits too."""
+        return msgspec.structs.replace(self.options, spares=options.spares) == options
 
 
 class Sessions:
@@ -199,6 +207,7 @@ class Sessions:
         self._lives: dict[str, Live] = {}
         self._leaving: dict[str, Future[None]] = {}
         """By session, the clearing away of the box it was in before its last restore."""
+        self._moves: dict[str, threading.RLock] = {}
         self._lock = threading.Lock()
         self.leftovers: set[Path] = set()
         """What could not be deleted when its time had come."""
@@ -264,6 +273,9 @@ class Sessions:
                 cgroups.find(self.home.tag, box_id).remove()
         for path in self.home.run.glob("*.sock"):
             if path != self.home.socket and path.stem not in kept_boxes:
+                path.unlink(missing_ok=True)
+        for path in (*self.home.run.glob("*.terminal"), *self.home.run.glob("*.new")):
+            if path.stem not in kept_boxes:
                 path.unlink(missing_ok=True)
         for path in self.home.run.glob("*.inside"):
             if path.stem not in kept_boxes:
@@ -340,12 +352,13 @@ class Sessions:
 
     def stop_all(self) -> None:
         """Ends every box; what was live is dead afterwards and can be restored."""
-        for row in self.store.sessions():
-            live = self._lives.get(row.id)
-            if live:
-                with live.state:
-                    self._end(live, "the session was stopped")
-                    self.store.set_state(row.id, "dead", box=row.box)
+        for known in self.store.sessions():
+            with self._moving(known.id):
+                row, live = self.store.session(known.id), self._lives.get(known.id)
+                if row and live:
+                    with live.state:
+                        self._end(live, "the session was stopped")
+                        self.store.set_state(row.id, "dead", box=row.box)
 
     def teardown_network(self) -> None:
         self.network.teardown()
@@ -406,6 +419,24 @@ class Sessions:
                 f"session {row.name!r} {how}", hint=f"`waypoint restore -s {row.name} @` brings it back"
             )
         return live
+
+    @contextlib.contextmanager
+    def _moving(self, session_id: str) -> Iterator[None]:
+        """For one at a time: whoever takes a session elsewhere or ends it, whether it runs or not."""
+        with self._lock:
+            turn = self._moves.setdefault(session_id, threading.RLock())
+        with turn:
+            yield
+
+    @contextlib.contextmanager
+    def _steady(self, row: SessionRow) -> Iterator[Live]:
+        """The running session, which nobody else changes meanwhile."""
+        while True:
+            live = self.live(self.find(row.id))
+            with live.state:
+                if not live.ended.is_set():
+                    yield live
+                    return
 
     def point(self, row: SessionRow, ref: str) -> Checkpoint:
         """The checkpoint a ref means, seen from a session."""
@@ -617,6 +648,10 @@ class Sessions:
     def _end(self, live: Live, why: str) -> None:
         """Ends a box and everything of the daemon's that belongs to it. The volume stays."""
         live.ended.set()
+        with self._lock:
+            if live.cleared:
+                return
+            live.cleared = True
         for told in self.box_ends:
             told(live)
         self._pump.remove(live.terminal.master)
@@ -689,20 +724,23 @@ class Sessions:
 
     def remove(self, row: SessionRow) -> None:
         """Ends a session and forgets it, with its checkpoints."""
-        live = self._lives.get(row.id)
-        points = self.store.checkpoints(row.id)
-        if live:
-            with live.state:
-                self._end(live, "the session was removed")
-        self.store.remove_session(row.id)
-        if leaving := self._leaving.pop(row.id, None):
-            wait((leaving,))
-        self.spares.want(row.id, ())
-        self.spares.drop([point.id for point in points])
-        if row.box:
-            self._delete(self.home.sessions / row.box)
-        for point in points:
-            self._delete(self.home.checkpoints / point.id)
+        with self._moving(row.id):
+            row = self.find(row.id)
+            live = self._lives.get(row.id)
+            points = self.store.checkpoints(row.id)
+            if live:
+                with live.state:
+                    self._end(live, "the session was removed")
+            self.store.remove_session(row.id)
+            if leaving := self._leaving.pop(row.id, None):
+                wait((leaving,))
+            self.spares.want(row.id, ())
+            self.spares.drop([point.id for point in points])
+            if row.box:
+                self._delete(self.home.sessions / row.box)
+            for point in points:
+                self._delete(self.home.checkpoints / point.id)
+        self._moves.pop(row.id, None)
         self.later(lambda: log.debug("%s bytes of blobs went", self.store.sweep_blobs()))
 
     # ---- commands ----------------------------------------------------------------------------
@@ -878,10 +916,7 @@ class Sessions:
         """Captures the session whole; it goes on running. `state`: what its agent leaves with it."""
         if name is not None:
             refs.check_name(name, "checkpoint")
-        live = self.live(row)
-        with live.state:
-            if live.ended.is_set():
-                live = self.live(self.find(row.id))
+        with self._steady(row) as live:
             row = self.find(row.id)
             if name is not None and (self.store.name_taken(row.id, name) or name in self.store.tags(row.id)):
                 raise AlreadyExists(
@@ -1098,7 +1133,7 @@ class Sessions:
         fails. `apart`: no spare is used up for it."""
         if files_only or point.files_only:
             return self._begin_anew(name, options, point, session_id, size or Size()), False
-        twin = None if apart else self.spares.take(point.id)
+        twin = None if apart else self.spares.take(point.id, lambda one: one.suits(options))
         spare = twin is not None
         if twin is None:
             twin = self._hold(name, options, point)
@@ -1153,7 +1188,7 @@ class Sessions:
         """Makes a held copy the session's, and lets it run."""
         live = twin.live
         live.session_id = live.stream.session_id = session_id
-        if name != twin.name:
+        if name != twin.name and self.base_of(twin.options) != Path("/"):  # there it is the host's
             live.box.keeper.set_hostname(name)
         for told in self.before_waking:
             told(live, point)
@@ -1176,7 +1211,11 @@ class Sessions:
         origin = self.find(point.session)
         with self.using(point):
             twin = self._hold(origin.name, origin.options, point)
-        twin.held.stop_clocks()
+        try:
+            twin.held.stop_clocks()
+        except BaseException:
+            self._end_spare(twin)
+            raise
         return twin
 
     def _end_spare(self, twin: Twin) -> None:
@@ -1208,11 +1247,17 @@ class Sessions:
         nothing."""
         started = time.perf_counter()
         point = self.point(row, ref)
-        old = self._lives.get(row.id)
-        if old and not old.box.alive:
-            self._died(old)
-            old = None
-        with self.using(point), old.state if old else contextlib.nullcontext():
+        with contextlib.ExitStack() as ours:
+            ours.enter_context(self.using(point))
+            ours.enter_context(self._moving(row.id))
+            old = self._lives.get(row.id)
+            if old and not old.box.alive:
+                self._died(old)
+                old = None
+            if old:
+                ours.enter_context(old.state)
+                if old.ended.is_set():  # by itself, meanwhile
+                    old = None
             row = self.find(row.id)
             kept = None
             if old and safety:
@@ -1258,8 +1303,9 @@ class Sessions:
                 # It runs no more from here on; what is left of it is cleared away after the answer.
                 old.box.signal_end()
                 old.ended.set()
-        leftover = self.home.sessions / row.box if row.box else None
-        self._leaving[row.id] = self.later(lambda: self._clear_away(old, leftover))
+            leftover = self.home.sessions / row.box if row.box else None
+            before = self._leaving.get(row.id)
+            self._leaving[row.id] = self.later(lambda: self._clear_away(old, leftover, before))
         self.later(lambda: self.want_spares(row.id))
         return Restored(
             session=self.describe(self.find(row.id)),
@@ -1269,8 +1315,10 @@ class Sessions:
             spare=spare,
         )
 
-    def _clear_away(self, old: Live | None, volume: Path | None) -> None:
-        """What a restore has left behind."""
+    def _clear_away(self, old: Live | None, volume: Path | None, before: Future[None] | None) -> None:
+        """What a restore has left behind. When that is done, so is all that was left `before`."""
+        if before:
+            wait((before,))
         if old:
             with old.state:
                 self._end(old, "the session was restored to another point meanwhile")
@@ -1279,27 +1327,29 @@ class Sessions:
 
     def undo(self, row: SessionRow, actor: Actor = "person") -> Restored:
         """Takes the last restore (of everything or of files, or redo) back."""
-        done = [op for op in self.store.operations(row.id) if op.verb in UNDOABLE and not op.undone]
-        if not done:
-            raise NotFound(
-                "there is nothing to undo",
-                hint="only a restore can be undone; `waypoint log` lists the points",
-            )
-        last = done[-1]
-        if last.before is None:
-            raise NotFound(
-                "the last restore took no safety checkpoint", hint="choose a point from `waypoint log`"
-            )
-        return self.restore(row, last.before, verb="undo", undoes=last.id, actor=actor)
+        with self._moving(row.id):
+            done = [op for op in self.store.operations(row.id) if op.verb in UNDOABLE and not op.undone]
+            if not done:
+                raise NotFound(
+                    "there is nothing to undo",
+                    hint="only a restore can be undone; `waypoint log` lists the points",
+                )
+            last = done[-1]
+            if last.before is None:
+                raise NotFound(
+                    "the last restore took no safety checkpoint", hint="choose a point from `waypoint log`"
+                )
+            return self.restore(row, last.before, verb="undo", undoes=last.id, actor=actor)
 
     def redo(self, row: SessionRow, actor: Actor = "person") -> Restored:
         """Takes the last undo back, if nothing else has moved the session since."""
-        done = [op for op in self.store.operations(row.id) if not op.undone]
-        if not done or done[-1].verb != "undo" or done[-1].before is None:
-            raise NotFound(
-                "there is nothing to redo", hint="only an undo can be redone, and only right after it"
-            )
-        return self.restore(row, done[-1].before, verb="redo", undoes=done[-1].id, actor=actor)
+        with self._moving(row.id):
+            done = [op for op in self.store.operations(row.id) if not op.undone]
+            if not done or done[-1].verb != "undo" or done[-1].before is None:
+                raise NotFound(
+                    "there is nothing to redo", hint="only an undo can be redone, and only right after it"
+                )
+            return self.restore(row, done[-1].before, verb="redo", undoes=done[-1].id, actor=actor)
 
     def fork(
         self, row: SessionRow, ref: str, n: int = 1, name: str | None = None, actor: Actor = "person"
@@ -1327,10 +1377,10 @@ class Sessions:
         failures: list[BaseException] = []
         with ThreadPoolExecutor(max_workers=min(n, 2 * (os.cpu_count() or 1))) as workers:
             for outcome in [workers.submit(grow, one) for one in names]:
-                try:
+                if failure := outcome.exception():  # whatever it is, those beside it are not left behind
+                    failures.append(failure)
+                else:
                     made.append(outcome.result())
-                except (WaypointError, OSError) as error:
-                    failures.append(error)
         try:
             if failures:
                 raise failures[0]
@@ -1377,8 +1427,7 @@ class Sessions:
 
     def park(self, row: SessionRow) -> tuple[Session, Checkpoint]:
         """A checkpoint, and then the processes end: memory is free, `restore` brings it back."""
-        live = self.live(row)
-        with live.state:
+        with self._moving(row.id), self._steady(row) as live:
             row = self.find(row.id)
             point = self._capture(row, live, "parked", name=None, files_only=False, kind="park")
             self._end(live, "the session was parked")

@@ -116,13 +116,16 @@ class Spares(Generic[T]):
             self._calm_at = time.monotonic() + _CALM_SECONDS
             self._changed.notify_all()
 
-    def take(self, point_id: str) -> T | None:
-        """The spare of a point, the caller's from now on. One that is being made is waited for: it will be
-        there sooner than another."""
+    def take(self, point_id: str, suits: Callable[[T], bool] = lambda _: True) -> T | None:
+        """The spare of a point, the caller's from now on, if it suits. One that is being made is waited for:
+        it will be there sooner than another."""
         with self._changed:
             while self._making == point_id:
                 self._changed.wait()
-            found = self._held.pop(point_id, None)
+            found = self._held.get(point_id)
+            if found and not suits(found.twin):
+                return None
+            self._held.pop(point_id, None)
             self._calm_at = time.monotonic() + _CALM_SECONDS
             self._changed.notify_all()
         if found is None:
@@ -157,6 +160,8 @@ class Spares(Generic[T]):
             self._wanted.clear()
             self._changed.notify_all()
         self.drop_all()
+        if self._worker:
+            self._worker.join()  # it may be throwing one away
 
     def held(self) -> list[str]:
         """The points that have one now."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 import waypoint
 from waypoint import errors
+from waypoint.box import keepers
+from waypoint.home import Home
 
 
 def test_a_restore_brings_back_files_server_variable_folder_and_jobs(session: waypoint.Session) -> None:
@@ -125,3 +129,53 @@ def test_files_only_brings_back_files_with_a_fresh_shell(session: waypoint.Sessi
     session.run("echo 2 > /tmp/f")
     session.restore(point)
     assert session.run("cat /tmp/f; echo [$x]").output == "1\n[]\n"
+
+
+def together(*verbs: tuple[str, dict[str, Any]]) -> list[str]:
+    """Asks for all of these at once, each over a connection of its own; what went wrong, if anything."""
+
+    def ask(verb: str, args: dict[str, Any]) -> str:
+        client = waypoint.Client()
+        try:
+            client.call(verb, args)
+        except errors.WaypointError as error:
+            return error.code
+        finally:
+            client.close()
+        return "ok"
+
+    with ThreadPoolExecutor(len(verbs)) as threads:
+        return list(threads.map(lambda one: ask(*one), verbs))
+
+
+@pytest.mark.parametrize("parked", [False, True])
+@pytest.mark.parametrize("safety", [False, True])
+def test_restores_at_the_same_time_come_one_after_the_other(
+    session: waypoint.Session, home: Home, *, parked: bool, safety: bool
+) -> None:
+    session.run("LETTER=q").check()
+    point = session.checkpoint("here")
+    if parked:
+        session.park()
+    back = ("restore", {"session": "t", "ref": point.id, "safety": safety})
+    assert together(back, back, back) == ["ok"] * 3
+    assert session.run("echo $LETTER").output == "q\n"
+    waypoint.Client().call("rm", {"sessions": ["t"]})
+    assert not keepers(home), "a box is left that belongs to no session"
+
+
+def test_a_session_that_is_removed_while_it_moves_is_gone(session: waypoint.Session, home: Home) -> None:
+    point = session.checkpoint("here")
+    back = ("restore", {"session": "t", "ref": point.id})
+    together(back, ("rm", {"sessions": ["t"]}), back)
+    assert waypoint.sessions() == []
+    assert not keepers(home), "a box is left that belongs to no session"
+    assert not list(home.sessions.iterdir())
+
+
+def test_points_and_restores_at_the_same_time_all_come_true(session: waypoint.Session) -> None:
+    point = session.checkpoint("here")
+    back = ("restore", {"session": "t", "ref": point.id, "safety": False})
+    here: tuple[str, dict[str, Any]] = ("checkpoint", {"session": "t"})
+    assert together(back, here, here, back, here) == ["ok"] * 5
+    assert len(session.log()) == 4

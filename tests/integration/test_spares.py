@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -80,8 +82,31 @@ def test_a_fork_takes_a_spare_and_has_a_name_of_its_own(fresh: waypoint.Session)
     found = waypoint.Client().call("fork", {"session": fresh.name, "ref": point.id, "name": "grown"})
     assert found["sessions"][0]["spare"]
     (grown,) = [one for one in waypoint.sessions() if one.name == "grown"]
-    assert grown.run("echo $LETTER; hostname").output == "q\ngrown\n"
-    assert fresh.run("echo $LETTER; hostname").output.split()[0] == "q"
+    # Over the host's / the host's name is kept, with a spare as without one: sudo and others look it up.
+    assert grown.run("echo $LETTER; hostname").output == f"q\n{socket.gethostname()}\n"
+    assert fresh.run("echo $LETTER; hostname").output == f"q\n{socket.gethostname()}\n"
+
+
+def test_a_fork_over_a_base_of_its_own_is_called_what_it_is(
+    sessions: Callable[..., waypoint.Session], make_root: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make_root(tmp_path / "base")
+    s = sessions("t", base=str(tmp_path / "base"), spares=1)
+    point = s.checkpoint("here")
+    until_held(point)
+    name = "cat /proc/sys/kernel/hostname"
+    assert [s.run(name).output, point.fork(name="grown")[0].run(name).output] == ["t\n", "grown\n"]
+
+
+def test_a_spare_of_another_kind_of_box_is_left_alone(sessions: Callable[..., waypoint.Session]) -> None:
+    other = sessions("other", spares=1)
+    point = other.checkpoint("there", name="there")
+    shut = sessions("shut", spares=0, net="none")
+    until_held(point)
+    assert not shut.restore(point, safety=False).spare
+    assert shut.run("ls /sys/class/net").output == "lo\n"
+    assert point.id in held()
+    assert other.restore(point, safety=False).spare
 
 
 def test_a_spare_runs_no_instruction_before_its_time(fresh: waypoint.Session, home: Home) -> None:
