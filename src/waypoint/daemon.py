@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from waypoint import __version__, provision, wire
-from waypoint.agent.policy import Rules
+from waypoint.agent.policy import check as check_policy
 from waypoint.errors import (
     DaemonError,
     MissingFeature,
@@ -205,7 +205,7 @@ def new(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     options = msgspec.convert(args.get("options") or {}, BoxOptions)
     own = args.get("policy")
     if own is not None:
-        Rules(own, "the policy")  # before anything is made
+        check_policy(own)  # before anything is made
         if args.get("join") and args.get("name") and daemon.sessions.store.session(args["name"]):
             own = None  # one that is there keeps the rules it has
     found = daemon.sessions.new(args.get("name"), options, _size(args), join=bool(args.get("join")))

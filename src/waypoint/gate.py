@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from waypoint.agent.approvals import Approvals
-from waypoint.agent.policy import Judgement, Policy, Rules, built_in
+from waypoint.agent.policy import Judgement, Policy, Rules, built_in, check
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history import outside as telling
 from waypoint.history.ledger import Ledger, NewEffect
@@ -133,7 +133,7 @@ class Gate:
         """Rules for a session, or for all of this home; None takes them away. Nothing changes when they
         cannot be understood."""
         if text is not None:
-            Rules(text, "the policy")
+            check(text)
         if row is not None:
             self._sessions.store.set_policy(row.id, text)
             return

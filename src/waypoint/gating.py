@@ -67,6 +67,8 @@ def classify(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     judgement = daemon.gate.judge(row, args["command"])
     redactor = daemon.sessions.redactor(row)
     clean, _count = redactor.redact_json(msgspec.to_builtins(judgement))
+    for shown, part in zip(clean["parts"], judgement.parts, strict=True):
+        shown["key"] = redactor.redact(part.key).text  # what makes it the same effect again: it opens nothing
     reason = judgement.why or (f"it is {judgement.class_}")
     return {
         "session": row.name,

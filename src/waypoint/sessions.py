@@ -415,9 +415,9 @@ class Sessions:
             if live is not None:
                 self._died(live)
             how = "is parked" if row.state == "parked" else "does not run"
-            raise SessionDead(
-                f"session {row.name!r} {how}", hint=f"`waypoint restore -s {row.name} @` brings it back"
-            )
+            back = f"`waypoint restore -s {row.name} @` brings it back"
+            gone = f"it has no point to come back to; `waypoint rm {row.name}` forgets it"
+            raise SessionDead(f"session {row.name!r} {how}", hint=back if row.head else gone)
         return live
 
     @contextlib.contextmanager

@@ -118,7 +118,9 @@ class Story:
                 yield self._past(head)
                 return
             self._sessions.pool.snapshot(left, volume, readonly=True)
-            seen = Facts(shell=self._fresh_shell())
+            # Of its shell nobody knows more than its last point does.
+            head = self._sessions.store.checkpoint(row.head) if row.head else None
+            seen = Facts(shell=self._sessions.facts(head).shell if head else row.began or self._fresh_shell())
         else:
             live.terminal.wait_prompt()
             with live.state:

@@ -297,6 +297,15 @@ def test_an_error_says_what_to_do_next_on_stderr(capsys: pytest.CaptureFixture[s
     assert shown.err == "waypoint: there is no verb 'chekpoint'\n  did you mean `waypoint checkpoint`?\n"
 
 
+def test_hooks_are_not_put_into_a_folder_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "tpyo"
+    assert main(["hooks", "install", "claude", "--dir", str(there)]) == errors.UsageError.exit_status
+    assert f"there is no folder {there}" in capsys.readouterr().err
+    assert not there.exists()
+
+
 def test_an_error_is_json_if_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", "exec"]) == errors.UsageError.exit_status
     shown = capsys.readouterr()

@@ -18,6 +18,7 @@ from waypoint.agent.policy import (
     Rules,
     built_in,
     built_in_text,
+    check,
 )
 from waypoint.errors import PolicyBroken
 
@@ -235,6 +236,9 @@ def test_a_file_that_cannot_be_understood_names_line_and_reason(text: str, line:
     if "TOML" not in said:
         assert re.search(rf"line {line}\b", broken.value.message), broken.value.message
     assert "until then no command runs" in broken.value.hint
+    with pytest.raises(PolicyBroken) as refused:
+        check(text)
+    assert "nothing has changed" in refused.value.hint, "it was only offered: nothing is stopped by it"
 
 
 def test_the_built_in_rules_are_a_file_like_any_other() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from waypoint.agent import tasks
-from waypoint.agent.resuming import Standing, tell
+from waypoint.agent.resuming import Standing, line_of, tell
 from waypoint.agent.tasks import Tasks
 from waypoint.errors import NotFound, UsageError
 from waypoint.history.telling import tell_tasks
-from waypoint.model import TaskState
+from waypoint.model import Event, EventKind, TaskState
 
 NOW = "2026-11-16T10:00:00.000Z"
 
@@ -149,3 +151,18 @@ def test_numbers_are_never_used_twice_and_children_follow_their_parents(
     numbers = [[int(part) for part in task.id.split(".")] for task in found]
     assert len({task.id for task in found}) == len(found)
     assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "line"),
+    [
+        ("tool_call", {"name": "edit", "arguments": {"a": True}}, 'call edit {"a": true}'),
+        ("tool_result", {"name": "edit", "content": "ok"}, "result of edit: ok"),
+        ("tool_result", {"call": "1", "content": "ok"}, "result: ok"),
+        ("tool_result", {"content": {"code": None}, "error": True}, 'error: {"code": null}'),
+    ],
+)
+def test_what_tools_said_is_told_as_they_said_it(kind: EventKind, body: dict[str, Any], line: str) -> None:
+    assert (
+        line_of(Event(id=1, session="work", parent=None, at=NOW, kind=kind, actor="agent", body=body)) == line
+    )

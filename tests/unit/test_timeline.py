@@ -15,7 +15,7 @@ from waypoint.cli import main, render
 from waypoint.cli.compare import split_words
 from waypoint.cli.graph import Dot, place
 from waypoint.cli.timeline import Timeline, command_of
-from waypoint.errors import UsageError
+from waypoint.errors import NotFound, UsageError
 from waypoint.history import lineage, refs
 from waypoint.history.analyzers import (
     Analysis,
@@ -450,6 +450,20 @@ def test_the_family_of_a_session() -> None:
 )
 def test_a_ref_may_say_which_session(ref: str, found: tuple[str | None, str]) -> None:
     assert refs.split(ref) == found
+
+
+def test_a_fork_is_told_whose_the_names_before_it_are() -> None:
+    history = [record(1, id="w1", name="up"), record(2, id="f1", session="fork", parent="w1")]
+
+    def hint(ref: str, points: list[Checkpoint], head: str) -> str:
+        with pytest.raises(NotFound) as caught:
+            refs.resolve(ref, points, history, head, NOW)
+        return caught.value.hint
+
+    assert hint("up", [], "w1") == "work:up is one, of the session this was forked from"
+    assert hint("up", history[1:], "f1").startswith("work:up is one")
+    assert hint("down", [], "w1") == "this session has none of its own yet; it began at work:up"
+    assert hint("down", history[:1], "w1") == "there are: c1 (up)"
 
 
 def test_times_that_people_write() -> None:

@@ -367,6 +367,16 @@ def test_secrets_are_taken_out_before_anything_is_kept(store: Store, trajectory:
     assert store.blob(event.blob) == f"\udcff {MASK}\n".encode(errors="surrogateescape")
 
 
+def test_the_key_of_an_effect_is_no_secret(store: Store, trajectory: Trajectory) -> None:
+    add(store)
+    trajectory.adopt(opened(trajectory, "a", "correct-horse-1"))
+    trajectory.tell("a", "effect", {"command": "git push", "key": "git-push:2e4650e524a5"})
+    trajectory.tell("a", "effect", {"command": "curl", "key": "order correct-horse-1"})
+    push, request = store.trace(tip(store, "a"))
+    assert push.body == {"command": "git push", "key": "git-push:2e4650e524a5"}
+    assert request.body == {"command": "curl", "key": f"order {MASK}", "redacted": 1}
+
+
 def test_what_a_box_said_last_is_kept_when_it_is_gone_and_without_its_secrets(
     store: Store, trajectory: Trajectory
 ) -> None:

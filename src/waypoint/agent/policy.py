@@ -213,6 +213,15 @@ def _line_of(text: str, where: str) -> int:
     return 1
 
 
+def check(text: str) -> None:
+    """Rules that somebody offers. PolicyBroken if they cannot be understood: they do not hold then, and what
+    held before still does."""
+    try:
+        Rules(text, "the policy")
+    except PolicyBroken as error:
+        raise PolicyBroken(error.message, hint="mend it and try again; nothing has changed") from error
+
+
 @cache
 def built_in() -> Rules:
     """What Waypoint knows by itself."""

@@ -6,6 +6,7 @@ wrote them, commands were **observed**, changes are **derived** from the snapsho
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,10 +119,9 @@ def line_of(event: Event) -> str:
         case "tool_call":
             return _cut(f"call {body.get('name', '')} {_text(body.get('arguments', ''))}")
         case "tool_result":
-            name = " ".join(
-                filter(None, ("error of" if body.get("error") else "result of", body.get("name")))
-            )
-            return _cut(f"{name}: {_text(body.get('content', ''))}")
+            what = "error" if body.get("error") else "result"
+            of = f" of {body['name']}" if body.get("name") else ""
+            return _cut(f"{what}{of}: {_text(body.get('content', ''))}")
         case "checkpoint":
             words = (body["label"], body.get("name"), body.get("intent"))
             return _cut("checkpoint " + " ".join(filter(None, words)))
@@ -154,7 +154,7 @@ def _text(content: object) -> str:
         texts = [one.get("text", "") for one in content if isinstance(one, dict)]
         if any(texts):
             return " ".join(texts)
-    return str(content)
+    return json.dumps(content, ensure_ascii=False, default=str)
 
 
 def _cut(text: str) -> str:

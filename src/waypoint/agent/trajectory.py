@@ -316,7 +316,12 @@ class Trajectory:
 
 def _prepare(item: _Item, redactor: Redactor) -> NewEvent:
     """An event as it is kept: without secrets, and with what is large apart."""
-    body, hidden = redactor.redact_json(dict(item.body))
+    given = dict(item.body)
+    key = given.pop("key", None) if item.kind == "effect" else None
+    body, hidden = redactor.redact_json(given)
+    if key:  # what makes it the same effect when it is done again: it opens nothing
+        clean = redactor.redact(key)
+        body["key"], hidden = clean.text, hidden + clean.count
     data = item.data
     if data is not None:
         clean = redactor.redact(data.decode(errors="surrogateescape"))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from waypoint.errors import WaypointError
+from waypoint.errors import UsageError, WaypointError
 
 if TYPE_CHECKING:
     from waypoint.adapters.answering import Way
@@ -41,7 +41,7 @@ def hook(console: Console) -> int:
             return 0
         said = answering.answer(agent, happening, way, allow=given.allow)
     except WaypointError as error:
-        answering.note(f"{error.message} {error.hint}".strip())
+        answering.note("; ".join(filter(None, (error.message, error.hint))))
         return 0
     except Exception as error:  # noqa: BLE001
         answering.note(f"{type(error).__name__}: {error}")
@@ -67,6 +67,8 @@ def _way(console: Console) -> Way | None:
 
 def hooks_install(console: Console) -> int:
     given = console.arguments
+    if not Path(given.dir).is_dir():
+        raise UsageError(f"there is no folder {given.dir}", hint="--dir is the folder of the project")
     edits = _edits(console, _wanted(console))
     for edit in edits:
         edit.write()

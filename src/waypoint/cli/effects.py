@@ -70,7 +70,7 @@ def policy_show(console: Console) -> int:
 def policy_check(console: Console) -> int:
     words = console.arguments.command
     words = words[1:] if words[:1] == ["--"] else words
-    if not words:
+    if not " ".join(words).strip():
         raise errors.UsageError("which command?", hint="waypoint policy check 'git push origin main'")
     found = console.call("classify", {"session": console.session, "command": " ".join(words)}, "judging it")
     lines = answers.Judgement(found["judgement"]).lines()
@@ -98,7 +98,8 @@ def read_policy(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.UsageError(f"{path} cannot be read: {error}", hint="a policy is a TOML file") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise errors.UsageError(f"{path} cannot be read: {why}", hint="a policy is a TOML file") from error
 
 
 # ---- approvals -----------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def _approval(console: Console, one: Mapping[str, Any]) -> list[str]:
     paint = console.paint
     state = f"waits until {render.clock(one['expires_at'])}" if one["state"] == "waiting" else one["state"]
     note = f": {render.shown(one['note'])}" if one["note"] else ""
-    who = "an agent" if one["actor"] == "agent" else "somebody"
+    who = "an agent" if one["actor"] == "agent" else "a person"
     return [
         f"{paint.bold(one['id'])}  {one['session']}  {render.shown(one['command'])}",
         f"  {one['class']} · {who} at {render.clock(one['created_at'])} · {state}{note}",

@@ -7,7 +7,7 @@ an id or a unique prefix of one, a time of day (the last point at or before it).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from waypoint.errors import InvalidName, NotFound, UsageError
@@ -96,16 +96,36 @@ def moment(text: str, now: datetime) -> datetime:
     return found if found.tzinfo else found.astimezone()
 
 
-def _last_good(
-    points: Sequence[Checkpoint], everything: Sequence[Checkpoint], head: str | None
-) -> Checkpoint:
-    """The last point that verified: on the way back from where the session stands, else of all its points."""
-    by_id = {point.id: point for point in everything}
+def _line(by_id: Mapping[str, Checkpoint], head: str | None) -> list[Checkpoint]:
+    """The way back from where a session stands, through the sessions that it was forked from."""
     line: list[Checkpoint] = []
     point = by_id.get(head or "")
     while point and len(line) <= len(by_id):
         line.append(point)
         point = by_id.get(point.parent or "")
+    return line
+
+
+def _known(ref: str, points: Sequence[Checkpoint], line: Sequence[Checkpoint]) -> str:
+    """What there is instead. A fork's log shows the points before it; their names are their session's."""
+    own = {point.id for point in points}
+    before = [point for point in line if point.id not in own]
+    for point in before:
+        if ref in (point.name, point.label, *point.tags):
+            return f"{point.session}:{ref} is one, of the session this was forked from"
+    if not points and before:
+        first = before[0]
+        return (
+            f"this session has none of its own yet; it began at {first.session}:{first.name or first.label}"
+        )
+    return _listing(points)
+
+
+def _last_good(
+    points: Sequence[Checkpoint], everything: Sequence[Checkpoint], head: str | None
+) -> Checkpoint:
+    """The last point that verified: on the way back from where the session stands, else of all its points."""
+    line = _line({point.id: point for point in everything}, head)
     for one in (*line, *reversed(points)):
         if one.verdict and one.verdict.state == "passed":
             return one
@@ -138,4 +158,4 @@ def resolve(
         if at is None:
             raise NotFound(f"there is no checkpoint at or before {ref}", hint=_listing(points))
         return at
-    raise NotFound(f"there is no checkpoint {ref!r}", hint=_listing(points))
+    raise NotFound(f"there is no checkpoint {ref!r}", hint=_known(ref, points, _line(by_id, head)))
