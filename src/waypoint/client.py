@@ -279,7 +279,8 @@ class Result:
         return self
 
     def __repr__(self) -> str:
-        return f"<Result exit_code={self.exit_code} output={self.output[:60]!r}>"
+        how = "timed_out" if self.timed_out else f"exit_code={self.exit_code}"
+        return f"<Result {how} output={self.output[:60]!r}>"
 
 
 class Program:

@@ -417,7 +417,7 @@ def undo(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 def fork(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     ref = args["ref"]
     row = daemon.sessions.find_for(args.get("session"), ref)
-    n = int(args.get("n") or 1)
+    n = int(args.get("n", 1))
     return {"sessions": daemon.sessions.fork(row, ref, n, args.get("name"), actor_of(args))}
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from waypoint import wire
+from waypoint.errors import UsageError
 from waypoint.model import Actor
 
 Verb = Callable[..., Any]
@@ -26,7 +27,13 @@ def verb(function: Verb) -> Verb:
 
 def actor_of(args: dict[str, Any]) -> Actor:
     """Who asks: a person, unless it is said."""
-    found: Actor = msgspec.convert(args.get("actor") or "person", Actor)
+    given = args.get("actor") or "person"
+    try:
+        found: Actor = msgspec.convert(given, Actor)
+    except msgspec.ValidationError:
+        raise UsageError(
+            f"{given!r} is nobody who can ask", hint=f"WAYPOINT_ACTOR is one of: {', '.join(get_args(Actor))}"
+        ) from None
     return found
 
 

@@ -297,6 +297,16 @@ def test_an_error_says_what_to_do_next_on_stderr(capsys: pytest.CaptureFixture[s
     assert shown.err == "waypoint: there is no verb 'chekpoint'\n  did you mean `waypoint checkpoint`?\n"
 
 
+def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "waypoint", "help"]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False, text=True)
+    assert (found.returncode, found.stderr) == (
+        1,
+        "waypoint: the output cannot be written: No space left on device\n",
+    )
+
+
 def test_hooks_are_not_put_into_a_folder_that_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ A face without logic of its own: it reads the arguments (`parser`), asks the dae
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _INSIDE, _CLIENT = "/dev/waypoint.inside/replies", "/dev/waypoint/bin/inside/waypoint"
 _BROKEN_PIPE = 141
 _INTERRUPTED = 130
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read us has gone. Nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
+    except OSError as error:
+        if error.filename is not None or error.errno not in _CANNOT_WRITE:
+            raise
+        print(f"waypoint: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return _INTERRUPTED
