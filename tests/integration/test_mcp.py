@@ -303,6 +303,10 @@ def test_errors_have_a_code_a_message_and_a_hint(session: waypoint.Session) -> N
             assert (await ask("show", ref="c9")).code == "not_found"
             assert (await ask("checkpoint", name="not a name!")).code == "invalid_name"
             assert "timeout" in (await ask("run", command="true", timeout=-1)).text
+            for wrong in (await ask("run"), await ask("run", command="true", cmd="false")):
+                assert wrong.code == "usage", "what no tool knows must not be left out silently"
+                assert "it takes: command" in wrong.data["error"]["hint"]
+            assert (await ask("approve", id="1")).code == "not_found"
             assert (await ask("undo")).failed
 
     story(work)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import anyio.to_thread
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError, ToolError
 from mcp.types import CallToolResult, InputRequiredResult, Resource, TextContent, ToolAnnotations
+from pydantic import ValidationError
 
 from waypoint import __version__, errors
 from waypoint.client import Client, Session
@@ -138,6 +139,33 @@ class Server(MCPServer[Any]):
             )
         _add_resources(self, client)
         _add_prompts(self)
+        self._takes: dict[str, list[str]] = {}
+        """What each tool takes, by its name."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Arguments that do not fit are an error like any other. MCP's own server leaves out those that a
+        tool does not know: a model that misnames one would get the answer to another question."""
+        if not self._takes:
+            self._takes = {one.name: list(one.input_schema["properties"]) for one in await self.list_tools()}
+        takes = self._takes.get(name)
+        if takes is None:
+            return _failed(
+                errors.NotFound(f"there is no tool {name!r}", hint=f"there are: {', '.join(self._takes)}")
+            )
+        if wrong := [f"no {one!r}" for one in arguments if one not in takes]:
+            return _failed(errors.UsageError(f"{name} takes {', '.join(wrong)}", hint=_taking(takes)))
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = [
+                f"{'.'.join(map(str, one['loc']))}: {one['msg'][:1].lower()}{one['msg'][1:]}"
+                for one in error.__cause__.errors()
+            ]
+            return _failed(errors.UsageError(f"{name}: {', '.join(wrong)}", hint=_taking(takes)))
 
     async def list_resources(self) -> list[Resource]:
         found = await anyio.to_thread.run_sync(lambda: self._client.call("ls")["sessions"])
@@ -150,6 +178,10 @@ class Server(MCPServer[Any]):
             )
             for one in found
         ]
+
+
+def _taking(names: Collection[str]) -> str:
+    return f"it takes: {', '.join(names)}" if names else "it takes no arguments"
 
 
 def _one_line(text: str | None) -> str:
@@ -177,6 +209,7 @@ def _answering(
 
 def _failed(error: errors.WaypointError) -> CallToolResult:
     words = f"{error.code}: {error.message}"
+    error.hint = error.hint.replace("say it with -s or WAYPOINT_SESSION", "give `session`")
     if error.hint:
         words += f"\n{error.hint}"
     text = TextContent(type="text", text=words)
