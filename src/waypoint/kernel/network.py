@@ -515,6 +515,9 @@ class Network:
                 _route("add default route", BOX_IFINDEX, address, gateway=GATEWAY),
                 _neighbour(BOX_IFINDEX, GATEWAY, _mac(digest, host=True)),
             )
+            # The host's end was up before the other one: the kernel notices in its own time that it has a
+            # carrier now, and drops what is sent until then. To be asked about it makes it look.
+            host.run(Request("look at veth", RTM_GETLINK, _ifinfomsg(index)))
             failed.pop_all()
         return Lease(index=number, host_address=GATEWAY, box_address=address, interface=interface)
 
