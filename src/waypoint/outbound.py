@@ -144,7 +144,9 @@ class Outbound:
     def collect(self, lives: Sequence[Live] | None = None) -> None:
         """Reads what the kernel has counted of these boxes, or of all."""
         wanted = [
-            one for one in (self._sessions.lives() if lives is None else lives) if one.box.id in self._watched
+            one
+            for one in (self._sessions.lives() if lives is None else lives)
+            if one.box.id in self._watched and one.session_id  # a spare that was never used has none
         ]
         if not wanted:
             return

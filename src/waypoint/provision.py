@@ -306,6 +306,7 @@ def _publish(built: Engine, staging: Path) -> None:
             if path.is_file():
                 _flush(path)
         _exchange(staging / part, built.folder / part)
+    _go_on_keeping(staging / "bin" / "kept", built.folder / "bin" / "kept")
     said = {"layout": LAYOUT, **asdict(built)}
     del said["folder"]
     draft = staging / "engine.json"
@@ -313,6 +314,18 @@ def _publish(built: Engine, staging: Path) -> None:
     _flush(draft)
     draft.replace(built.folder / "engine.json")
     _flush(built.folder)
+
+
+def _go_on_keeping(before: Path, now: Path) -> None:
+    """Puts the folder that was there `before` back in its place, with what is new in it: sessions that live
+    on run programs from that very folder, and what is no longer at its name cannot be in an image."""
+    if not before.is_dir():
+        return
+    for made in now.iterdir():
+        if not (before / made.name).exists():
+            os.link(made, before / made.name)
+    _flush(before)
+    _exchange(before, now)
 
 
 def _flush(path: Path) -> None:
@@ -336,6 +349,7 @@ def _exchange(new: Path, present: Path) -> None:
     away = new.with_name(f"{new.name}.old")
     present.rename(away)
     new.rename(present)
+    away.rename(new)
 
 
 # The native programs -----------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ class Twin:
 
     @property
     def alive(self) -> bool:
-        return self.live.box.alive
+        return self.live.box.alive and self.held.complete
 
     def suits(self, options: BoxOptions) -> bool:
         """Whether its box is one of this kind. The point may be another session's, and its limits too."""
@@ -1139,9 +1139,17 @@ class Sessions:
             twin = self._hold(name, options, point)
         try:
             self._let_go(twin, point, name, session_id, size)
-        except BaseException:
+        except BaseException as error:
             self._end_spare(twin)
-            raise
+            if not spare or twin.held.released or not isinstance(error, (OSError, WaypointError)):
+                raise
+            log.warning("a spare of %s was of no use: %s", point.id, error)
+            twin, spare = self._hold(name, options, point), False
+            try:
+                self._let_go(twin, point, name, session_id, size)
+            except BaseException:
+                self._end_spare(twin)
+                raise
         volume = twin.live.box.volume
         self.later(lambda: drop_old_work(volume))
         return twin.live, spare

@@ -268,8 +268,11 @@ class TestUpdates:
         # (So that the daemon takes it for its own.)
         text = (folder / "engine.json").read_text()
         (folder / "engine.json").write_text(text.replace('"newer"', f'"{present}"'))
+        session.checkpoint("the box is from before, the engine is not", name="between")
         session.restore("old")
         assert "●  c1" in patiently(session, "waypoint log").output
+        session.restore("between")
+        assert session.run("waypoint checkpoint later").ok
         assert waypoint.session("new", home=small_home).run("waypoint checkpoint new").ok
 
 

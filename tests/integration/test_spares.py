@@ -15,6 +15,7 @@ import pytest
 import waypoint
 from waypoint.box import keepers
 from waypoint.home import Home
+from waypoint.kernel import processes
 
 CLOCKS = """
 import ctypes, os, signal, sys, time
@@ -209,3 +210,22 @@ def test_a_daemon_that_was_killed_leaves_no_spare(fresh: waypoint.Session, home:
     left = set(keepers(home))
     assert left < there, "the spare is gone"
     assert not fresh.restore(point, safety=False).spare
+
+
+@pytest.mark.parametrize("whom", ["sleep", "ld.so"])
+def test_a_spare_in_which_somebody_was_killed_is_not_used(
+    fresh: waypoint.Session, home: Home, whom: str
+) -> None:
+    """Short of memory the kernel kills whom it likes: one of the tree, or CRIU (called by its loader)."""
+    fresh.run("sleep 1000 &").check()
+    point = fresh.checkpoint("here", name="here")
+    until_held(point)
+    own = waypoint.Client().call("session", {"session": fresh.name})["session"]["pid"]
+    (spare,) = set(keepers(home).values()) - {own}
+    for process in processes.below(spare):
+        if process.comm == whom:
+            os.kill(process.host_pid, signal.SIGKILL)
+            while not processes.is_over(process.host_pid):
+                time.sleep(0.002)
+    assert not fresh.restore(point, safety=False).spare
+    assert "sleep 1000" in fresh.run("jobs -r").output

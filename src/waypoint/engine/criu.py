@@ -149,11 +149,13 @@ class Conversation:
         *,
         answered: str | None = None,
         until: str | None = None,
+        patience_seconds: float | None = None,
     ) -> int | None:
         """Lets CRIU work. `stage` is called with the name of each stage while CRIU waits in it (except in
         the stage `answered`, which `stage` answers itself). Stops at the stage `until`, which stays
         unanswered until `answer` is called. Returns the root's pid (restore) or 0 (dump) at the end, None
-        when stopped."""
+        when stopped. TimeoutError when CRIU says nothing for longer than `patience_seconds`."""
+        self._socket.settimeout(patience_seconds)
         while True:
             packet = self._socket.recv(65536)
             if not packet:

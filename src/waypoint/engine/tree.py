@@ -58,6 +58,8 @@ _REASONS = {"In-flight connection": _UNACCEPTED, "in-flight socket": _UNACCEPTED
 _PASSING = ("In-flight connection", "in-flight socket")
 """What mostly is over a moment later: then the checkpoint is tried again."""
 _PATIENCE_SECONDS = (0.02, 0.1, 0.3)
+_RELEASE_SECONDS = 60.0
+"""Nothing of size is left to be done when a tree is let go."""
 _MOST_TERMINALS = 128
 """How many a keeper makes ahead of a restore (MOST_PTYS in native/keeper.c)."""
 
@@ -453,6 +455,14 @@ class Held:
     def __init__(self, box: Box, saved: Saved, talk: criu.Conversation, images: Path) -> None:
         self.box, self.saved, self._talk, self._images = box, saved, talk, images
         self._clocks: list[timers.Stopped] = []
+        self._living = [one.host_pid for one in processes.below(box.pid) if one.state != "Z"]
+        self.released = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is still there, CRIU too. Who runs out of memory may be killed here as anywhere,
+        and CRIU would wait for ever for one that is missing."""
+        return not any(processes.is_over(host_pid) for host_pid in self._living)
 
     def stop_clocks(self) -> None:
         """For one that is held for long. CRIU sets a process's own timers, and ends the repair of its TCP
@@ -468,8 +478,9 @@ class Held:
             while self._clocks:
                 self._clocks.pop().resume()
             self._talk.answer()
-            self._talk.proceed()
-        except criu.CriuFailed as error:
+            self._talk.proceed(patience_seconds=_RELEASE_SECONDS)
+            self.released = True
+        except (criu.CriuFailed, ConnectionError, TimeoutError) as error:
             raise _cannot_restore(self._images) from error
         finally:
             self._talk.close()

@@ -80,6 +80,15 @@ def read(host_pid: int) -> Process | None:
     )
 
 
+def is_over(host_pid: int) -> bool:
+    """Whether it has ended, waited for or not."""
+    try:
+        with open(f"/proc/{host_pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
+
+
 def _children(host_pid: int) -> Iterator[int]:
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{host_pid}/task"):
