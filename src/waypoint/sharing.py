@@ -41,6 +41,7 @@ class Sharing:
         self._changed = threading.Condition()
         self._busy_at = time.monotonic()
         self._at_work: subprocess.Popen[str] | None = None
+        self._disturbed = False
         self._closed = False
         self._thread: threading.Thread | None = None
         if sessions.pool.kind == "btrfs":
@@ -51,6 +52,7 @@ class Sharing:
         with self._changed:
             self._busy_at = time.monotonic()
             if self._at_work:
+                self._disturbed = True
                 self._at_work.kill()
 
     def _taken(self, _row: SessionRow, point: Checkpoint) -> None:
@@ -95,7 +97,7 @@ class Sharing:
                 if self._closed:
                     return True
                 helper = subprocess.Popen(words, pass_fds=folders, stdout=subprocess.PIPE, text=True)
-                self._at_work = helper
+                self._at_work, self._disturbed = helper, False
         try:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, helper.pid, _LOWEST_PRIORITY)
@@ -104,9 +106,10 @@ class Sharing:
         finally:
             with self._changed:
                 self._at_work = None
-        if helper.returncode > 0:
+        disturbed = helper.returncode < 0 and self._disturbed
+        if helper.returncode and not disturbed:  # and it would be so the next time
             log.info("%s shares nothing with %s: %s", point_id, parent_id, said.strip())
-        return helper.returncode >= 0
+        return not disturbed
 
     def close(self) -> None:
         """Nothing of it uses the pool any more."""

@@ -62,15 +62,25 @@ def per_session() -> int:
     return min(int(given), _MOST) if given.isdecimal() else 0
 
 
-def budget_bytes() -> int:
+def _machine_bytes() -> tuple[int, int]:
+    """How much memory the machine has, and how much of it is free."""
+    try:
+        with open("/proc/meminfo") as lines:
+            told = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    except OSError:  # too many open files, say: then this is no time for spares
+        return 0, 0
+    return told["MemTotal"], told.get("MemAvailable", 0)
+
+
+def budget_bytes(held_bytes: int = 0) -> int:
     """How much memory all of them may hold: WAYPOINT_SPARE_BYTES, or an eighth of what the machine has, but
-    no more than a quarter of what is free."""
+    no more than a quarter of what would be free without those that are held now. (Else one that just fits
+    would be too large as soon as it is there, and be thrown away and made again for ever.)"""
     given = os.environ.get("WAYPOINT_SPARE_BYTES")
     if given:
-        return int(given) if given.isdigit() else 0
-    with open("/proc/meminfo") as lines:
-        told = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    return min(told["MemTotal"] // 8, told.get("MemAvailable", 0) // 4)
+        return int(given) if given.isdecimal() else 0
+    total, free = _machine_bytes()
+    return min(total // 8, (free + held_bytes) // 4)
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ class _Held(Generic[T]):
 def fresh_seconds() -> float:
     """How long one may be held: WAYPOINT_SPARE_SECONDS, or a minute."""
     given = os.environ.get("WAYPOINT_SPARE_SECONDS") or ""
-    return float(given) if given.replace(".", "", 1).isdigit() else _FRESH_SECONDS
+    return float(given) if given.replace(".", "", 1).isdecimal() else _FRESH_SECONDS
 
 
 class Spares(Generic[T]):
@@ -173,7 +183,9 @@ class Spares(Generic[T]):
     def _chosen(self) -> list[str]:
         """What should be held now: the first wish of every session before anybody's second, of sessions that
         asked last before others, as long as there is room."""
-        left, now = budget_bytes(), time.monotonic()
+        now = time.monotonic()
+        sizes = {one.point: one.size_bytes for _, points in self._wanted.values() for one in points}
+        left = budget_bytes(sum(sizes.get(point, 0) for point in self._held))
         found: list[str] = []
         recent = [points for at, points in reversed(self._wanted.values()) if now < at + _IDLE_SECONDS]
         for rank in range(max(map(len, recent), default=0)):

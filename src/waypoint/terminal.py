@@ -789,7 +789,19 @@ class Pump:
     def _be_quiet(self) -> None:
         actions, self._when_quiet = self._when_quiet, {}
         for action in actions.values():
+            self._do(action)
+
+    @staticmethod
+    def _do(action: Callable[[], None]) -> bool:
+        """False when it failed: one broken session must not silence the others."""
+        try:
             action()
+        except Exception:
+            import logging
+
+            logging.getLogger("waypoint").exception("pump")
+            return False
+        return True
 
     def _work(self) -> None:
         while True:
@@ -801,12 +813,7 @@ class Pump:
                     action = self._actions.get(fd)
                 if action is None:
                     continue
-                try:
-                    action()
-                except Exception:  # one broken session must not silence the others
-                    import logging
-
-                    logging.getLogger("waypoint").exception("pump")
+                if not self._do(action):
                     self.remove(fd)
                 if event & select.EPOLLHUP and not event & select.EPOLLIN:
                     self.remove(fd)

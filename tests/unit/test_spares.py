@@ -187,3 +187,22 @@ def test_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, meant in (("off", 0), ("0", 0), ("3", 3), ("1000", 16), ("nonsense", 0), ("", 2)):
         monkeypatch.setenv("WAYPOINT_SPARES", given)
         assert spares.per_session() == meant
+
+
+def test_one_that_just_fits_is_not_thrown_away_for_the_memory_it_takes_itself(
+    made: Spares[Twin], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size_bytes = 22 * MEGABYTE
+
+    def machine_bytes() -> tuple[int, int]:
+        return 1000 * MEGABYTE, 100 * MEGABYTE - size_bytes * (len(world.made) - len(world.ended))
+
+    monkeypatch.delenv("WAYPOINT_SPARE_BYTES")
+    monkeypatch.setattr(spares, "_machine_bytes", machine_bytes)
+    want(made, "a", "p1", size_bytes=size_bytes)
+    until(lambda: made.held() == ["p1"])
+    for _ in range(20):  # the worker looks again each time
+        want(made, "a", "p1", size_bytes=size_bytes)
+        time.sleep(0.002)
+    assert world.made == ["p1"]
+    assert world.ended == []
