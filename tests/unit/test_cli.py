@@ -297,6 +297,14 @@ def test_an_error_says_what_to_do_next_on_stderr(capsys: pytest.CaptureFixture[s
     assert shown.err == "waypoint: there is no verb 'chekpoint'\n  did you mean `waypoint checkpoint`?\n"
 
 
+@pytest.mark.parametrize(("words", "missing"), [("record", "WHAT"), ("task done", "TASK")])
+def test_only_what_is_needed_is_said_to_be_missing(
+    words: str, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == errors.UsageError.exit_status
+    assert f"required: {missing}\n" in capsys.readouterr().err
+
+
 def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "waypoint", "help"]

@@ -390,7 +390,10 @@ def _deny(parser: argparse.ArgumentParser) -> None:
 def _exec(parser: argparse.ArgumentParser) -> None:
     _session(parser)
     parser.add_argument(
-        "--timeout", metavar="SEC", type=positive, help="interrupt it after that long; exit status 124"
+        "--timeout",
+        metavar="SEC",
+        type=positive,
+        help="interrupt it after that long; exit status 124. Waiting for approval does not count",
     )
     parser.add_argument("--stdin", action="store_true", help="give it what comes in here")
     parser.add_argument("--tty", action="store_true", help="let it read the session's terminal")
@@ -766,7 +769,9 @@ def _record(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="who said it (user, assistant, system, developer, tool), or tool_call, tool_result, note",
     )
-    parser.add_argument("text", metavar="TEXT", nargs="*", help="the words; from stdin if none, or with -")
+    parser.add_argument(
+        "text", metavar="TEXT", nargs="*", default=[], help="the words; from stdin if none, or with -"
+    )
 
 
 _EVENTS = (
@@ -820,7 +825,7 @@ def _evidence(parser: argparse.ArgumentParser) -> None:
 
 
 def _note_words(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("note", metavar="NOTE", nargs="*", help="what came of it, or why")
+    parser.add_argument("note", metavar="NOTE", nargs="*", default=[], help="what came of it, or why")
 
 
 def _task_done(parser: argparse.ArgumentParser) -> None:

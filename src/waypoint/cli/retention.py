@@ -57,6 +57,8 @@ def forget(console: Console) -> int:
         args["only"] = [point["id"] for point in going]
         console.confirm(f"Forget {render.plural(len(going), 'point')}{_gain(found)}?", refused="forgetting")
     else:
+        if not given.yes:  # what makes no sense is said before anything is to be confirmed
+            console.call("forget", {**args, "dry_run": True}, "looking")
         console.confirm("", refused="forgetting")
     found = console.call("forget", args, "forgetting")
     many = len(found["forgotten"])
