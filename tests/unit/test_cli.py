@@ -297,6 +297,12 @@ def test_an_error_says_what_to_do_next_on_stderr(capsys: pytest.CaptureFixture[s
     assert shown.err == "waypoint: there is no verb 'chekpoint'\n  did you mean `waypoint checkpoint`?\n"
 
 
+def test_help_says_which_words_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "-h"]) == 0
+    assert "WHAT [TEXT…]\n" in capsys.readouterr().out
+    assert parsed("record", "user", "--", "-h").text == ["-h"]
+
+
 @pytest.mark.parametrize(("words", "missing"), [("record", "WHAT"), ("task done", "TASK")])
 def test_only_what_is_needed_is_said_to_be_missing(
     words: str, missing: str, capsys: pytest.CaptureFixture[str]

@@ -40,8 +40,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         taken = [action.nargs for action in self._actions if not action.option_strings]
-        if "*" in taken[1:]:
-            # Words may come before and after options: `record user --name x hello`.
+        if "*" in taken[1:] and not {"-h", "--help"}.intersection(argv):
+            # Words may come before and after options: `record user --name x hello`. While argparse looks for
+            # the options it forgets what the words are, so that help would tell them wrong.
             return self.parse_intermixed_args(list(argv))
         return self.parse_args(list(argv))
 
