@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -420,6 +421,18 @@ def _failure(report: str) -> MachineError:
     )
 
 
+_own_files: list[tuple[int, int]] = []
+"""How many files a program may have open that was started as this one was."""
+
+
+def allow_many_files() -> None:
+    """For a process that holds some ten descriptors of each box. Boxes do not inherit it: there are programs
+    that go through all descriptors they may have, or cannot do with large ones."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _own_files[:] = [(soft, hard)]
+
+
 class Box:
     """A running box, seen from the daemon. Closing it leaves it running; `kill` ends all that is in it."""
 
@@ -472,6 +485,8 @@ class Box:
             if outcome != "ready":
                 socket_path(home, box_id).unlink(missing_ok=True)
                 raise _failure(outcome or "failed 0 keeper -")
+            if _own_files:
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, _own_files[0])
             return cls(box_id, pid, volume, Keeper(socket_path(home, box_id)))
 
     @classmethod

@@ -30,6 +30,7 @@ import msgspec
 
 from waypoint import __version__, provision, wire
 from waypoint.agent.policy import check as check_policy
+from waypoint.box import allow_many_files
 from waypoint.errors import (
     DaemonError,
     MissingFeature,
@@ -727,6 +728,7 @@ def main() -> int:
             logging.basicConfig(
                 filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
             )
+            allow_many_files()
             daemon = Daemon(home, _prepare(home))
         except WaypointError as error:
             _write_error(report, error)

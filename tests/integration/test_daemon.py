@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -199,6 +201,22 @@ def test_an_idle_daemon_uses_no_processor(session: waypoint.Session) -> None:
     before = ticks()
     time.sleep(1.0)
     assert ticks() - before <= 1
+
+
+def test_the_daemon_may_open_many_files_and_sessions_as_many_as_before(
+    sessions: Callable[..., waypoint.Session],
+) -> None:
+    """It holds some ten for each box."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waypoint.Client().call("daemon_stop")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        pid = waypoint.Client().call("daemon_status")["pid"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    assert sessions("t").run("ulimit -Sn; ulimit -Hn").output == f"1000\n{hard}\n"
+    waypoint.Client().call("daemon_stop")
 
 
 def test_a_client_of_another_version_is_told_so(home: Home) -> None:
