@@ -413,10 +413,13 @@ class Terminal:
 
     def _foreground_group(self) -> int | None:
         """The foreground group of the terminal, as the host numbers it."""
-        try:
-            return int(struct.unpack("i", fcntl.ioctl(self._master, termios.TIOCGPGRP, b"\0" * 4))[0])
-        except OSError:
-            return None
+        with self.lock:
+            if self.closed:
+                return None
+            try:
+                return int(struct.unpack("i", fcntl.ioctl(self._master, termios.TIOCGPGRP, b"\0" * 4))[0])
+            except OSError:
+                return None
 
     def foreground(self) -> str | None:
         """The command that occupies the shell, None when it is at its prompt."""
@@ -540,13 +543,17 @@ class Terminal:
         deadline = time.monotonic() + _READY_SECONDS
         while view:
             try:
-                view = view[os.write(self._master, view[:4096]) :]
+                with self.lock:  # once it is closed, its descriptor may be another session's terminal
+                    if self.closed:
+                        raise SessionDead("the session's terminal is gone")
+                    view = view[os.write(self._master, view[:4096]) :]
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise SessionBusy(
                         "the terminal takes no more input", hint="nothing in it reads"
                     ) from None
-                select.select([], [self._master], [], 0.5)
+                with contextlib.suppress(OSError):
+                    select.select([], [self._master], [], 0.5)
             except OSError as error:
                 raise SessionDead("the session's terminal is gone") from error
 
