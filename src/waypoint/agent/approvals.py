@@ -75,7 +75,7 @@ class Approvals:
         )
         waiting = _Waiting(approval, owner)
         with self._lock:
-            self._ledger.ask(approval, session_id, now + expires_seconds)
+            self._ledger.ask(approval, session_id, now, now + expires_seconds)
             self._waiting[approval.id] = waiting
         try:
             announce(approval)

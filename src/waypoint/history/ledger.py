@@ -185,14 +185,15 @@ class Ledger:
 
     # ---- approvals ---------------------------------------------------------------------------
 
-    def ask(self, approval: Approval, session_id: str, expires_at: float) -> None:
+    def ask(self, approval: Approval, session_id: str, created_at: float, expires_at: float) -> None:
+        """The times are those that `approval` tells: who asked and who looks it up hear the same."""
         with self._store.transaction() as db:
             db.execute(
                 "INSERT INTO approvals (id, session, name, digest, command, class, why, actor, created_at,"
                 " expires_at, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'waiting')",
                 (
                     *(approval.id, session_id, approval.session, approval.digest, approval.command),
-                    *(approval.class_, approval.why, approval.actor, time.time(), expires_at),
+                    *(approval.class_, approval.why, approval.actor, created_at, expires_at),
                 ),
             )
 
