@@ -170,6 +170,7 @@ def test_a_job_that_prints_later_prints_to_the_terminal_not_into_a_result(sessio
     start = "(until [ -e /tmp/go ]; do sleep 0.02; done; echo from-the-job; touch /tmp/done) &"
     assert session.run(start).output.startswith("[1] ")
     assert session.run("echo quick").output == "quick\n"
+    until(lambda: session.screen().rstrip().endswith("#"))  # the prompt comes after the answer
     session.spawn(["touch", "/tmp/go"]).communicate()
     until(lambda: "# from-the-job" in session.screen())
     until(lambda: session.spawn(["ls", "/tmp/done"]).communicate()[0])
