@@ -61,6 +61,8 @@ from waypoint.upkeep import Upkeep
 log = logging.getLogger("waypoint")
 
 _WATCHER_LIMIT_BYTES = 4 << 20
+_WAITED_FOR = frozenset(("new", "exec", "checkpoint", "restore", "undo", "redo", "fork", "park"))
+"""Verbs that what can wait keeps out of the way of."""
 
 
 class Daemon:
@@ -161,10 +163,12 @@ class Daemon:
             function = VERBS.get(request.verb)
             if function is None:
                 raise UsageError(f"there is no verb {request.verb!r}")
-            result = function(self, connection, request.args)
-            if isinstance(result, Answered):
-                return True
-            connection.result(result)
+            waiting = self.sessions.asking() if request.verb in _WAITED_FOR else contextlib.nullcontext()
+            with waiting:
+                result = function(self, connection, request.args)
+                if isinstance(result, Answered):
+                    return True
+                connection.result(result)
         except wire.Closed:
             raise
         except WaypointError as error:

@@ -23,7 +23,7 @@ import shutil
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -105,6 +105,11 @@ _SHELL_STARTS = 3
 """How many shells in a row may end before their first prompt until none is started any more."""
 _MOST_FORKS = 256
 _ABANDONED_SECONDS = 3600
+_CALM_SECONDS = 0.03
+_CALM_MOST_SECONDS = 0.3
+_CALM_MOST_WORK = 6
+"""How long nobody must have asked for anything before what can wait is begun; when it is, all the same; and
+how much of it may have piled up."""
 
 
 class BoxFacts(Record, frozen=True):
@@ -237,6 +242,10 @@ class Sessions:
         """Who has something to do in the box of a restored tree before its first instruction."""
         self.spares = spares.Spares(self._make_spare, self._end_spare)
         self._background = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
+        self._idle = ThreadPoolExecutor(max_workers=2, thread_name_prefix="idle")
+        self._idle_work: deque[None] = deque()
+        self._asking = 0
+        self._asked_at = 0.0
         for folder in (home.sessions, home.checkpoints, home.staging):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep()
@@ -348,6 +357,7 @@ class Sessions:
             self._remember_terminal(live)
             live.terminal.cut()
         self._background.shutdown(wait=True)
+        self._idle.shutdown(wait=True)
         self.trajectory.stop()
 
     def stop_all(self) -> None:
@@ -373,6 +383,40 @@ class Sessions:
                 log.exception("background work failed")
 
         return self._background.submit(careful)
+
+    def when_calm(self, work: Callable[[], None]) -> Future[None]:
+        """The same for what can wait until nobody waits for anything: for a moment, or until there is more of
+        it. Two processors are soon taken, and whoever has just got an answer goes on to ask."""
+
+        def wait_and_work() -> None:
+            deadline = time.monotonic() + _CALM_MOST_SECONDS
+            while len(self._idle_work) <= _CALM_MOST_WORK and (now := time.monotonic()) < deadline:
+                calm_at = deadline if self._asking else self._asked_at + _CALM_SECONDS
+                if now >= calm_at:
+                    break
+                time.sleep(min(calm_at - now, 0.005))
+            self._idle_work.popleft()
+            try:
+                work()
+            except Exception:
+                log.exception("background work failed")
+
+        self._idle_work.append(None)
+        return self._idle.submit(wait_and_work)
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """While somebody waits for a verb."""
+        with self._lock:
+            self._asking += 1
+        self.spares.busy(_CALM_MOST_SECONDS)
+        try:
+            yield
+        finally:
+            self._asked_at = time.monotonic()
+            with self._lock:
+                self._asking -= 1
+            self.spares.busy()
 
     # ---- finding things ----------------------------------------------------------------------
 
@@ -1043,7 +1087,7 @@ class Sessions:
             told(row, point)
         if kind != "safety" and not files_only:
             self.later(lambda: self.want_spares(row.id))
-        self.later(self.pool.sync)
+        self.when_calm(self.pool.sync)
         return point
 
     @contextlib.contextmanager
@@ -1151,7 +1195,7 @@ class Sessions:
                 self._end_spare(twin)
                 raise
         volume = twin.live.box.volume
-        self.later(lambda: drop_old_work(volume))
+        self.when_calm(lambda: drop_old_work(volume))
         return twin.live, spare
 
     def _begin_anew(
@@ -1313,7 +1357,7 @@ class Sessions:
                 old.ended.set()
             leftover = self.home.sessions / row.box if row.box else None
             before = self._leaving.get(row.id)
-            self._leaving[row.id] = self.later(lambda: self._clear_away(old, leftover, before))
+            self._leaving[row.id] = self.when_calm(lambda: self._clear_away(old, leftover, before))
         self.later(lambda: self.want_spares(row.id))
         return Restored(
             session=self.describe(self.find(row.id)),

@@ -27,6 +27,7 @@ PER_SESSION = 2
 """How many a session has by default: the point it stands on, and its newest named one."""
 _MOST = 16
 """How many there are at once, whatever the sessions want."""
+_CALM_MOST_SECONDS = 1.0
 _CALM_SECONDS = 0.05
 """How long nobody must have asked for anything before one is made: whoever asks next comes first."""
 _FRESH_SECONDS = 60.0
@@ -106,7 +107,7 @@ class Spares(Generic[T]):
         self._held: dict[str, _Held[T]] = {}
         self._making: str | None = None
         self._failed: set[str] = set()
-        self._calm_at = 0.0
+        self._calm_at = self._calm_by = 0.0
         self._closed = False
         self._worker: threading.Thread | None = None
 
@@ -124,7 +125,12 @@ class Spares(Generic[T]):
                     self._worker.start()
                     threading.Thread(target=self._watch_memory, name="memory", daemon=True).start()
             self._calm_at = time.monotonic() + _CALM_SECONDS
+            self._calm_by = time.monotonic() + _CALM_MOST_SECONDS
             self._changed.notify_all()
+
+    def busy(self, seconds: float = _CALM_SECONDS) -> None:
+        """Somebody waits for something: what is made for later can wait, but not for ever."""
+        self._calm_at = min(time.monotonic() + seconds, self._calm_by)
 
     def take(self, point_id: str, suits: Callable[[T], bool] = lambda _: True) -> T | None:
         """The spare of a point, the caller's from now on, if it suits. One that is being made is waited for:
@@ -137,6 +143,7 @@ class Spares(Generic[T]):
                 return None
             self._held.pop(point_id, None)
             self._calm_at = time.monotonic() + _CALM_SECONDS
+            self._calm_by = time.monotonic() + _CALM_MOST_SECONDS
             self._changed.notify_all()
         if found is None:
             return None

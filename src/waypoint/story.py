@@ -200,7 +200,7 @@ class Story:
     # ---- cards -------------------------------------------------------------------------------
 
     def write_later(self, checkpoint_id: str) -> None:
-        self._sessions.later(lambda: self.write(checkpoint_id))
+        self._sessions.when_calm(lambda: self.write(checkpoint_id))
 
     def write(self, checkpoint_id: str) -> None:
         """Computes a card, be it there already, and keeps it."""

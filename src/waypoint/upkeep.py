@@ -72,7 +72,7 @@ class Upkeep:
         """Whoever forgets or thins: one at a time."""
         self._notices: deque[str] = deque(maxlen=5)
         sessions.before_checkpoint.append(self._make_sure)
-        sessions.after_checkpoint.append(lambda _, __: sessions.later(self.watch))
+        sessions.after_checkpoint.append(lambda _, __: sessions.when_calm(self.watch))
 
     # ---- how full it is ----------------------------------------------------------------------
 
