@@ -95,7 +95,8 @@ def _is_linked(entry: os.DirEntry[str], lower: int) -> bool:
 
 def carry_index(old: Path, new: Path, upper: Path, lower: Path, *, keep: Collection[str]) -> None:
     """Moves the entries of the index `old` of an overlay that was not unmounted into the new index `new`, for
-    a copy of its upper layer; `keep` names those of open files. That there is no old one is no error."""
+    a copy of its upper layer; `keep` names those of open files. Links of files that nothing needs go. That
+    there is no old one is no error."""
     number = _subvolume(upper)
     with contextlib.suppress(FileNotFoundError), os.scandir(old) as entries:
         new.mkdir(mode=0o700)
@@ -105,6 +106,8 @@ def carry_index(old: Path, new: Path, upper: Path, lower: Path, *, keep: Collect
                 if entry.is_file(follow_symlinks=False) or entry.is_symlink():
                     if entry.name in keep or _is_linked(entry, base):
                         os.rename(entry.path, new / entry.name)
+                    else:
+                        os.unlink(entry.path)  # else the file would have a link more than anybody made
                 elif entry.is_dir(follow_symlinks=False) and number is not None:
                     handle = os.getxattr(entry.path, _UPPER)
                     if handle[_TYPE_AT] == _FILEID_BTRFS:
