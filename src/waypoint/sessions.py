@@ -23,7 +23,7 @@ import shutil
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -243,7 +243,8 @@ class Sessions:
         self.spares = spares.Spares(self._make_spare, self._end_spare)
         self._background = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
         self._idle = ThreadPoolExecutor(max_workers=2, thread_name_prefix="idle")
-        self._idle_work: deque[None] = deque()
+        self._idle_work = 0
+        """How much waits for a calm moment."""
         self._asking = 0
         self._asked_at = 0.0
         for folder in (home.sessions, home.checkpoints, home.staging):
@@ -376,13 +377,7 @@ class Sessions:
     def later(self, work: Callable[[], None]) -> Future[None]:
         """In the background, where nothing may fail a verb."""
 
-        def careful() -> None:
-            try:
-                work()
-            except Exception:
-                log.exception("background work failed")
-
-        return self._background.submit(careful)
+        return self._background.submit(_careful, work)
 
     def when_calm(self, work: Callable[[], None]) -> Future[None]:
         """The same for what can wait until nobody waits for anything: for a moment, or until there is more of
@@ -390,18 +385,17 @@ class Sessions:
 
         def wait_and_work() -> None:
             deadline = time.monotonic() + _CALM_MOST_SECONDS
-            while len(self._idle_work) <= _CALM_MOST_WORK and (now := time.monotonic()) < deadline:
+            while self._idle_work <= _CALM_MOST_WORK and (now := time.monotonic()) < deadline:
                 calm_at = deadline if self._asking else self._asked_at + _CALM_SECONDS
                 if now >= calm_at:
                     break
                 time.sleep(min(calm_at - now, 0.005))
-            self._idle_work.popleft()
-            try:
-                work()
-            except Exception:
-                log.exception("background work failed")
+            with self._lock:
+                self._idle_work -= 1
+            _careful(work)
 
-        self._idle_work.append(None)
+        with self._lock:
+            self._idle_work += 1
         return self._idle.submit(wait_and_work)
 
     @contextlib.contextmanager
@@ -1493,6 +1487,13 @@ class Sessions:
 def _told(stream: Stream, what: Happened) -> None:
     told = tell(what)
     stream.later(told.kind, told.body, actor=what.actor, data=told.data, at=what.at)
+
+
+def _careful(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        log.exception("background work failed")
 
 
 def _without_secrets(words: str, observed: Sequence[Facts] = ()) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from waypoint.errors import WaypointError
+from waypoint.kernel.ram import machine_bytes
 
 log = logging.getLogger("waypoint")
 
@@ -66,8 +67,7 @@ def per_session() -> int:
 def _machine_bytes() -> tuple[int, int]:
     """How much memory the machine has, and how much of it is free."""
     try:
-        with open("/proc/meminfo") as lines:
-            told = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        told = machine_bytes()
     except OSError:  # too many open files, say: then this is no time for spares
         return 0, 0
     return told["MemTotal"], told.get("MemAvailable", 0)

@@ -28,6 +28,7 @@ from waypoint.history.store import UNDOABLE, SessionRow
 from waypoint.kernel import extents, processes
 from waypoint.kernel.extents import Growth, Space
 from waypoint.kernel.pool import BtrfsPool
+from waypoint.kernel.ram import machine_bytes
 from waypoint.model import (
     BaseUse,
     Checkpoint,
@@ -338,11 +339,8 @@ def _dump_bytes(live: Live) -> int:
 
 def _unwritten_bytes() -> int:
     """What of all files on this machine is only in memory yet and will want room."""
-    found = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(("Dirty:", "Writeback:")):
-            found += int(line.split()[1]) * 1024
-    return found
+    told = machine_bytes()
+    return told.get("Dirty", 0) + told.get("Writeback", 0)
 
 
 def _countdown(seconds: float) -> Callable[[], float]:

@@ -401,17 +401,22 @@ class _CopyRun:
 
 
 @contextlib.contextmanager
-def _copy(bench: Bench, job: Job) -> Iterator[Run]:
-    place = bench.work / "copy"
+def _beside(bench: Bench, job: Job, name: str, run: Callable[[_Shell, Path, Job], Run]) -> Iterator[Run]:
+    """The job in a folder of this machine, with a shell that is not Waypoint's."""
+    place = bench.work / name
     folder = place / "folder"
     _make_folder(folder, job)
     shell = _Shell(bench, job, folder)
     try:
         shell.start()
-        yield _CopyRun(shell, folder, job)
+        yield run(shell, folder, job)
     finally:
         shell.end()
         shutil.rmtree(place)
+
+
+def _copy(bench: Bench, job: Job) -> contextlib.AbstractContextManager[Run]:
+    return _beside(bench, job, "copy", _CopyRun)
 
 
 class _GitRun:
@@ -453,18 +458,8 @@ class _GitRun:
         return Timed(None, answered - began, now_ms() - began)
 
 
-@contextlib.contextmanager
-def _git(bench: Bench, job: Job) -> Iterator[Run]:
-    place = bench.work / "git"
-    folder = place / "folder"
-    _make_folder(folder, job)
-    shell = _Shell(bench, job, folder)
-    try:
-        shell.start()
-        yield _GitRun(shell, folder, job)
-    finally:
-        shell.end()
-        shutil.rmtree(place)
+def _git(bench: Bench, job: Job) -> contextlib.AbstractContextManager[Run]:
+    return _beside(bench, job, "git", _GitRun)
 
 
 # ---- a process that forks itself -------------------------------------------------------------------

@@ -65,7 +65,11 @@ class Ram:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _available_bytes() -> int:
+def machine_bytes() -> dict[str, int]:
+    """What the machine says of its memory (/proc/meminfo), in bytes."""
     with open("/proc/meminfo") as lines:
-        found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        return next(found, 0)
+        return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+
+
+def _available_bytes() -> int:
+    return machine_bytes().get("MemAvailable", 0)
