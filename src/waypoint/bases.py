@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from waypoint.errors import AlreadyExists, InvalidName, MachineError, NoSpace, NotFound, UsageError
-from waypoint.kernel import trees
+from waypoint.kernel import copytree
 from waypoint.kernel.pool import Pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 from waypoint.layers import Progress, Unpacker, bad, is_kept, unpack
@@ -165,7 +165,7 @@ def _import_folder(home: Path, name: str, source: Path, staged: Path, progress: 
         return stat.S_ISSOCK(status.st_mode) or (status.st_dev, status.st_ino) == (ours.st_dev, ours.st_ino)
 
     progress(f"copying {source}")
-    trees.copy_tree(source, files, reflink=True, skip=skip, omit=lambda attribute: not is_kept(attribute))
+    copytree.copy_tree(source, files, reflink=True, skip=skip, omit=lambda attribute: not is_kept(attribute))
     for path in mounted:
         (files / path).mkdir(mode=0o755)  # a place to mount something on, as it was
     return _describe(files, name, "folder", source, [], digest="", skipped_devices=devices)

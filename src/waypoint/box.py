@@ -37,7 +37,7 @@ import msgspec
 from waypoint.errors import MachineError, MissingFeature, NoSpace, NotFound, UsageError
 from waypoint.home import Home
 from waypoint.keeper import Hello, Keeper
-from waypoint.kernel import confine, mounts, overlay
+from waypoint.kernel import confinement, mounts, overlay
 from waypoint.kernel.pool import is_pool
 from waypoint.kernel.syscalls import (
     CLONE_NEWNET,
@@ -393,12 +393,12 @@ def write_plan(
         plan.add("loopback")
     plan.add("pids")
     if options.confined:
-        for path in confine.READONLY_PATHS:
+        for path in confinement.READONLY_PATHS:
             plan.add("in-readonly", path)
-        for path in confine.MASKED_PATHS:
+        for path in confinement.MASKED_PATHS:
             plan.add("in-mask", path)
-        plan.add("capabilities", f"{confine.available_caps():x}")
-        plan.add("seccomp", confine.seccomp_filter().hex())
+        plan.add("capabilities", f"{confinement.available_caps():x}")
+        plan.add("seccomp", confinement.seccomp_filter().hex())
     plan.add("terminal", size.rows, size.columns)
     return plan
 

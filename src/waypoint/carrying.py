@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from waypoint.errors import UsageError
-from waypoint.kernel.placing import Folder
+from waypoint.kernel.placement import Folder
 from waypoint.service import Connection, verb
 from waypoint.transfer import Request
 

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 from waypoint.errors import MissingFeature, UsageError
-from waypoint.kernel import trees
+from waypoint.kernel import copytree
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 
 Progress = Callable[[str], None]
@@ -389,7 +389,7 @@ class Unpacker:
         if not stat.S_ISDIR(status.st_mode):
             os.unlink(name, dir_fd=parent)
         elif not for_folder:
-            trees.remove_tree(parent, name)
+            copytree.remove_tree(parent, name)
 
     def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
         source = tar.extractfile(member)
@@ -454,7 +454,7 @@ class Unpacker:
         for key, value in member.pax_headers.items():
             attribute = key.removeprefix(ATTRIBUTE_PREFIX)
             if attribute != key and is_kept(attribute):
-                self._attribute(trees.below(parent, name), attribute, value)
+                self._attribute(copytree.below(parent, name), attribute, value)
         mtime_ns = self._mtime_ns(member)
         os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
@@ -485,13 +485,13 @@ class Unpacker:
             if hidden in {"", ".", ".."}:
                 raise bad(self._what, f"a whiteout of nothing: {'/'.join(parts)[:200]!r}")
             if (os.fstat(parent).st_ino, hidden) not in self._placed:
-                trees.remove_tree(parent, hidden)
+                copytree.remove_tree(parent, hidden)
 
     def _prune(self, folder: int) -> None:
         inode = os.fstat(folder).st_ino
         for name in os.listdir(folder):
             if (inode, name) not in self._placed:
-                trees.remove_tree(folder, name)
+                copytree.remove_tree(folder, name)
             elif stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                 inner = os.open(name, _FOLDER, dir_fd=folder)
                 try:

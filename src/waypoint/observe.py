@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from waypoint.box import ENGINE_IN_BOX, STATE_IN_BOX, Box
 from waypoint.history.facts import Facts, PortFact, ProcessFact, ShellFact, parse_shell
-from waypoint.kernel import network, processes
+from waypoint.kernel import processes
+from waypoint.kernel.network import veth
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, openat2
 from waypoint.terminal import Terminal
 
@@ -34,7 +35,7 @@ def _socket_owners(tree: Sequence[processes.Process]) -> dict[int, processes.Pro
 def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
     space = box.open_namespace("net")
     try:
-        listeners = network.listening(space)
+        listeners = veth.listening(space)
     finally:
         os.close(space)
     if not listeners:

@@ -1,7 +1,7 @@
 """Watching what leaves sessions: the firewall counts, name servers' answers pass by, and both are kept here.
 
-The kernel counts by itself (kernel/flows.py). It is read when somebody wants to know (a point is taken, a
-plan is made), when a box ends, and every few minutes so that nothing piles up. What was read is a *contact*
+The kernel counts by itself (kernel/network/flows.py). It is read when it is needed (a point is taken, a plan
+is made), when a box ends, and every few minutes so that nothing piles up. What was read is a *contact*
 in the database: open until the next point, which it then belongs to. A line of history that is left behind
 keeps its contacts: no restore takes back what has left.
 
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from waypoint.errors import WaypointError
 from waypoint.history.contacts import Contact
 from waypoint.history.store import Counted
-from waypoint.kernel import names, network
-from waypoint.kernel.flows import Flow
+from waypoint.kernel.network import dns, veth
+from waypoint.kernel.network.flows import Flow
 from waypoint.terminal import Pump
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Outbound:
             return  # it has no network, or the host's
         self._watched.add(live.box.id)
         try:
-            listener = names.listen(interface)
+            listener = dns.listen(interface)
         except OSError as error:
             log.warning("box %s: names cannot be read: %s", live.box.id, error)
             return
@@ -118,7 +118,7 @@ class Outbound:
                 timer.start()
                 return
             try:
-                answer = names.receive(box.listener)
+                answer = dns.receive(box.listener)
             except BlockingIOError:
                 return
             box.heard += 1
@@ -136,7 +136,7 @@ class Outbound:
     def nameservers(self) -> frozenset[str]:
         """Whom boxes are told to ask."""
         if not self._nameservers:
-            self._nameservers = frozenset(self._network.nameservers or network.resolver_config().nameservers)
+            self._nameservers = frozenset(self._network.nameservers or veth.resolver_config().nameservers)
         return self._nameservers
 
     # ---- counting ----------------------------------------------------------------------------

@@ -71,10 +71,11 @@ from waypoint.history.secrets import Redactor
 from waypoint.history.store import UNDOABLE, AgentState, SessionRow, Store, iso
 from waypoint.home import Home
 from waypoint.keeper import Keeper
-from waypoint.kernel import cgroups, network, processes
-from waypoint.kernel.extents import made_at
+from waypoint.kernel import cgroups, processes
+from waypoint.kernel.memory import Ram
+from waypoint.kernel.network import veth
 from waypoint.kernel.pool import Pool
-from waypoint.kernel.ram import Ram
+from waypoint.kernel.pool.extents import made_at
 from waypoint.model import (
     Actor,
     BoxOptions,
@@ -203,7 +204,7 @@ class Sessions:
     def __init__(self, home: Home, engine: Path, pool: Pool, store: Store, kdat: Path | None) -> None:
         self.home, self.engine, self.pool, self.store = home, engine, pool, store
         self._kdat = kdat
-        self.network = network.Network(home.tag)
+        self.network = veth.Network(home.tag)
         self._network_ready = False
         self._preparing = threading.Lock()
         self.trajectory = Trajectory(store)
@@ -1242,7 +1243,7 @@ class Sessions:
         if twin.options.net == "nat" and twin.held.saved.network_locked:
             space = live.box.open_namespace("net")
             try:
-                network.abort_outside_connections(space)
+                veth.abort_outside_connections(space)
             finally:
                 os.close(space)
         if size:
@@ -1506,7 +1507,7 @@ def _first_files(name: str, options: BoxOptions, base: Path) -> dict[str, str]:
     """What a box needs to know of its network and its name, where the base does not say it."""
     files = {}
     if options.net == "nat":
-        files["/etc/resolv.conf"] = network.resolver_config().text
+        files["/etc/resolv.conf"] = veth.resolver_config().text
     elif options.net == "host" and base != Path("/"):
         with contextlib.suppress(OSError):
             files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from waypoint.errors import WaypointError
-from waypoint.kernel.ram import machine_bytes
+from waypoint.kernel.memory import machine_bytes
 
 log = logging.getLogger("waypoint")
 

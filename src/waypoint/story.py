@@ -33,7 +33,7 @@ from waypoint.history.store import SessionRow
 from waypoint.history.telling import PlanWords, tell_plan
 from waypoint.history.view import PointView
 from waypoint.kernel import processes
-from waypoint.kernel.deltas import differences
+from waypoint.kernel.pool.deltas import differences
 from waypoint.model import Checkpoint, Effect
 from waypoint.observe import observe
 from waypoint.outbound import Outbound

@@ -32,7 +32,7 @@ from waypoint.history.store import SessionRow
 from waypoint.history.view import Place, PointView
 from waypoint.kernel import files
 from waypoint.kernel.files import Entry
-from waypoint.kernel.placing import ANYTHING, Dress, Expected, Folder, Moved
+from waypoint.kernel.placement import ANYTHING, Dress, Expected, Folder, Moved
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
 from waypoint.sessions import Live, Sessions
 from waypoint.story import BASE, Moment, Story

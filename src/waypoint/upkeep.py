@@ -1,7 +1,7 @@
 """Room: what takes it, what may go, and what happens before it runs out.
 
 Forgetting takes a point's row and then its bytes. Which points a policy means is decided in
-history/retention.py, what they would give back is found out in kernel/extents.py. Here both meet what is
+history/retention.py, what they would give back is found out in kernel/pool/extents.py. Here both meet what is
 protected: where sessions stand, what they were forked from, what `undo` and `redo` go back to, what is being
 verified.
 
@@ -25,10 +25,10 @@ from waypoint import bases
 from waypoint.errors import NoSpace, UsageError
 from waypoint.history.retention import AUTOMATIC, Policy, choose, holds
 from waypoint.history.store import UNDOABLE, SessionRow
-from waypoint.kernel import extents, processes
-from waypoint.kernel.extents import Growth, Space
-from waypoint.kernel.pool import BtrfsPool
-from waypoint.kernel.ram import machine_bytes
+from waypoint.kernel import processes
+from waypoint.kernel.memory import machine_bytes
+from waypoint.kernel.pool import BtrfsPool, extents
+from waypoint.kernel.pool.extents import Growth, Space
 from waypoint.model import (
     BaseUse,
     Checkpoint,

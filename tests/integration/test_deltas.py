@@ -23,9 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from waypoint.errors import NotFound
-from waypoint.kernel import deltas, files
-from waypoint.kernel.deltas import Delta, by_send, by_walk, differences
-from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders
+from waypoint.kernel import files
+from waypoint.kernel.pool import Pool, close_pool, deltas, open_pool, pool_holders
+from waypoint.kernel.pool.deltas import Delta, by_send, by_walk, differences
 from waypoint.kernel.syscalls import libc
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

@@ -26,7 +26,7 @@ from waypoint.engine import criu, tracking
 from waypoint.engine.protobuf import encode, read_image
 from waypoint.home import Home
 from waypoint.kernel import processes
-from waypoint.kernel.extents import freed
+from waypoint.kernel.pool.extents import freed
 from waypoint.kernel.syscalls import syncfs
 
 PAGE = 4096

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from waypoint.errors import AlreadyExists, MachineError, UsageError
-from waypoint.kernel import network
-from waypoint.kernel.network import Network
+from waypoint.kernel.network import veth
+from waypoint.kernel.network.veth import Network
 from waypoint.kernel.syscalls import CLONE_NEWNET, setns, unshare
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ TCP_REPAIR_QUEUE = 20
 TCP_QUEUE_SEQ = 21
 TCP_RECV_QUEUE = 1
 TCP_SEND_QUEUE = 2
-NO_RESOLVER = network.Resolver(text="", nameservers=())
+NO_RESOLVER = veth.Resolver(text="", nameservers=())
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -226,8 +226,8 @@ class TestCable:
                 shown.strip()
                 == f"default via 169.254.77.1 dev eth0 proto static src {lease.box_address} onlink"
             )
-            assert network.addresses(netns_fd) == [lease.box_address]
-            assert lease.host_address == network.GATEWAY
+            assert veth.addresses(netns_fd) == [lease.box_address]
+            assert lease.host_address == veth.GATEWAY
             assert lease.interface.startswith("wp-")
             assert len(lease.interface) <= 15
         assert leases[0].box_address != leases[1].box_address
@@ -237,7 +237,7 @@ class TestCable:
     ) -> None:
         attached, alone = machine.box(), machine.box()
         lease = net.attach("one", attached)
-        network.loopback_up(alone)
+        veth.loopback_up(alone)
         for netns_fd, address in itertools.product((attached, alone), ("127.0.0.1", "::1")):
             with listener(netns_fd, address) as server:
                 connect(netns_fd, address, server.getsockname()[1]).close()
@@ -283,7 +283,7 @@ class TestCable:
         assert net.leases() == ["one"]
         with listener(machine.world, WORLD_ADDRESS) as server:
             connect(machine.boxes[0], WORLD_ADDRESS, server.getsockname()[1]).close()
-        assert network.addresses(machine.boxes[0]) == [lease.box_address]
+        assert veth.addresses(machine.boxes[0]) == [lease.box_address]
 
     def test_a_failed_attach_leaves_nothing(
         self, machine: Machine, net: Network, monkeypatch: pytest.MonkeyPatch
@@ -297,7 +297,7 @@ class TestCable:
         with open("/dev/null") as no_namespace, pytest.raises(MachineError):
             net.attach("two", no_namespace.fileno())
         with monkeypatch.context() as patched:
-            patched.setattr(network, "_neighbour", refuse)
+            patched.setattr(veth, "_neighbour", refuse)
             with pytest.raises(MachineError, match="no room"):
                 net.attach("three", netns_fd)
         assert net.leases() == []
@@ -315,7 +315,7 @@ class TestAddresses:
         net._indices = (1 + number % 60000 for number in itertools.count(500))
         other_net._indices = (1 + number % 60000 for number in itertools.count(500))
         boxes = [(home, f"box{number}", machine.box()) for number in range(12) for home in (net, other_net)]
-        leases: list[network.Lease] = []
+        leases: list[veth.Lease] = []
         threads = [
             threading.Thread(target=lambda home=home, name=name, fd=fd: leases.append(home.attach(name, fd)))
             for home, name, fd in boxes
@@ -331,7 +331,7 @@ class TestAddresses:
     def test_the_range_is_one_that_the_machine_does_not_use(self, machine: Machine, net: Network) -> None:
         ip("route", "add", "10.0.0.0/8", "via", WORLD_ADDRESS)
         ip("address", "add", "172.20.5.5/32", "dev", "up0")
-        net.prepare(network.Resolver(text="", nameservers=("172.21.0.53",)))
+        net.prepare(veth.Resolver(text="", nameservers=("172.21.0.53",)))
         assert net.attach("one", machine.box()).box_address.startswith("172.22.")
 
     def test_no_range_left_is_an_error_that_says_so(self, machine: Machine, net: Network) -> None:
@@ -384,7 +384,7 @@ class TestIsolation:
         netns_fd = machine.box()
         net.attach("one", netns_fd)
         with listener(None, "0.0.0.0") as server:
-            for address in (HOST_ADDRESS, network.GATEWAY):
+            for address in (HOST_ADDRESS, veth.GATEWAY):
                 assert refused(netns_fd, address, server.getsockname()[1])
         with listener(None, HOST_ADDRESS, 53) as server:
             connect(netns_fd, HOST_ADDRESS, 53).close()
@@ -467,7 +467,7 @@ class TestEarlierAddresses:
     ) -> None:
         netns_fd = machine.box()
         lease = net.attach("one", netns_fd, keep=["10.99.1.2", "10.99.1.3", "10.99.1.2"])
-        assert network.addresses(netns_fd) == [lease.box_address, "10.99.1.2", "10.99.1.3"]
+        assert veth.addresses(netns_fd) == [lease.box_address, "10.99.1.2", "10.99.1.3"]
         with (
             listener(netns_fd, "10.99.1.2") as server,
             connect(netns_fd, "10.99.1.2", server.getsockname()[1], source="10.99.1.3"),
@@ -498,14 +498,14 @@ class TestEarlierAddresses:
             with connect(origin, WORLD_ADDRESS, port) as original:
                 accepted, _ = server.accept()
                 net.attach("fork", fork, keep=[lease.box_address])
-                assert network.addresses(fork)[1:] == [lease.box_address]
+                assert veth.addresses(fork)[1:] == [lease.box_address]
                 state = self._state(original)
                 with within(
                     fork, lambda: self._restored(original.getsockname(), (WORLD_ADDRESS, port), state)
                 ) as copy:
                     copy.send(b"from the fork")
                     time.sleep(0.3)
-                    assert network.abort_outside_connections(fork) == 1
+                    assert veth.abort_outside_connections(fork) == 1
                     with pytest.raises(ConnectionAbortedError):
                         copy.recv(1)
                 with accepted:
@@ -555,14 +555,14 @@ class TestSockets:
             mapped = stack.enter_context(
                 within(netns_fd, lambda: self._connect6(f"::ffff:{WORLD_ADDRESS}", server.getsockname()[1]))
             )
-            assert network.abort_outside_connections(netns_fd) == 2
+            assert veth.abort_outside_connections(netns_fd) == 2
             for sock in (outside, mapped):
                 with pytest.raises(ConnectionAbortedError):
                     sock.recv(1)
             for client, accepted in inside:
                 client.sendall(b"still here")
                 assert accepted.recv(10) == b"still here"
-            assert network.abort_outside_connections(netns_fd) == 0
+            assert veth.abort_outside_connections(netns_fd) == 0
 
     @staticmethod
     def _connect6(address: str, port: int) -> socket.socket:
@@ -572,15 +572,15 @@ class TestSockets:
 
     def test_listening_names_every_socket_that_waits(self, machine: Machine) -> None:
         netns_fd = machine.box()
-        network.loopback_up(netns_fd)
-        assert network.listening(netns_fd) == []
+        veth.loopback_up(netns_fd)
+        assert veth.listening(netns_fd) == []
         with (
             listener(netns_fd, "127.0.0.1", 8000) as tcp,
             listener(netns_fd, "::", 8001) as tcp6,
             listener(netns_fd, "0.0.0.0", 8002, socket.SOCK_DGRAM) as udp,
             connect(netns_fd, "127.0.0.1", 8000),
         ):
-            found = network.listening(netns_fd)
+            found = veth.listening(netns_fd)
             assert [(one.protocol, one.address, one.port) for one in found] == [
                 ("tcp", "127.0.0.1", 8000),
                 ("tcp6", "::", 8001),
@@ -644,7 +644,7 @@ class TestHost:
 class TestNames:
     @pytest.fixture(autouse=True)
     def no_upstreams(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(network, "UPSTREAM_RESOLV_CONFS", ())
+        monkeypatch.setattr(veth, "UPSTREAM_RESOLV_CONFS", ())
 
     def test_servers_that_can_be_reached_are_taken_as_they_are(self, tmp_path: Path) -> None:
         conf = tmp_path / "resolv.conf"
@@ -652,7 +652,7 @@ class TestNames:
             "# a comment\nsearch lan\nnameserver 127.0.0.53\nnameserver 192.0.2.53\n"
             "nameserver fe80::1%eth0\nnameserver 192.0.2.54\noptions edns0\n"
         )
-        found = network.resolver_config(conf)
+        found = veth.resolver_config(conf)
         assert found.text == "search lan\noptions edns0\nnameserver 192.0.2.53\nnameserver 192.0.2.54\n"
         assert found.nameservers == ("192.0.2.53", "192.0.2.54")
         assert not found.problem
@@ -664,8 +664,8 @@ class TestNames:
         conf, upstream = tmp_path / "resolv.conf", tmp_path / "upstream"
         conf.write_text("nameserver 127.0.0.53\nsearch lan\n")
         upstream.write_text("nameserver 192.0.2.53\n")
-        monkeypatch.setattr(network, "UPSTREAM_RESOLV_CONFS", (tmp_path / "absent", upstream))
-        assert network.resolver_config(conf).text == "search lan\nnameserver 192.0.2.53\n"
+        monkeypatch.setattr(veth, "UPSTREAM_RESOLV_CONFS", (tmp_path / "absent", upstream))
+        assert veth.resolver_config(conf).text == "search lan\nnameserver 192.0.2.53\n"
 
     @pytest.mark.parametrize("text", ["nameserver 127.0.0.53\n", "nameserver fd00::53\n", None])
     def test_it_is_said_when_names_cannot_be_had(
@@ -674,7 +674,7 @@ class TestNames:
         conf = tmp_path / "resolv.conf"
         if text is not None:
             conf.write_text(text)
-        found = network.resolver_config(conf)
+        found = veth.resolver_config(conf)
         assert "cannot be reached" in found.problem
         assert found.text == ""
 
@@ -684,9 +684,9 @@ class TestNames:
         conf = tmp_path / "resolv.conf"
         conf.write_text("nameserver 127.0.0.53\n")
         with listener(None, "127.0.0.53", 53, socket.SOCK_DGRAM) as stub:
-            assert network.resolver_config(conf).forwarded_to == "127.0.0.53"
+            assert veth.resolver_config(conf).forwarded_to == "127.0.0.53"
             stub.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
-            assert network.resolver_config(conf).problem
+            assert veth.resolver_config(conf).problem
 
     def test_questions_are_led_to_a_server_on_the_hosts_loopback(
         self, tmp_path: Path, machine: Machine
@@ -701,21 +701,21 @@ class TestNames:
             listener(None, "127.0.0.1") as private,
             listener(netns_fd, "0.0.0.0", kind=socket.SOCK_DGRAM) as client,
         ):
-            resolver = network.resolver_config(conf)
+            resolver = veth.resolver_config(conf)
             assert resolver.text == "nameserver 169.254.77.1\n"
             net.prepare(resolver)
             net.attach("one", netns_fd)
-            client.sendto(b"who?", (network.GATEWAY, 53))
+            client.sendto(b"who?", (veth.GATEWAY, 53))
             question, sender = udp.recvfrom(100)
             assert (question, sender[0]) == (b"who?", "127.0.0.1")
             udp.sendto(b"me", sender)
-            assert client.recvfrom(100) == (b"me", (network.GATEWAY, 53))
-            with connect(netns_fd, network.GATEWAY, 53) as asking:
+            assert client.recvfrom(100) == (b"me", (veth.GATEWAY, 53))
+            with connect(netns_fd, veth.GATEWAY, 53) as asking:
                 answering, _ = tcp.accept()
                 with answering:
                     answering.sendall(b"me too")
                     assert asking.recv(100) == b"me too"
-            assert refused(netns_fd, network.GATEWAY, private.getsockname()[1])
+            assert refused(netns_fd, veth.GATEWAY, private.getsockname()[1])
         net.teardown()
 
 
@@ -727,7 +727,7 @@ def test_software_can_be_installed_from_within_a_box(tmp_path: Path) -> None:
     net = Network("test99")
     netns_fd = new_netns()
     try:
-        resolver = network.resolver_config()
+        resolver = veth.resolver_config()
         net.prepare(resolver)
         net.attach("one", netns_fd)
         (tmp_path / "lists" / "partial").mkdir(parents=True)

@@ -24,9 +24,9 @@ from tests.integration.test_network import (
 )
 
 import waypoint
-from waypoint.kernel import names, network
-from waypoint.kernel.flows import Flow
-from waypoint.kernel.network import Network
+from waypoint.kernel.network import dns, veth
+from waypoint.kernel.network.flows import Flow
+from waypoint.kernel.network.veth import Network
 
 machine = test_network.machine
 net = test_network.net
@@ -89,7 +89,7 @@ class TestCounting:
         lease = net.attach("two", two)
         with listener(one, "127.0.0.1") as server:
             exchange(server, connect(one, "127.0.0.1", server.getsockname()[1]), 10, 10)
-        for address in (lease.box_address, network.GATEWAY):
+        for address in (lease.box_address, veth.GATEWAY):
             with pytest.raises(OSError, match="route to host"):
                 connect(one, address, 80)
         assert of(net, "one") == {}
@@ -178,7 +178,7 @@ class TestNames:
             return made
 
         with (
-            contextlib.closing(names.listen(lease.interface)) as heard,
+            contextlib.closing(dns.listen(lease.interface)) as heard,
             name_server(machine, WORLD_ADDRESS, "198.51.100.77"),
             within(box, from_port_53) as asker,
         ):
@@ -190,8 +190,8 @@ class TestNames:
             found = []
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    found.append(names.receive(heard))
-        assert found == [names.Answer(WORLD_ADDRESS, "api.example.com", ("198.51.100.77",))]
+                    found.append(dns.receive(heard))
+        assert found == [dns.Answer(WORLD_ADDRESS, "api.example.com", ("198.51.100.77",))]
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ class TestSessions:
         machine: Machine,
         abroad: waypoint.Client,
     ) -> None:
-        [nameserver, *_] = network.resolver_config().nameservers
+        [nameserver, *_] = veth.resolver_config().nameservers
         within(machine.world, lambda: ip("address", "add", f"{nameserver}/32", "dev", "lo"))
         with (
             name_server(machine, nameserver, WORLD_ADDRESS),

@@ -33,8 +33,8 @@ from waypoint.errors import (
     NotRoot,
     UsageError,
 )
-from waypoint.kernel import loop, pool, trees
-from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders, resize_pool
+from waypoint.kernel import copytree, pool
+from waypoint.kernel.pool import Pool, close_pool, loop, open_pool, pool_holders, resize_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,7 +146,7 @@ def tree(store: Pool, name: str = "live") -> Path:
 
 def holes(fd: int, size_bytes: int) -> list[int]:
     """Where a hole is, seen from the middle of each MiB: what is preallocated around data is no matter."""
-    data = list(trees.data_ranges(fd, size_bytes))
+    data = list(copytree.data_ranges(fd, size_bytes))
     middles = range(MIB // 2, size_bytes, MIB)
     return [middle for middle in middles if not any(start <= middle < end for start, end in data)]
 

@@ -15,9 +15,9 @@ import pytest
 import waypoint
 from waypoint.errors import NoSpace, NotFound, UsageError
 from waypoint.home import Home
-from waypoint.kernel import deltas, extents, trees
-from waypoint.kernel.extents import Growth
-from waypoint.kernel.pool import Pool, close_pool, open_pool
+from waypoint.kernel import copytree
+from waypoint.kernel.pool import Pool, close_pool, deltas, extents, open_pool
+from waypoint.kernel.pool.extents import Growth
 
 MIB = 1 << 20
 
@@ -449,7 +449,7 @@ def test_a_clone_is_found_wherever_it_is(pool: Pool) -> None:
     first = volume.point("first")
     volume.write("file", 1)
     with open(first / "file", "rb") as source, open(volume.path / "clone", "wb") as target:
-        assert trees.clone_file(source.fileno(), target.fileno())
+        assert copytree.clone_file(source.fileno(), target.fileno())
     second = volume.point("second")
     (volume.path / "clone").unlink()
     assert data(pool, Growth(first, None, (second,))) == 0

@@ -32,8 +32,8 @@ from waypoint.history import changes as xray
 from waypoint.history.changes import Changes, compare, is_noise
 from waypoint.history.patches import patch
 from waypoint.history.view import PointView
-from waypoint.kernel.deltas import by_walk, differences
 from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders
+from waypoint.kernel.pool.deltas import by_walk, differences
 from waypoint.kernel.syscalls import (
     CLONE_NEWNS,
     MS_BIND,

@@ -9,7 +9,7 @@ import waypoint
 from waypoint.history.changes import Changes, compare, is_noise
 from waypoint.history.view import PointView
 from waypoint.home import Home
-from waypoint.kernel.deltas import by_send, by_walk
+from waypoint.kernel.pool.deltas import by_send, by_walk
 
 
 def view(home: Home, point: waypoint.Checkpoint) -> PointView:

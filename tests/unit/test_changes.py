@@ -20,8 +20,8 @@ from waypoint.history.changes import (
     noisy_folder,
 )
 from waypoint.history.view import PointView
-from waypoint.kernel.deltas import by_walk
-from waypoint.kernel.trees import remove_tree
+from waypoint.kernel.copytree import remove_tree
+from waypoint.kernel.pool.deltas import by_walk
 
 
 def change(path: str, kind: ChangeKind = "created", size: int = 10, **more: object) -> Change:

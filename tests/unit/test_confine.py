@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from waypoint.errors import MissingFeature
-from waypoint.kernel import confine
+from waypoint.kernel import confinement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,15 +47,15 @@ def interpret(program: bytes, data: bytes) -> tuple[int, int]:
     while True:
         opcode, if_true, if_false, k = code[position]
         position += 1
-        if opcode == confine.BPF_LD_W_ABS:
+        if opcode == confinement.BPF_LD_W_ABS:
             accumulator = struct.unpack_from("<I", data, k)[0]
-        elif opcode == confine.BPF_RET_K:
+        elif opcode == confinement.BPF_RET_K:
             return k, jumps
         else:
             holds = {
-                confine.BPF_JMP_JEQ_K: accumulator == k,
-                confine.BPF_JMP_JGE_K: accumulator >= k,
-                confine.BPF_JMP_JSET_K: bool(accumulator & k),
+                confinement.BPF_JMP_JEQ_K: accumulator == k,
+                confinement.BPF_JMP_JGE_K: accumulator >= k,
+                confinement.BPF_JMP_JSET_K: bool(accumulator & k),
             }[opcode]
             position += if_true if holds else if_false
             jumps += 1
@@ -69,40 +69,40 @@ def call(machine: str, number: int, *arguments: int, arch: int | None = None) ->
 
 def verdict(machine: str, number: int, *arguments: int) -> int | None:
     """The errno that the filter answers with, None for an allowed call."""
-    action, _ = interpret(confine.seccomp_filter(machine), call(machine, number, *arguments))
-    if action == confine.SECCOMP_RET_ALLOW:
+    action, _ = interpret(confinement.seccomp_filter(machine), call(machine, number, *arguments))
+    if action == confinement.SECCOMP_RET_ALLOW:
         return None
-    assert action & 0xFFFF0000 == confine.SECCOMP_RET_ERRNO
+    assert action & 0xFFFF0000 == confinement.SECCOMP_RET_ERRNO
     return action & 0xFFFF
 
 
 def number_of(name: str, machine: str) -> int:
-    number = confine.SYSCALLS[name][COLUMNS[machine]]
+    number = confinement.SYSCALLS[name][COLUMNS[machine]]
     assert number is not None
     return number
 
 
 @pytest.mark.parametrize("machine", ARCHES)
 def test_every_number_gets_the_verdict_of_its_name(machine: str) -> None:
-    program = confine.seccomp_filter(machine)
+    program = confinement.seccomp_filter(machine)
     expected = {}
-    for names, number in ((confine._EPERM, errno.EPERM), (confine._ENOSYS, errno.ENOSYS)):
+    for names, number in ((confinement._EPERM, errno.EPERM), (confinement._ENOSYS, errno.ENOSYS)):
         for name in names:
-            found = confine.SYSCALLS[name][COLUMNS[machine]]
+            found = confinement.SYSCALLS[name][COLUMNS[machine]]
             if found is not None:
-                expected[found] = confine.SECCOMP_RET_ERRNO | number
+                expected[found] = confinement.SECCOMP_RET_ERRNO | number
     for name in ("socket", "socketpair"):
-        expected[number_of(name, machine)] = confine.SECCOMP_RET_ERRNO | errno.EAFNOSUPPORT
-    newest = confine.NEWEST_SYSCALL[COLUMNS[machine]]
+        expected[number_of(name, machine)] = confinement.SECCOMP_RET_ERRNO | errno.EAFNOSUPPORT
+    newest = confinement.NEWEST_SYSCALL[COLUMNS[machine]]
     assert newest is not None
     for number in range(newest + 1):
         action, _ = interpret(program, call(machine, number))
-        assert action == expected.get(number, confine.SECCOMP_RET_ALLOW), number
+        assert action == expected.get(number, confinement.SECCOMP_RET_ALLOW), number
 
 
 @pytest.mark.parametrize("machine", ARCHES)
 def test_the_search_is_short_and_the_filter_small(machine: str) -> None:
-    program = confine.seccomp_filter(machine)
+    program = confinement.seccomp_filter(machine)
     assert len(program) // 8 < 200
     assert max(interpret(program, call(machine, number))[1] for number in range(500)) <= 13
     for name in ("ioctl", "clone"):
@@ -129,14 +129,14 @@ def test_a_call_that_a_tracer_took_over_passes(machine: str) -> None:
 def test_calls_of_another_architecture_end_the_process(machine: str) -> None:
     other = "aarch64" if machine == "x86_64" else "x86_64"
     for arch in (FOREIGN[machine], ARCHES[other], 0):
-        action, _ = interpret(confine.seccomp_filter(machine), call(machine, 1, arch=arch))
-        assert action == confine.SECCOMP_RET_KILL_PROCESS
+        action, _ = interpret(confinement.seccomp_filter(machine), call(machine, 1, arch=arch))
+        assert action == confinement.SECCOMP_RET_KILL_PROCESS
 
 
 @pytest.mark.parametrize("machine", ARCHES)
 def test_no_new_namespace_by_any_flag(machine: str) -> None:
     clone, unshare = number_of("clone", machine), number_of("unshare", machine)
-    for flag in confine.CLONE_NEW:
+    for flag in confinement.CLONE_NEW:
         assert verdict(machine, clone, flag | signal.SIGCHLD) == errno.EPERM
         assert verdict(machine, unshare, flag | CLONE_FILES) == errno.EPERM
     assert verdict(machine, unshare, CLONE_NEWTIME) == errno.EPERM
@@ -156,14 +156,14 @@ def test_only_sockets_that_can_be_saved(machine: str) -> None:
 @pytest.mark.parametrize("machine", ARCHES)
 def test_nobody_types_into_a_terminal_from_within(machine: str) -> None:
     number = number_of("ioctl", machine)
-    for request in (confine.TIOCSTI, confine.TIOCLINUX, confine.TIOCSTI | 1 << 32):
+    for request in (confinement.TIOCSTI, confinement.TIOCLINUX, confinement.TIOCSTI | 1 << 32):
         assert verdict(machine, number, 0, request) == errno.EPERM
     assert verdict(machine, number, 0, 0x5413) is None  # TIOCGWINSZ
 
 
 def test_a_machine_without_a_table_is_said_to_have_none() -> None:
     with pytest.raises(MissingFeature, match="riscv64"):
-        confine.seccomp_filter("riscv64")
+        confinement.seccomp_filter("riscv64")
 
 
 @pytest.mark.parametrize("machine", ARCHES)
@@ -173,7 +173,7 @@ def test_the_numbers_are_those_of_the_kernel_headers(machine: str) -> None:
         pytest.skip("no kernel headers")
     lines = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", header.read_text(), re.MULTILINE)
     known = {name: int(number) for name, number in lines}
-    table = {name: numbers[COLUMNS[machine]] for name, numbers in confine.SYSCALLS.items()}
+    table = {name: numbers[COLUMNS[machine]] for name, numbers in confinement.SYSCALLS.items()}
     if machine == "aarch64":
         known["clock_adjtime"] = 266  # defined in two steps there
     highest = max(known.values())
@@ -183,13 +183,13 @@ def test_the_numbers_are_those_of_the_kernel_headers(machine: str) -> None:
 
 
 def test_the_capabilities_are_a_containers_without_device_nodes() -> None:
-    assert confine.DEFAULT_CAPS == 0xA80425FB & ~(1 << 27)
-    assert confine.available_caps() & ~confine.DEFAULT_CAPS == 0
-    assert confine.available_caps(0) == 0
+    assert confinement.DEFAULT_CAPS == 0xA80425FB & ~(1 << 27)
+    assert confinement.available_caps() & ~confinement.DEFAULT_CAPS == 0
+    assert confinement.available_caps(0) == 0
 
 
 def test_paths_are_absolute_and_not_in_two_lists() -> None:
-    paths = [*confine.MASKED_PATHS, *confine.READONLY_PATHS]
+    paths = [*confinement.MASKED_PATHS, *confinement.READONLY_PATHS]
     assert len(paths) == len(set(paths))
     assert all(path.startswith(("/proc/", "/sys/")) for path in paths)
 
@@ -210,7 +210,7 @@ def confined(
     argv: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program with the filter of a box on it."""
-    program = confine.seccomp_filter()
+    program = confinement.seccomp_filter()
     argument = SockFprog(len(program) // 8, program)
 
     def load() -> None:
@@ -256,9 +256,9 @@ class TestOnThisKernel:
     def test_denied_calls_fail_as_the_table_says(self) -> None:
         machine = os.uname().machine
         asked = {}
-        for names, number in ((confine._EPERM, errno.EPERM), (confine._ENOSYS, errno.ENOSYS)):
+        for names, number in ((confinement._EPERM, errno.EPERM), (confinement._ENOSYS, errno.ENOSYS)):
             for name in names:
-                found = confine.SYSCALLS[name][COLUMNS[machine]]
+                found = confinement.SYSCALLS[name][COLUMNS[machine]]
                 if found is not None:
                     asked[found] = number
         answers = confined_python(

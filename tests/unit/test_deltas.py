@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from waypoint.kernel import deltas
-from waypoint.kernel.deltas import Declined, by_walk, parse_stream
+from waypoint.kernel.pool import deltas
+from waypoint.kernel.pool.deltas import Declined, by_walk, parse_stream
 
 HEADER = b"btrfs-stream\0" + struct.pack("<I", 1)
 

@@ -30,7 +30,7 @@ from waypoint.history import exports, landing
 from waypoint.history.changes import compare
 from waypoint.history.landing import Plan, Rules, Selection
 from waypoint.history.view import OPAQUE, REDIRECT, PointView
-from waypoint.kernel.placing import ANYTHING, Dress, Folder, Moved
+from waypoint.kernel.placement import ANYTHING, Dress, Folder, Moved
 from waypoint.transfer import carry_out
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="whiteouts and owners need root")

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from waypoint.kernel.names import parse
+from waypoint.kernel.network.dns import parse
 
 HEADER = bytes((0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 53, 10, 0, 0, 2)) + bytes(8)
 

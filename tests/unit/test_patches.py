@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from waypoint.history.changes import Change, compare
 from waypoint.history.patches import FilePatch, Limits, blocks, patch, unified
 from waypoint.history.view import PointView
-from waypoint.kernel.deltas import by_walk
+from waypoint.kernel.pool.deltas import by_walk
 
 LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"d\n", b"\n", b"\r\n"]), max_size=40)
 

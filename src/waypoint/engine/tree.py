@@ -36,7 +36,8 @@ from waypoint.engine import criu, traits
 from waypoint.engine.protobuf import read_image
 from waypoint.engine.tracking import Memory
 from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
-from waypoint.kernel import network, overlay, processes, timers, typeahead
+from waypoint.kernel import overlay, processes, timers, tty
+from waypoint.kernel.network import veth
 from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 from waypoint.model import Record
 
@@ -162,7 +163,7 @@ def has_connections(box: Box) -> bool:
     """Whether the box's network namespace holds TCP connections (loopback too) that must not lose packets."""
     space = box.open_namespace("net")
     try:
-        return network.connected(space)
+        return veth.connected(space)
     finally:
         os.close(space)
 
@@ -192,7 +193,7 @@ def _take_typed(box: Box) -> dict[int, bytes]:
         with contextlib.suppress(OSError, termios.error):
             slave = _open_terminal(box, index)
             try:
-                typed[index] = typeahead.take(slave)
+                typed[index] = tty.take(slave)
             finally:
                 os.close(slave)
     return {index: some for index, some in typed.items() if some}
@@ -203,7 +204,7 @@ def _put_typed(box: Box, typed: dict[int, bytes]) -> None:
         with contextlib.suppress(OSError, termios.error):  # whoever used it may have gone
             slave = _open_terminal(box, index)
             try:
-                typeahead.put(slave, some)
+                tty.put(slave, some)
             finally:
                 os.close(slave)
 
@@ -525,9 +526,9 @@ def hold(box: Box, images: Path) -> Held:
         def stage(name: str) -> None:
             # CRIU relies on the locks of its dump being there still, but this box has a network of its own.
             if saved.network_locked and name == _READY_STAGE:
-                network.lock(space)
+                veth.lock(space)
             elif saved.network_locked and name == _HELD_STAGE:
-                network.unlock(space)
+                veth.unlock(space)
 
         connection = _start_criu(box, images, "keep" if saved.ipc else "new", env, descriptors)
         try:

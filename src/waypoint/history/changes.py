@@ -26,8 +26,8 @@ from urllib.parse import unquote
 from waypoint.errors import UsageError
 from waypoint.history.view import ORIGIN, Place, PointView, below, joined
 from waypoint.kernel import files
-from waypoint.kernel.deltas import BTRFS_FIRST_FREE_OBJECTID, Delta
 from waypoint.kernel.files import EntryKind
+from waypoint.kernel.pool.deltas import BTRFS_FIRST_FREE_OBJECTID, Delta
 from waypoint.model import Record
 
 ChangeKind = Literal["created", "modified", "deleted", "renamed"]

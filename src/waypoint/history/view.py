@@ -27,8 +27,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from waypoint.kernel import files
-from waypoint.kernel.deltas import LONGEST_PATH
 from waypoint.kernel.files import Entry
+from waypoint.kernel.pool.deltas import LONGEST_PATH
 
 OPAQUE = "trusted.overlay.opaque"
 REDIRECT = "trusted.overlay.redirect"

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Self
 
-from waypoint.kernel import files, trees
+from waypoint.kernel import copytree, files
 from waypoint.kernel.files import Entry
 from waypoint.kernel.syscalls import (
     RENAME_NOREPLACE,
@@ -307,7 +307,7 @@ class Folder:
                 make(fd, passing)
                 self._take(fd, passing, name, instead_of, path)
             except BaseException:
-                trees.remove_tree(fd, passing)
+                copytree.remove_tree(fd, passing)
                 raise
             self._touched.add(posixpath.dirname(path))
             return os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -340,7 +340,7 @@ class Folder:
         except BaseException:
             os.rename(aside, name, src_dir_fd=fd, dst_dir_fd=fd)
             raise
-        trees.remove_tree(fd, aside)
+        copytree.remove_tree(fd, aside)
 
     def dress(self, path: str, dress: Dress, *, instead_of: Expected = ANYTHING) -> os.stat_result:
         """Owner, mode, attributes and times of what is there."""
@@ -442,7 +442,7 @@ def is_same(one: Entry | None, other: Entry | None) -> bool:
 
 def _copy_content(source: int, target: int) -> None:
     if os.fstat(source).st_size:
-        trees.copy_file(source, target, reflink=True)
+        copytree.copy_file(source, target, reflink=True)
         return
     with open(target, "wb", closefd=False) as out:
         while part := os.read(source, 1 << 20):  # what the kernel makes up while it is read has no size

@@ -39,7 +39,8 @@ from waypoint.errors import (
     UsageError,
     WaypointError,
 )
-from waypoint.kernel import loop, trees
+from waypoint.kernel import copytree
+from waypoint.kernel.pool import loop
 from waypoint.kernel.syscalls import (
     MS_NOATIME,
     MS_NODEV,
@@ -272,7 +273,7 @@ class BtrfsPool:
     def delete(self, path: Path) -> None:
         _inside(self.root, path)
         with _trying("delete", path), contextlib.suppress(FileNotFoundError), _opened(path.parent) as parent:
-            trees.remove_tree(parent, path.name, destroy=self._destroy)
+            copytree.remove_tree(parent, path.name, destroy=self._destroy)
 
     def _destroy(self, parent: int, name: str, status: os.stat_result) -> bool:
         if status.st_ino != BTRFS_FIRST_FREE_OBJECTID:
@@ -287,7 +288,7 @@ class BtrfsPool:
         else:
             return True
         # Others lie inside it: they have to go first, which takes a writable tree.
-        with _opened(trees.below(parent, name)) as fd:
+        with _opened(copytree.below(parent, name)) as fd:
             self._set_flags(fd, self._flags(fd) & ~BTRFS_SUBVOL_RDONLY)
         return False
 
@@ -357,7 +358,7 @@ class BtrfsPool:
 
     def dedupe(self, source: Path, target: Path) -> int:
         with _trying("share blocks with", source):
-            return trees.share_blocks(source, target, rewrite_rest=True)
+            return copytree.share_blocks(source, target, rewrite_rest=True)
 
 
 def _disk_room(image: Path) -> tuple[int, int]:
@@ -401,7 +402,7 @@ class CopyPool:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
             try:
                 made.mkdir(mode=0o700)
-                trees.copy_tree(
+                copytree.copy_tree(
                     source, made, reflink=self.kind == "reflink", skip=_is_nested, omit=_TREE_MARK.__eq__
                 )
                 os.setxattr(made, _TREE_MARK, b"ro" if readonly else b"rw")
@@ -437,7 +438,7 @@ class CopyPool:
     @staticmethod
     def _remove(path: Path) -> None:
         with _opened(path.parent) as parent:
-            trees.remove_tree(parent, path.name)
+            copytree.remove_tree(parent, path.name)
 
     def flush(self, path: Path) -> None:
         """Nothing: a copy reads what is in memory as well as what is on the disk."""
@@ -458,7 +459,7 @@ class CopyPool:
 
     def dedupe(self, source: Path, target: Path) -> int:
         with _trying("share blocks with", source):
-            return trees.share_blocks(source, target, rewrite_rest=_is_btrfs(self.root))
+            return copytree.share_blocks(source, target, rewrite_rest=_is_btrfs(self.root))
 
 
 class ReflinkPool(CopyPool):
@@ -474,7 +475,7 @@ class ReflinkPool(CopyPool):
 def _is_nested(folder: int, name: str, status: os.stat_result) -> bool:
     if not stat.S_ISDIR(status.st_mode):
         return False
-    return _TREE_MARK in os.listxattr(trees.below(folder, name), follow_symlinks=False)
+    return _TREE_MARK in os.listxattr(copytree.below(folder, name), follow_symlinks=False)
 
 
 # ---- the sparse file and its loop device --------------------------------------------------------
@@ -735,7 +736,7 @@ def _can_reflink(home: Path) -> bool:
             _opened(one, os.O_RDONLY) as source,
             _opened(other, os.O_RDWR | os.O_CREAT | os.O_EXCL) as target,
         ):
-            return trees.clone_file(source, target)
+            return copytree.clone_file(source, target)
     finally:
         one.unlink(missing_ok=True)
         other.unlink(missing_ok=True)

@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waypoint.errors import AlreadyExists, MachineError, MissingFeature, NotRoot, UsageError
-from waypoint.kernel import flows
-from waypoint.kernel.netlink import (
+from waypoint.kernel.network import flows
+from waypoint.kernel.network.netlink import (
     NETLINK_ROUTE,
     NETLINK_SOCK_DIAG,
     NLM_F_CREATE,

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from waypoint.kernel.netlink import (
+from waypoint.kernel.network.netlink import (
     NETLINK_NETFILTER,
     NFNL_SUBSYS_NFTABLES,
     NLA_F_NESTED,
