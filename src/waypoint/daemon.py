@@ -30,7 +30,7 @@ import msgspec
 
 from waypoint import __version__, provision, wire
 from waypoint.agent.policy import check as check_policy
-from waypoint.box import allow_many_files
+from waypoint.box.box import allow_many_files
 from waypoint.errors import (
     DaemonError,
     MissingFeature,

@@ -37,7 +37,7 @@ from pathlib import Path
 
 import msgspec
 
-from waypoint.box import inside_path
+from waypoint.box.box import inside_path
 from waypoint.model import Checkpoint, Record
 from waypoint.sessions import Live, Sessions
 from waypoint.terminal import Pump

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from waypoint.box import ENGINE_IN_BOX, STATE_IN_BOX, Box
+from waypoint.box.box import ENGINE_IN_BOX, STATE_IN_BOX, Box
 from waypoint.history.facts import Facts, PortFact, ProcessFact, ShellFact, parse_shell
 from waypoint.kernel import processes
 from waypoint.kernel.network import veth

@@ -35,7 +35,7 @@ import msgspec
 
 from waypoint import spares
 from waypoint.agent.trajectory import Stream, Trajectory
-from waypoint.box import (
+from waypoint.box.box import (
     Box,
     check_options,
     coverage,
@@ -53,6 +53,7 @@ from waypoint.box import (
     write_first_files,
     write_plan,
 )
+from waypoint.box.keeper import Keeper
 from waypoint.engine import criu, tree
 from waypoint.engine.tracking import Memory
 from waypoint.errors import (
@@ -70,7 +71,6 @@ from waypoint.history.facts import Facts
 from waypoint.history.secrets import Redactor
 from waypoint.history.store import UNDOABLE, AgentState, SessionRow, Store, iso
 from waypoint.home import Home
-from waypoint.keeper import Keeper
 from waypoint.kernel import cgroups, processes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network import veth

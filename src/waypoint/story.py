@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from waypoint.agent import tasks
-from waypoint.box import coverage, hidden_paths
+from waypoint.box.box import coverage, hidden_paths
 from waypoint.errors import GroundMoved, NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history import facts as live_facts
 from waypoint.history.analyzers import Analysis, RepositoryChange, analyze

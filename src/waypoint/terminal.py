@@ -29,8 +29,8 @@ from typing import Any
 
 import msgspec
 
+from waypoint.box.keeper import Keeper
 from waypoint.errors import SessionBusy, SessionDead, UsageError
-from waypoint.keeper import Keeper
 from waypoint.kernel import processes
 from waypoint.model import Actor, Record, RunResult, Size
 from waypoint.recording import Happened, Recording

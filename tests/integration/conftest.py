@@ -16,7 +16,7 @@ import pytest
 
 import waypoint
 from waypoint import provision
-from waypoint.box import keepers
+from waypoint.box.box import keepers
 from waypoint.home import Home
 from waypoint.kernel.pool import SMALLEST_SIZE_BYTES, close_pool, open_pool
 

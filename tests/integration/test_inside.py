@@ -15,7 +15,7 @@ import pytest
 
 import waypoint
 from waypoint import provision
-from waypoint.box import inside_path, keepers
+from waypoint.box.box import inside_path, keepers
 from waypoint.errors import SessionBusy
 from waypoint.home import Home
 

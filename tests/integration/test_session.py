@@ -11,7 +11,7 @@ import pytest
 
 import waypoint
 from waypoint import errors
-from waypoint.box import keepers
+from waypoint.box.box import keepers
 from waypoint.home import Home
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import waypoint
-from waypoint.box import keepers
+from waypoint.box.box import keepers
 from waypoint.home import Home
 from waypoint.kernel import processes
 

@@ -25,7 +25,7 @@ import pytest
 
 import waypoint
 from waypoint import errors
-from waypoint.box import keepers
+from waypoint.box.box import keepers
 from waypoint.home import Home
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -26,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from waypoint.box import OVERLAY_OPTIONS, make_volume
+from waypoint.box.box import OVERLAY_OPTIONS, make_volume
 from waypoint.errors import UsageError
 from waypoint.history import changes as xray
 from waypoint.history.changes import Changes, compare, is_noise

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
-from waypoint.box import ENGINE_IN_BOX
+from waypoint.box.box import ENGINE_IN_BOX
 from waypoint.engine.protobuf import Message, decode, encode, fields, read_image, signed
 
 # enum criu_req_type

@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from waypoint.box import KDAT_IN_BOX, Box, make_volume, socket_path, write_plan
+from waypoint.box.box import KDAT_IN_BOX, Box, make_volume, socket_path, write_plan
+from waypoint.box.keeper import Keeper
 from waypoint.engine import tree
 from waypoint.errors import WaypointError
 from waypoint.home import Home
-from waypoint.keeper import Keeper
 from waypoint.model import BoxOptions, Size
 
 _SECONDS = 20.0

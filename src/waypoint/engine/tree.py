@@ -31,7 +31,7 @@ from pathlib import Path
 
 import msgspec
 
-from waypoint.box import ENGINE_IN_BOX, Box
+from waypoint.box.box import ENGINE_IN_BOX, Box
 from waypoint.engine import criu, traits
 from waypoint.engine.protobuf import read_image
 from waypoint.engine.tracking import Memory

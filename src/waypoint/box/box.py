@@ -34,9 +34,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from waypoint.box.keeper import Hello, Keeper
 from waypoint.errors import MachineError, MissingFeature, NoSpace, NotFound, UsageError
 from waypoint.home import Home
-from waypoint.keeper import Hello, Keeper
 from waypoint.kernel import confinement, mounts, overlay
 from waypoint.kernel.pool import is_pool
 from waypoint.kernel.syscalls import (
