@@ -48,12 +48,12 @@ from waypoint.inside import Inside
 from waypoint.journal import Journal, packed_state
 from waypoint.kernel.pool import close_pool, open_pool
 from waypoint.model import BoxOptions, Checkpoint, Size
-from waypoint.recording import Heard
 from waypoint.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.sessions import Live, Sessions
 from waypoint.sharing import Sharing
 from waypoint.story import Story
-from waypoint.terminal import Watcher
+from waypoint.terminal.recording import Heard
+from waypoint.terminal.terminal import Watcher
 from waypoint.transfer import Transfers
 from waypoint.trial import Trials, check_trial
 from waypoint.upkeep import Upkeep

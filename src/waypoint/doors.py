@@ -40,7 +40,7 @@ import msgspec
 from waypoint.box.box import inside_path
 from waypoint.model import Checkpoint, Record
 from waypoint.sessions import Live, Sessions
-from waypoint.terminal import Pump
+from waypoint.terminal.terminal import Pump
 
 log = logging.getLogger("waypoint")
 

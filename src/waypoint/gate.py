@@ -25,8 +25,8 @@ from waypoint.history.ledger import Ledger, NewEffect
 from waypoint.history.retention import duration_words
 from waypoint.history.store import SessionRow
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState
-from waypoint.recording import Happened
 from waypoint.sessions import Live, Sessions
+from waypoint.terminal.recording import Happened
 
 log = logging.getLogger("waypoint")
 

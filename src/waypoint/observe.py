@@ -15,7 +15,7 @@ from waypoint.history.facts import Facts, PortFact, ProcessFact, ShellFact, pars
 from waypoint.kernel import processes
 from waypoint.kernel.network import veth
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, openat2
-from waypoint.terminal import Terminal
+from waypoint.terminal.terminal import Terminal
 
 _SHELL_FILE = f"{STATE_IN_BOX}/shell".lstrip("/")
 _CLIENT = f"{ENGINE_IN_BOX}/bin/kept/waypoint-"

@@ -25,7 +25,7 @@ from waypoint.history.contacts import Contact
 from waypoint.history.store import Counted
 from waypoint.kernel.network import dns, veth
 from waypoint.kernel.network.flows import Flow
-from waypoint.terminal import Pump
+from waypoint.terminal.terminal import Pump
 
 if TYPE_CHECKING:
     from pathlib import Path

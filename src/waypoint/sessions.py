@@ -91,8 +91,8 @@ from waypoint.model import (
     Size,
 )
 from waypoint.observe import look_at_shell, observe
-from waypoint.recording import Happened, tell
-from waypoint.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
+from waypoint.terminal.recording import Happened, tell
+from waypoint.terminal.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
 
 log = logging.getLogger("waypoint")
 

@@ -22,7 +22,7 @@ import waypoint
 from waypoint import errors, migrations, model
 from waypoint.history.secrets import MASK
 from waypoint.home import Home
-from waypoint.screen import Screen
+from waypoint.terminal.screen import Screen
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from waypoint.screen import Screen
+from waypoint.terminal.screen import Screen
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

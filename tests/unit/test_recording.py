@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waypoint.model import Size
-from waypoint.recording import Happened, Printed, Recording, tell
+from waypoint.terminal.recording import Happened, Printed, Recording, tell
 
 SIZE = Size(rows=24, columns=80)
 

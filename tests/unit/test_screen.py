@@ -25,9 +25,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from waypoint import emulator
-from waypoint.cells import changed_pen
-from waypoint.screen import DUMP_MAGIC, Screen
+from waypoint.terminal import emulator
+from waypoint.terminal.cells import changed_pen
+from waypoint.terminal.screen import DUMP_MAGIC, Screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

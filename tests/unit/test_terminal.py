@@ -10,7 +10,7 @@ import pytest
 
 from waypoint.errors import SessionDead
 from waypoint.model import Size
-from waypoint.terminal import Terminal
+from waypoint.terminal.terminal import Terminal
 
 
 def test_what_is_typed_too_late_does_not_reach_another_terminal() -> None:

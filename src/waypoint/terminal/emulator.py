@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from wcwidth import wcwidth
 
-from waypoint.cells import Line, changed_pen, erasing_pen
+from waypoint.terminal.cells import Line, changed_pen, erasing_pen
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ import json
 import zlib
 from typing import Any, TypeVar
 
-from waypoint.cells import Line, checked_pen, select
-from waypoint.emulator import (
+from waypoint.terminal.cells import Line, checked_pen, select
+from waypoint.terminal.emulator import (
     MAX_SIDE,
     MIRRORED_MODES,
     MOUSE_MODES,

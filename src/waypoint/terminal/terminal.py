@@ -33,8 +33,8 @@ from waypoint.box.keeper import Keeper
 from waypoint.errors import SessionBusy, SessionDead, UsageError
 from waypoint.kernel import processes
 from waypoint.model import Actor, Record, RunResult, Size
-from waypoint.recording import Happened, Recording
-from waypoint.screen import Screen
+from waypoint.terminal.recording import Happened, Recording
+from waypoint.terminal.screen import Screen
 
 _STASH, _UNSTASH, _PASTE, _PASTE_END = b"\x18\x1ds", b"\x18\x1du", b"\x18\x1dp", b"\x1b[201~"
 _MARK = re.compile(rb"\x1b\]133;([A-EJ])((?:;[^\x07\x1b]*)?)\x07")
