@@ -555,27 +555,27 @@ class _Outgoing:
 
 @verb
 def base_import(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
-    from waypoint import bases
+    from waypoint.bases import store
 
     def progress(text: str) -> None:
         connection.event({"progress": text})
 
-    return {"base": bases.import_base(daemon.sessions.pool, args["name"], args["file"], progress)}
+    return {"base": store.import_base(daemon.sessions.pool, args["name"], args["file"], progress)}
 
 
 @verb
 def base_ls(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
-    from waypoint import bases
+    from waypoint.bases import store
 
-    return {"bases": bases.list_bases(daemon.sessions.pool)}
+    return {"bases": store.list_bases(daemon.sessions.pool)}
 
 
 @verb
 def base_rm(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    from waypoint import bases
+    from waypoint.bases import store
 
     used = [row.name for row in daemon.sessions.store.sessions() if row.options.base == args["name"]]
-    bases.remove_base(daemon.sessions.pool, args["name"], used_by=used)
+    store.remove_base(daemon.sessions.pool, args["name"], used_by=used)
     return {}
 
 

@@ -520,7 +520,7 @@ class Sessions:
     def base_of(self, options: BoxOptions) -> Path:
         if options.base.startswith("/"):
             return Path(os.path.realpath(options.base))
-        from waypoint import bases
+        from waypoint.bases import store as bases
 
         return bases.base_path(self.pool, options.base)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from waypoint import bases
+from waypoint.bases import store
 from waypoint.errors import NoSpace, UsageError
 from waypoint.history.retention import AUTOMATIC, Policy, choose, holds
 from waypoint.history.store import UNDOABLE, SessionRow
@@ -225,7 +225,7 @@ class Upkeep:
                 head = self._files(one.head) if one.head else None
                 space = self._tree_cost(Growth(self._home.sessions / one.box, head), left())
                 volumes.append(VolumeUse(session=one.name, unique_bytes=space.total_bytes, exact=space.exact))
-        found = [BaseUse(name=base.name, size_bytes=base.size_bytes) for base in bases.list_bases(pool)]
+        found = [BaseUse(name=base.name, size_bytes=base.size_bytes) for base in store.list_bases(pool)]
         use = self.pool()
         known = [cost.unique_bytes for cost in costs] + [volume.unique_bytes for volume in volumes]
         known += [base.size_bytes for base in found]

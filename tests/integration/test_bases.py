@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from waypoint import bases, layers
-from waypoint.bases import base_path, import_base, list_bases, remove_base
+from waypoint.bases import images, store
+from waypoint.bases.store import base_path, import_base, list_bases, remove_base
 from waypoint.errors import AlreadyExists, InvalidName, NoSpace, NotFound, UsageError, WaypointError
 from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders
 
@@ -127,7 +127,7 @@ class Image:
         return {"mediaType": kind, "digest": sha256(data), "size": len(data), **more}
 
     def manifest(self, *parts: bytes, machine: str | None = None, **more: Any) -> dict[str, Any]:
-        config = {"architecture": machine or layers.machine(), "os": "linux", "rootfs": {}}
+        config = {"architecture": machine or images.machine(), "os": "linux", "rootfs": {}}
         kind = "application/vnd.oci.image.manifest.v1+json"
         layer = "application/vnd.oci.image.layer.v1.tar+gzip"
         said = {"config": self.put(config), "layers": [self.put(part, layer) for part in parts]}
@@ -322,14 +322,14 @@ def test_layers_of_an_oci_archive_are_applied_in_order(pool: Pool, tmp_path: Pat
 
 def test_an_oci_archive_for_many_machines_gives_the_one_for_this(pool: Pool, tmp_path: Path) -> None:
     image = Image()
-    ours = {"os": "linux", "architecture": layers.machine()}
+    ours = {"os": "linux", "architecture": images.machine()}
     strange = image.manifest(gzip.compress(small_root().bytes()), machine="sparc64")
     right = image.manifest(gzip.compress(LOWER), UPPER)
     note = {"vnd.docker.reference.type": "attestation-manifest"}
     inner = image.put(
         image.index(
             {**strange, "platform": {"os": "linux", "architecture": "sparc64"}},
-            {**strange, "platform": {"os": "windows", "architecture": layers.machine()}},
+            {**strange, "platform": {"os": "windows", "architecture": images.machine()}},
             {**right, "platform": ours},
             {**strange, "platform": {"os": "unknown", "architecture": "unknown"}, "annotations": note},
         ),
@@ -345,7 +345,7 @@ def test_what_docker_save_writes_is_imported(
     pool: Pool, tmp_path: Path, compress: Callable[[bytes], bytes]
 ) -> None:
     names = ["1" * 64, "2" * 64, "3" * 64]
-    config = {"architecture": layers.machine(), "os": "linux"}
+    config = {"architecture": images.machine(), "os": "linux"}
     said = [{"Config": "c.json", "RepoTags": ["box:1"], "Layers": [f"{name}/layer.tar" for name in names]}]
     archive = (
         Archive()
@@ -479,7 +479,7 @@ def test_a_half_written_import_is_not_a_base(
         assert list_bases(pool) == []
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bases, "_write_record", interrupted)
+    monkeypatch.setattr(store, "_write_record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         import_base(pool, "box", file)
     assert list_bases(pool) == []

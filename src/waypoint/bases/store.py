@@ -2,7 +2,7 @@
 
 `pool/bases/NAME/files` is the tree, read-only; `pool/bases/NAME/base.json` tells where it came from. Both
 are made in `pool/staging` and appear by one rename, so a base is there completely or not at all, whatever
-happens during an import. How an archive is read and why it cannot do harm is in layers.py.
+happens during an import. How an archive is read and why it cannot do harm is in bases/images.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from waypoint.bases.images import Progress, Unpacker, bad, is_kept, unpack
 from waypoint.errors import AlreadyExists, InvalidName, MachineError, NoSpace, NotFound, UsageError
 from waypoint.kernel import copytree
 from waypoint.kernel.pool import Pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
-from waypoint.layers import Progress, Unpacker, bad, is_kept, unpack
 
 RECORD = "base.json"
 RECORD_VERSION = 1
