@@ -55,7 +55,7 @@ from waypoint.box.box import (
 )
 from waypoint.box.keeper import Keeper
 from waypoint.engine import criu, tree
-from waypoint.engine.tracking import Memory
+from waypoint.engine.memory import Memory
 from waypoint.errors import (
     AlreadyExists,
     CannotCheckpoint,

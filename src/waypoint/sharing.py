@@ -1,6 +1,6 @@
 """Points that hold the same memory share it on disk.
 
-Images of large memory share their blocks with the point before from the start (engine/tracking.py). What
+Images of large memory share their blocks with the point before from the start (engine/memory.py). What
 was dumped in full does not: small processes, the first dump of a large one. When nothing has been asked for
 a while, the two images are compared page by page and the kernel is told what is the same; the images stay
 whole, and any can be deleted. A checkpoint that is asked for meanwhile ends it at once: it is tried again

@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 
 import waypoint
-from waypoint.engine import criu, tracking
+from waypoint.engine import criu
+from waypoint.engine import memory as tracking
 from waypoint.engine.protobuf import encode, read_image
 from waypoint.home import Home
 from waypoint.kernel import processes

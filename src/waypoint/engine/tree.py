@@ -33,8 +33,8 @@ import msgspec
 
 from waypoint.box.box import ENGINE_IN_BOX, Box
 from waypoint.engine import criu, traits
+from waypoint.engine.memory import Memory
 from waypoint.engine.protobuf import read_image
-from waypoint.engine.tracking import Memory
 from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
 from waypoint.kernel import overlay, processes, timers, tty
 from waypoint.kernel.network import veth
