@@ -44,7 +44,7 @@ integration: .venv/.dev-stamp engine programs
 # CRIU, the native programs and the packages they rely on; a moment when all is there already.
 .PHONY: engine
 engine: .venv/.dev-stamp
-	@$(PYTHON) -c 'import pathlib, waypoint.provision as p; p.set_up(pathlib.Path(".cache").resolve(), print)'
+	@$(PYTHON) -c 'import pathlib, waypoint.machine.setup as p; p.set_up(pathlib.Path(".cache").resolve(), print)'
 
 # What it costs here; the results are in waypoint-bench/.
 .PHONY: bench

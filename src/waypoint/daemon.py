@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from waypoint import __version__, provision, wire
+from waypoint import __version__, wire
 from waypoint.agent.policy import check as check_policy
 from waypoint.box.box import allow_many_files
 from waypoint.errors import (
@@ -47,6 +47,7 @@ from waypoint.home import Home, locate
 from waypoint.inside import Inside
 from waypoint.journal import Journal, packed_state
 from waypoint.kernel.pool import close_pool, open_pool
+from waypoint.machine import setup
 from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.sessions import Live, Sessions
@@ -681,8 +682,8 @@ def _prepare(home: Home) -> Sessions:
     from waypoint import carrying, gating, journaling, storytelling  # noqa: F401 - their verbs answer too
     from waypoint.engine import probe
 
-    engine = provision.engine_dir(home.path)
-    if provision.current_engine(engine) is None:
+    engine = setup.engine_dir(home.path)
+    if setup.current_engine(engine) is None:
         raise MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.path.chmod(0o700)

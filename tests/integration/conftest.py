@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import waypoint
-from waypoint import provision
 from waypoint.box.box import keepers
 from waypoint.home import Home
 from waypoint.kernel.pool import SMALLEST_SIZE_BYTES, close_pool, open_pool
+from waypoint.machine import setup
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -27,8 +27,8 @@ REPOSITORY = Path(__file__).parents[2]
 def engine() -> Path:
     """The engine, built once and kept beside the clone."""
     os.environ.setdefault("WAYPOINT_ENGINE", str(REPOSITORY / ".cache" / "engine"))
-    folder = provision.engine_dir(Path("/nonexistent"))
-    provision.ensure_engine(folder.parent, lambda _: None)
+    folder = setup.engine_dir(Path("/nonexistent"))
+    setup.ensure_engine(folder.parent, lambda _: None)
     return folder
 
 

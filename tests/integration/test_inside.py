@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import waypoint
-from waypoint import provision
 from waypoint.box.box import inside_path, keepers
 from waypoint.errors import SessionBusy
 from waypoint.home import Home
+from waypoint.machine import setup
 
 FolderOf = Callable[[waypoint.Session], Path]
 
@@ -251,7 +251,7 @@ class TestUpdates:
         """A newer Waypoint has another anchor and another client; both are in the images of older points."""
         folder, sources = tmp_path / "engine", tmp_path / "native"
         shutil.copytree(engine, folder, symlinks=True)
-        shutil.copytree(provision.NATIVE_SOURCES, sources)
+        shutil.copytree(setup.NATIVE_SOURCES, sources)
         monkeypatch.setenv("WAYPOINT_ENGINE", str(folder))
         monkeypatch.setenv("WAYPOINT_SPARES", "off")  # one that was restored before would do
         session = waypoint.session("old", home=small_home)
@@ -259,11 +259,11 @@ class TestUpdates:
         for name in ("anchor.c", "inside.c"):
             with (sources / name).open("a") as source:
                 source.write('const char newer[] __attribute__((used)) = "another version of it";\n')
-        present = provision.natives_hash()
+        present = setup.natives_hash()
         with monkeypatch.context() as newer:
-            newer.setattr(provision, "NATIVE_SOURCES", sources)
-            newer.setattr(provision, "natives_hash", lambda: "newer")
-            provision.ensure_engine(tmp_path, lambda _: None, probe=lambda _: None)
+            newer.setattr(setup, "NATIVE_SOURCES", sources)
+            newer.setattr(setup, "natives_hash", lambda: "newer")
+            setup.ensure_engine(tmp_path, lambda _: None, probe=lambda _: None)
         assert len(list((folder / "bin" / "kept").iterdir())) == 4
         # (So that the daemon takes it for its own.)
         text = (folder / "engine.json").read_text()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from waypoint import archive, provision
 from waypoint.engine.criu import criu_argv, criu_environment
 from waypoint.errors import SetupFailed
+from waypoint.machine import apt, setup
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -92,14 +92,14 @@ def dumps_and_restores(engine: Path) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> provision.Engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> setup.Engine:
     """An engine built from nothing, in a home of its own, on a machine whose own criu is of no use."""
     home, programs = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("bin")
     shutil.copy(Path("/bin/true").resolve(), programs / "criu")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WAYPOINT_ENGINE", raising=False)
         patch.setenv("PATH", str(programs), prepend=os.pathsep)
-        return provision.ensure_engine(home, lambda _: None, probe=dumps_and_restores)
+        return setup.ensure_engine(home, lambda _: None, probe=dumps_and_restores)
 
 
 def run_criu(engine: Path, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -108,10 +108,10 @@ def run_criu(engine: Path, *args: str, **environment: str) -> subprocess.Complet
 
 
 @pytest.mark.network
-def test_a_working_criu_is_built_and_the_machines_useless_one_passed_over(engine: provision.Engine) -> None:
+def test_a_working_criu_is_built_and_the_machines_useless_one_passed_over(engine: setup.Engine) -> None:
     assert dumps_and_restores(engine.folder) is None
     assert engine.criu.origin == "package"
-    assert provision.read_engine(engine.folder) == engine
+    assert setup.read_engine(engine.folder) == engine
     (own,) = engine.rejected
     assert "the machine's own criu" in own.candidate
     assert "/run/criu.kdat" in own.reason
@@ -120,7 +120,7 @@ def test_a_working_criu_is_built_and_the_machines_useless_one_passed_over(engine
 
 
 @pytest.mark.network
-def test_a_probe_that_fails_gives_the_reason(engine: provision.Engine, tmp_path: Path) -> None:
+def test_a_probe_that_fails_gives_the_reason(engine: setup.Engine, tmp_path: Path) -> None:
     shutil.copytree(engine.folder, tmp_path / "broken")
     (tmp_path / "broken/criu/lib/libc.so.6").unlink()
     reason = dumps_and_restores(tmp_path / "broken")
@@ -130,20 +130,20 @@ def test_a_probe_that_fails_gives_the_reason(engine: provision.Engine, tmp_path:
 
 @pytest.mark.network
 def test_new_sources_are_built_into_the_engine_while_it_is_in_use(
-    engine: provision.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: setup.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, sources = tmp_path / "engine", tmp_path / "native"
     shutil.copytree(engine.folder, folder)
-    shutil.copytree(provision.NATIVE_SOURCES, sources)
+    shutil.copytree(setup.NATIVE_SOURCES, sources)
     with (sources / "anchor.c").open("a") as anchor:
         anchor.write("/* changed */\n")
     monkeypatch.setenv("WAYPOINT_ENGINE", str(folder))
-    monkeypatch.setattr(provision, "NATIVE_SOURCES", sources)
-    digest = provision.natives_hash(sources)
-    monkeypatch.setattr(provision, "natives_hash", lambda: digest)
+    monkeypatch.setattr(setup, "NATIVE_SOURCES", sources)
+    digest = setup.natives_hash(sources)
+    monkeypatch.setattr(setup, "natives_hash", lambda: digest)
     place = os.open(folder, os.O_PATH)
     said: list[str] = []
-    results: list[provision.Engine] = []
+    results: list[setup.Engine] = []
     probing = threading.Event()
 
     def slow_probe(candidate: Path) -> str | None:
@@ -151,7 +151,7 @@ def test_new_sources_are_built_into_the_engine_while_it_is_in_use(
         return dumps_and_restores(candidate)
 
     def ensure() -> None:
-        results.append(provision.ensure_engine(tmp_path, said.append, probe=slow_probe))
+        results.append(setup.ensure_engine(tmp_path, said.append, probe=slow_probe))
 
     try:
         first, second = threading.Thread(target=ensure), threading.Thread(target=ensure)
@@ -189,7 +189,7 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.network
-def test_a_boxs_preload_file_loads_nothing_into_criu(engine: provision.Engine, trap: Path) -> None:
+def test_a_boxs_preload_file_loads_nothing_into_criu(engine: setup.Engine, trap: Path) -> None:
     criu = " ".join(criu_argv(engine.folder, "--version"))
     # /etc is an empty file system of this script's own; the machine's stays as it is.
     prepared = f"set -eu; mount -t tmpfs etc /etc; echo {trap} >/etc/ld.so.preload; "
@@ -202,7 +202,7 @@ def test_a_boxs_preload_file_loads_nothing_into_criu(engine: provision.Engine, t
 
 
 @pytest.mark.network
-def test_a_boxs_libraries_are_not_even_looked_for(engine: provision.Engine, tmp_path: Path) -> None:
+def test_a_boxs_libraries_are_not_even_looked_for(engine: setup.Engine, tmp_path: Path) -> None:
     shutil.copytree(engine.folder, tmp_path / "engine")
     (tmp_path / "engine/criu/lib/libuuid.so.1").unlink()
     known = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
@@ -213,7 +213,7 @@ def test_a_boxs_libraries_are_not_even_looked_for(engine: provision.Engine, tmp_
 
 
 @pytest.mark.network
-def test_a_boxs_plugins_and_options_are_not_read_by_criu(engine: provision.Engine, trap: Path) -> None:
+def test_a_boxs_plugins_and_options_are_not_read_by_criu(engine: setup.Engine, trap: Path) -> None:
     bare = criu_argv(engine.folder)
     bare = bare[: bare.index("--no-default-config")]  # the altered program alone, without our options
     prepared = f"""
@@ -241,7 +241,7 @@ def test_a_boxs_plugins_and_options_are_not_read_by_criu(engine: provision.Engin
 
 
 @pytest.mark.network
-def test_a_boxs_shell_is_not_run_by_criu(engine: provision.Engine, tmp_path: Path) -> None:
+def test_a_boxs_shell_is_not_run_by_criu(engine: setup.Engine, tmp_path: Path) -> None:
     (tmp_path / "sh").write_text("#!/bin/sh\necho TRAPPED >/dev/trapped\n")
     (tmp_path / "sh").chmod(0o755)
     criu = " ".join(criu_argv(engine.folder, "check"))
@@ -257,9 +257,9 @@ def test_a_boxs_shell_is_not_run_by_criu(engine: provision.Engine, tmp_path: Pat
 # Signatures ------------------------------------------------------------------------------------------------
 
 
-def debian_source() -> tuple[archive.Source, archive.Distribution]:
-    distribution = archive.read_distribution()
-    sources = archive.archive_sources(archive.machine_sources(), distribution)
+def debian_source() -> tuple[apt.Source, apt.Distribution]:
+    distribution = apt.read_distribution()
+    sources = apt.archive_sources(apt.machine_sources(), distribution)
     if distribution.keyring_package != "debian-archive-keyring" or not sources:
         pytest.skip("needs Debian's archive and keys")
     return sources[0], distribution
@@ -280,7 +280,7 @@ def test_keys_of_newer_suites_come_through_the_suite_that_can_be_verified(tmp_pa
     old = replace(source, signed_by=keyring(f"debian-archive-{distribution.codename}-stable.gpg"))
     old = replace(old, suites=(distribution.codename,))
     said: list[str] = []
-    archive.open_suites(tmp_path / "apt", old, ("testing",), distribution, said.append)
+    apt.open_suites(tmp_path / "apt", old, ("testing",), distribution, said.append)
     assert [line for line in said if "debian-archive-keyring" in line]
 
 
@@ -289,19 +289,19 @@ def test_an_archive_that_cannot_be_verified_is_not_used(tmp_path: Path) -> None:
     source, distribution = debian_source()
     stranger = replace(source, signed_by=keyring("debian-archive-removed-keys.gpg"))
     stranger = replace(stranger, suites=(distribution.codename,))
-    with pytest.raises(archive.Unverifiable):
-        archive.open_suites(tmp_path / "apt", stranger, ("testing",), distribution, lambda _: None)
+    with pytest.raises(apt.Unverifiable):
+        apt.open_suites(tmp_path / "apt", stranger, ("testing",), distribution, lambda _: None)
 
 
 def test_an_archive_that_cannot_be_reached_is_an_error_with_a_hint(tmp_path: Path) -> None:
-    source = archive.Source(("http://127.0.0.1:9",), ("testing",), ("main",))
-    distribution = archive.Distribution(
+    source = apt.Source(("http://127.0.0.1:9",), ("testing",), ("main",))
+    distribution = apt.Distribution(
         "Debian", "bookworm", (("testing",),), ("main",), "debian-archive-keyring"
     )
     if shutil.which("apt-get") is None:
         pytest.skip("needs apt")
     with pytest.raises(SetupFailed) as caught:
-        archive.open_suites(tmp_path / "apt", source, ("testing",), distribution, lambda _: None)
+        apt.open_suites(tmp_path / "apt", source, ("testing",), distribution, lambda _: None)
     assert "network" in caught.value.hint
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from waypoint import archive
 from waypoint.errors import NotRoot, SetupFailed
+from waypoint.machine import apt
 
-DEBIAN = archive.Distribution("Debian", "bookworm", (("testing",),), ("main",), "debian-archive-keyring")
+DEBIAN = apt.Distribution("Debian", "bookworm", (("testing",),), ("main",), "debian-archive-keyring")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def test_one_line_sources_are_read_with_and_without_options() -> None:
-    found = archive.parse_one_line_sources(
+    found = apt.parse_one_line_sources(
         "# deb http://archive.example/old wheezy main\n"
         "deb http://archive.example/debian bookworm main contrib # ours\n"
         "deb-src http://archive.example/debian bookworm main\n"
@@ -23,13 +23,13 @@ def test_one_line_sources_are_read_with_and_without_options() -> None:
         "\n"
     )
     assert found == [
-        archive.Source(("http://archive.example/debian",), ("bookworm",), ("main", "contrib")),
-        archive.Source(("https://other.example/apt",), ("stable",), ("main",), "/a.gpg /b.gpg"),
+        apt.Source(("http://archive.example/debian",), ("bookworm",), ("main", "contrib")),
+        apt.Source(("https://other.example/apt",), ("stable",), ("main",), "/a.gpg /b.gpg"),
     ]
 
 
 def test_deb822_sources_are_read_and_disabled_ones_are_not() -> None:
-    found = archive.parse_deb822_sources(
+    found = apt.parse_deb822_sources(
         "Types: deb deb-src\n"
         "# a comment in between\n"
         "URIs: http://archive.example/debian\n"
@@ -49,12 +49,12 @@ def test_deb822_sources_are_read_and_disabled_ones_are_not() -> None:
         "Components: main\n"
     )
     suites = ("bookworm", "bookworm-updates")
-    assert found == [archive.Source(("http://archive.example/debian",), suites, ("main",), KEYRING)]
+    assert found == [apt.Source(("http://archive.example/debian",), suites, ("main",), KEYRING)]
 
 
 def test_a_key_written_into_a_source_is_kept_line_by_line() -> None:
     key = "\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abcd\n -----END PGP PUBLIC KEY BLOCK-----"
-    (found,) = archive.parse_deb822_sources(
+    (found,) = apt.parse_deb822_sources(
         f"Types: deb\nURIs: http://archive.example\nSuites: sid\nComponents: main\nSigned-By:{key}\n"
     )
     assert found.signed_by == key
@@ -67,21 +67,17 @@ def test_all_files_of_the_configuration_are_read(tmp_path: Path) -> None:
     three = "Types: deb\nURIs: http://three.example\nSuites: c\nComponents: main\n"
     (tmp_path / "sources.list.d/three.sources").write_text(three)
     (tmp_path / "sources.list.d/four.list.disabled").write_text("deb http://four.example d main\n")
-    assert [source.suites for source in archive.machine_sources(tmp_path)] == [("a",), ("b",), ("c",)]
-    assert archive.machine_sources(tmp_path / "nowhere") == []
+    assert [source.suites for source in apt.machine_sources(tmp_path)] == [("a",), ("b",), ("c",)]
+    assert apt.machine_sources(tmp_path / "nowhere") == []
 
 
 def test_the_distributions_archive_is_preferred_to_additions() -> None:
-    own = archive.Source(
-        ("http://archive.example/debian",), ("bookworm", "bookworm-updates"), ("main",), KEYRING
-    )
-    security = archive.Source(
-        ("http://archive.example/security",), ("bookworm-security",), ("main",), KEYRING
-    )
-    addition = archive.Source(("http://other.example",), ("bookworm",), ("main",), "/other.gpg")
-    vendor = archive.Source(("http://vendor.example",), ("bookworm",), ("stable",), "/vendor.gpg")
-    flat = archive.Source(("http://flat.example",), ("./",), (), "")
-    assert archive.archive_sources([vendor, addition, flat, security, own], DEBIAN) == [own, addition]
+    own = apt.Source(("http://archive.example/debian",), ("bookworm", "bookworm-updates"), ("main",), KEYRING)
+    security = apt.Source(("http://archive.example/security",), ("bookworm-security",), ("main",), KEYRING)
+    addition = apt.Source(("http://other.example",), ("bookworm",), ("main",), "/other.gpg")
+    vendor = apt.Source(("http://vendor.example",), ("bookworm",), ("stable",), "/vendor.gpg")
+    flat = apt.Source(("http://flat.example",), ("./",), (), "")
+    assert apt.archive_sources([vendor, addition, flat, security, own], DEBIAN) == [own, addition]
 
 
 @pytest.mark.parametrize(
@@ -105,42 +101,42 @@ def test_each_distribution_has_its_suites(
     tmp_path: Path, text: str, suites: tuple[tuple[str, ...], ...], keyring: str
 ) -> None:
     (tmp_path / "os-release").write_text(text)
-    found = archive.read_distribution(tmp_path / "os-release")
+    found = apt.read_distribution(tmp_path / "os-release")
     assert (found.suites, found.keyring_package) == (suites, keyring)
 
 
 def test_a_system_without_os_release_is_unknown(tmp_path: Path) -> None:
-    assert archive.read_distribution(tmp_path / "none").suites == ()
+    assert apt.read_distribution(tmp_path / "none").suites == ()
 
 
 def test_nothing_is_installed_when_nothing_is_missing() -> None:
     said: list[str] = []
-    archive.install_missing({"sh": "dash"}, said.append)
+    apt.install_missing({"sh": "dash"}, said.append)
     assert said == []
 
 
 def test_without_apt_the_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "which", lambda _: None)
+    monkeypatch.setattr(apt, "which", lambda _: None)
     with pytest.raises(SetupFailed, match=r"missing: nft") as caught:
-        archive.install_missing({"nft": "nftables"}, lambda _: None)
+        apt.install_missing({"nft": "nftables"}, lambda _: None)
     assert "nftables" in caught.value.hint
 
 
 def test_installing_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+    monkeypatch.setattr(apt, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NotRoot):
-        archive.install_missing({"nft": "nftables"}, lambda _: None)
+        apt.install_missing({"nft": "nftables"}, lambda _: None)
 
 
 def test_a_program_that_fails_is_quoted_with_its_last_words() -> None:
     with pytest.raises(SetupFailed, match=r"^trying failed: gone wrong$"):
-        archive.run("trying", "sh", "-c", "echo gone wrong >&2; exit 3")
+        apt.run("trying", "sh", "-c", "echo gone wrong >&2; exit 3")
     with pytest.raises(SetupFailed, match=r"trying failed: .*No such file"):
-        archive.run("trying", "/no/such/program")
+        apt.run("trying", "/no/such/program")
 
 
 def test_an_unreachable_archive_gets_a_hint_about_the_network() -> None:
     with pytest.raises(SetupFailed) as caught:
-        archive.run("fetching", "sh", "-c", "echo \"Could not resolve 'archive.example'\" >&2; exit 100")
+        apt.run("fetching", "sh", "-c", "echo \"Could not resolve 'archive.example'\" >&2; exit 100")
     assert "network" in caught.value.hint

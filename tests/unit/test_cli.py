@@ -565,7 +565,7 @@ def test_a_verb_loads_what_it_needs_and_no_more() -> None:
         "typer",
         "rich",
         "click",
-        "waypoint.provision",
+        "waypoint.machine",
         "waypoint.cli.demo",
         "sqlite3",
         "asyncio",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from waypoint import doctor, provision
-from waypoint.doctor import Finding
+from waypoint.machine import doctor, setup
+from waypoint.machine.doctor import Finding
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def test_an_unknown_architecture_is_not_supported_yet(monkeypatch: pytest.Monkey
 
 def test_an_engine_of_another_kernel_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WAYPOINT_ENGINE", raising=False)
-    criu = provision.Criu("4.2", "host", "a test")
-    old = provision.Engine(tmp_path, criu, os.uname().machine, "2.6.32", provision.natives_hash())
-    monkeypatch.setattr(provision, "read_engine", lambda _: old)
+    criu = setup.Criu("4.2", "host", "a test")
+    old = setup.Engine(tmp_path, criu, os.uname().machine, "2.6.32", setup.natives_hash())
+    monkeypatch.setattr(setup, "read_engine", lambda _: old)
     found = doctor._engine(tmp_path)
     assert not found.ok
     assert "2.6.32" in found.version

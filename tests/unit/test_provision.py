@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from waypoint import provision
 from waypoint.box.box import ENGINE_IN_BOX
 from waypoint.engine.criu import criu_argv, criu_environment
 from waypoint.errors import MissingFeature, NotRoot, SetupFailed
+from waypoint.machine import setup
 
 
 def test_the_engine_is_in_the_home_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WAYPOINT_ENGINE", raising=False)
-    assert provision.engine_dir(Path("/a/home")) == Path("/a/home/engine")
+    assert setup.engine_dir(Path("/a/home")) == Path("/a/home/engine")
     monkeypatch.setenv("WAYPOINT_ENGINE", "/elsewhere")
-    assert provision.engine_dir(Path("/a/home")) == Path("/elsewhere")
+    assert setup.engine_dir(Path("/a/home")) == Path("/elsewhere")
 
 
 def test_criu_is_run_by_its_own_loader_with_its_own_libraries() -> None:
@@ -46,24 +46,24 @@ def test_criu_finds_neither_programs_nor_a_home_in_its_environment() -> None:
 
 def test_every_occurrence_is_replaced_and_the_length_kept() -> None:
     image = b"x\0/run/criu.kdat\0y/run/criu.kdat.tmp\0"
-    changed = provision.patched(image, b"/run/criu.kdat", b"/dev/criu.kdat")
+    changed = setup.patched(image, b"/run/criu.kdat", b"/dev/criu.kdat")
     assert changed == b"x\0/dev/criu.kdat\0y/dev/criu.kdat.tmp\0"
 
 
 def test_a_program_without_the_expected_path_is_refused() -> None:
     with pytest.raises(SetupFailed, match=r"/run/criu\.kdat"):
-        provision.safe_criu(b"\x7fELF and nothing that is known\0")
+        setup.safe_criu(b"\x7fELF and nothing that is known\0")
     with pytest.raises(SetupFailed, match=r"/etc/ld\.so\.preload"):
-        provision.safe_loader(b"\x7fELF and nothing that is known\0")
+        setup.safe_loader(b"\x7fELF and nothing that is known\0")
     with pytest.raises(ValueError, match="length"):
-        provision.patched(b"", b"/short", b"/longer/path")
+        setup.patched(b"", b"/short", b"/longer/path")
 
 
 def test_an_altered_loader_knows_no_path_of_the_system() -> None:
-    loader = provision.interpreter_of(Path("/bin/sh").resolve())
+    loader = setup.interpreter_of(Path("/bin/sh").resolve())
     assert loader is not None
     image = loader.read_bytes()
-    altered = provision.safe_loader(image)
+    altered = setup.safe_loader(image)
     assert len(altered) == len(image)
     paths = [b"/etc/ld.so.preload", b"/etc/ld.so.cache", b"\0/lib/\0", b"\0/usr/lib/\0"]
     assert [path for path in paths if path not in image] == []
@@ -72,27 +72,27 @@ def test_an_altered_loader_knows_no_path_of_the_system() -> None:
 
 def test_an_altered_criu_has_no_default_configuration_and_plugins() -> None:
     image = b"\0/run/criu.kdat\0/etc/criu/default.conf\0/usr/lib/criu/\0(by default /usr/lib/criu/)\0"
-    altered = provision.safe_criu(image)
+    altered = setup.safe_criu(image)
     assert altered == (
         b"\0/dev/criu.kdat\0/dev/waypoint/none.cfg\0/sys/xxxxxxxx/\0(by default /usr/lib/criu/)\0"
     )
 
 
 def test_the_loader_of_a_program_is_read_from_its_header(tmp_path: Path) -> None:
-    loader = provision.interpreter_of(Path("/bin/sh").resolve())
+    loader = setup.interpreter_of(Path("/bin/sh").resolve())
     assert loader is not None
     assert loader.exists()
     (tmp_path / "script").write_text("#!/bin/sh\n")
-    assert provision.interpreter_of(tmp_path / "script") is None
-    assert provision.interpreter_of(loader.resolve()) is None, "the loader itself asks for none"
+    assert setup.interpreter_of(tmp_path / "script") is None
+    assert setup.interpreter_of(loader.resolve()) is None, "the loader itself asks for none"
 
 
 # Native programs -------------------------------------------------------------------------------------------
 
 
 def test_native_programs_compile_without_a_warning(tmp_path: Path) -> None:
-    for name, (_, flags) in provision._NATIVES.items():
-        source = str(provision.NATIVE_SOURCES / name)
+    for name, (_, flags) in setup._NATIVES.items():
+        source = str(setup.NATIVE_SOURCES / name)
         argv = ["cc", *flags, "-Werror", "-o", str(tmp_path / name.removesuffix(".c")), source]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -100,19 +100,19 @@ def test_native_programs_compile_without_a_warning(tmp_path: Path) -> None:
 
 def test_the_digest_of_the_sources_follows_their_content(tmp_path: Path) -> None:
     (tmp_path / "one.c").write_text("int main;\n")
-    first = provision.natives_hash(tmp_path)
-    assert provision.natives_hash(tmp_path) == first
+    first = setup.natives_hash(tmp_path)
+    assert setup.natives_hash(tmp_path) == first
     (tmp_path / "common.h").write_text("\n")
-    second = provision.natives_hash(tmp_path)
+    second = setup.natives_hash(tmp_path)
     (tmp_path / "one.c").write_text("int main ;\n")
-    assert len({first, second, provision.natives_hash(tmp_path)}) == 3
+    assert len({first, second, setup.natives_hash(tmp_path)}) == 3
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("shim") / "shim.so"
-    _, flags = provision._NATIVES["shim.c"]
-    subprocess.run(["cc", *flags, "-o", built, provision.NATIVE_SOURCES / "shim.c"], check=True)
+    _, flags = setup._NATIVES["shim.c"]
+    subprocess.run(["cc", *flags, "-o", built, setup.NATIVE_SOURCES / "shim.c"], check=True)
     return built
 
 
@@ -181,15 +181,15 @@ def test_the_shim_leaves_other_calls_and_errors_alone(shim: Path) -> None:
 
 def make_engine(folder: Path) -> Path:
     """Something that looks like an engine built from these sources for this kernel."""
-    for part in (*provision._CRIU_PARTS, *provision._BUILT_PARTS):
+    for part in (*setup._CRIU_PARTS, *setup._BUILT_PARTS):
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
         (folder / part).write_text("")
     said = {
-        "layout": provision.LAYOUT,
+        "layout": setup.LAYOUT,
         "arch": os.uname().machine,
         "kernel": os.uname().release,
         "criu": {"version": "4.2", "origin": "host", "source": "a test"},
-        "natives": provision.natives_hash(),
+        "natives": setup.natives_hash(),
         "rejected": [{"candidate": "an old one", "reason": "too old"}],
     }
     (folder / "engine.json").write_text(json.dumps(said))
@@ -201,9 +201,9 @@ def test_an_engine_for_these_sources_and_this_kernel_is_taken_as_it_is(
 ) -> None:
     monkeypatch.setenv("WAYPOINT_ENGINE", str(make_engine(tmp_path)))
     said: list[str] = []
-    engine = provision.ensure_engine(tmp_path, said.append, probe=lambda _: "not to be asked")
-    assert engine.criu == provision.Criu("4.2", "host", "a test")
-    assert engine.rejected == (provision.Rejection("an old one", "too old"),)
+    engine = setup.ensure_engine(tmp_path, said.append, probe=lambda _: "not to be asked")
+    assert engine.criu == setup.Criu("4.2", "host", "a test")
+    assert engine.rejected == (setup.Rejection("an old one", "too old"),)
     assert said == []
 
 
@@ -212,37 +212,37 @@ def test_an_engine_for_these_sources_and_this_kernel_is_taken_as_it_is(
 )
 def test_an_engine_for_something_else_is_not_current(tmp_path: Path, changed: dict[str, object]) -> None:
     make_engine(tmp_path)
-    assert provision.current_engine(tmp_path) is not None
+    assert setup.current_engine(tmp_path) is not None
     said = json.loads((tmp_path / "engine.json").read_text())
     (tmp_path / "engine.json").write_text(json.dumps({**said, **changed}))
-    assert provision.current_engine(tmp_path) is None
+    assert setup.current_engine(tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "not json", '{"layout": 1}'])
 def test_a_damaged_description_counts_as_no_engine(tmp_path: Path, text: str) -> None:
     make_engine(tmp_path)
     (tmp_path / "engine.json").write_text(text)
-    assert provision.read_engine(tmp_path) is None
+    assert setup.read_engine(tmp_path) is None
 
 
 def test_an_engine_with_a_part_missing_is_not_current(tmp_path: Path) -> None:
     make_engine(tmp_path)
     (tmp_path / "bin/keeper").unlink()
-    assert provision.current_engine(tmp_path) is None
-    assert provision.read_engine(tmp_path) is not None, "its CRIU need not be fetched again"
+    assert setup.current_engine(tmp_path) is None
+    assert setup.read_engine(tmp_path) is not None, "its CRIU need not be fetched again"
     (tmp_path / "criu/ld.so").unlink()
-    assert provision.read_engine(tmp_path) is None
+    assert setup.read_engine(tmp_path) is None
 
 
 def test_a_folder_is_exchanged_for_another_in_place(tmp_path: Path) -> None:
     new, present = tmp_path / "new", tmp_path / "present"
     new.mkdir()
     (new / "content").write_text("1")
-    provision._exchange(new, present)
+    setup._exchange(new, present)
     assert (present / "content").read_text() == "1"
     new.mkdir()
     (new / "content").write_text("2")
-    provision._exchange(new, present)
+    setup._exchange(new, present)
     assert (present / "content").read_text() == "2"
     assert (new / "content").read_text() == "1"
 
@@ -251,12 +251,12 @@ def test_when_no_criu_works_every_reason_is_told_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WAYPOINT_ENGINE", raising=False)
-    monkeypatch.setattr(provision, "which", lambda name: None if name == "apt-get" else shutil.which(name))
+    monkeypatch.setattr(setup, "which", lambda name: None if name == "apt-get" else shutil.which(name))
     (tmp_path / "bin").mkdir()
     shutil.copy(Path("/bin/true").resolve(), tmp_path / "bin/criu")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
     with pytest.raises(SetupFailed, match="no CRIU works") as caught:
-        provision.ensure_engine(tmp_path / "home", lambda _: None, probe=lambda _: None)
+        setup.ensure_engine(tmp_path / "home", lambda _: None, probe=lambda _: None)
     own, package = caught.value.details["rejected"]
     assert "the machine's own criu" in own["candidate"]
     assert "/run/criu.kdat" in own["reason"]
@@ -265,19 +265,19 @@ def test_when_no_criu_works_every_reason_is_told_and_nothing_is_left(
 
 
 def test_an_architecture_without_engine_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision, "ARCHITECTURES", ("vax",))
+    monkeypatch.setattr(setup, "ARCHITECTURES", ("vax",))
     monkeypatch.delenv("WAYPOINT_ENGINE", raising=False)
     with pytest.raises(MissingFeature, match="yet"):
-        provision.ensure_engine(tmp_path, lambda _: None, probe=lambda _: None)
+        setup.ensure_engine(tmp_path, lambda _: None, probe=lambda _: None)
 
 
 def test_setting_up_needs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NotRoot):
-        provision.set_up(tmp_path, lambda _: None)
+        setup.set_up(tmp_path, lambda _: None)
 
 
 def test_a_home_that_cannot_be_made_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WAYPOINT_ENGINE", raising=False)
     with pytest.raises(SetupFailed, match="/dev/null/home"):
-        provision.ensure_engine(Path("/dev/null/home"), lambda _: None, probe=lambda _: None)
+        setup.ensure_engine(Path("/dev/null/home"), lambda _: None, probe=lambda _: None)

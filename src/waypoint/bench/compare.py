@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from waypoint import errors, provision
+from waypoint import errors
 from waypoint.bench import runner
 from waypoint.bench.peers import COLD
 from waypoint.bench.results import OURS, TREE, Report, Window
 from waypoint.home import locate
+from waypoint.machine import setup
 from waypoint.model import Record
 
 BASELINE = Path(__file__).parents[3] / "docs" / "performance-baseline.json"
@@ -186,7 +187,7 @@ def workloads_of(names: Sequence[str]) -> list[str]:
 
 def measure(names: Sequence[str], say: runner.Say) -> Report:
     """A quick run of what these ratios need, and nothing else."""
-    engine = provision.engine_dir(locate().path)
+    engine = setup.engine_dir(locate().path)
     return runner.run(engine, quick=True, only=workloads_of(names), peers=["criu"], say=say)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from waypoint import errors, provision
+from waypoint import errors
 from waypoint.bench import charts, compare, report, runner
 from waypoint.bench.results import Report
 from waypoint.home import locate
+from waypoint.machine import setup
 
 DOCS = Path(__file__).parents[3] / "docs"
 BEGIN = "<!-- from here on written by `make bench-reference` -->"
@@ -60,7 +61,7 @@ def main() -> int:
     path = DOCS / f"{_NAME}.md"
     try:
         fill(path.read_text(), "")  # before minutes are spent
-        found = runner.run(provision.engine_dir(locate().path), say=say)
+        found = runner.run(setup.engine_dir(locate().path), say=say)
         if found.failed:
             sys.stdout.write(f"{report.text(found)}\n")
             return 1

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import waypoint
-from waypoint import errors, provision
+from waypoint import errors
 from waypoint.bench.results import OURS, Figure, Machine, Report, Skipped, Unit, Window
 from waypoint.client import Checkpoint, Client, Session
 from waypoint.home import Home
+from waypoint.machine import setup
 
 Say = Callable[[str], None]
 _QUIET_FILES = ("/root/.bashrc", "/etc/bash.bashrc")
@@ -210,7 +211,7 @@ def _said(*command: str) -> str | None:
     return None
 
 
-def _versions(engine: provision.Engine) -> dict[str, str]:
+def _versions(engine: setup.Engine) -> dict[str, str]:
     found = {
         "waypoint": waypoint.__version__,
         "criu": f"{engine.criu.version} ({engine.criu.source})",
@@ -235,7 +236,7 @@ def _disk(folder: Path) -> str:
     return " on ".join((said or "unknown").split())
 
 
-def look_at_machine(engine: provision.Engine, folder: Path) -> Machine:
+def look_at_machine(engine: setup.Engine, folder: Path) -> Machine:
     return Machine(
         cpu=_first_line("/proc/cpuinfo", "model name"),
         cores=os.cpu_count() or 1,
@@ -287,7 +288,7 @@ def throwaway_home(below: Path, engine: Path) -> Iterator[tuple[Path, Path]]:
         try:
             if home.exists():
                 Client(home).call("daemon_stop", {"sessions": True})
-                provision.uninstall(home, lambda _: None)
+                setup.uninstall(home, lambda _: None)
         finally:
             if before is None:
                 del os.environ["WAYPOINT_ENGINE"]
@@ -311,7 +312,7 @@ def run(
 
     chosen(peers or (), OTHERS, "peer")
     wanted = chosen(only, workloads.WORKLOADS, "workload")
-    built = provision.current_engine(engine)
+    built = setup.current_engine(engine)
     if built is None:
         raise errors.MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
     began = time.monotonic()

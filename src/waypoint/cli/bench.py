@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from waypoint import errors, provision
+from waypoint import errors
+from waypoint.machine import setup
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -20,10 +21,10 @@ def bench(console: Console) -> int:
     given = console.arguments
     if os.geteuid() != 0:
         raise errors.NotRoot("the benchmark needs root", hint="run it with sudo, or as root")
-    engine = provision.engine_dir(console.home.path)
-    if provision.current_engine(engine) is None:
+    engine = setup.engine_dir(console.home.path)
+    if setup.current_engine(engine) is None:
         console.say("setting this machine up (once)")
-        provision.set_up(console.home.path, console.step)
+        setup.set_up(console.home.path, console.step)
     if not os.path.isdir(given.work):
         raise errors.NotFound(f"there is no folder {given.work}", hint="--work names one that is there")
     out = Path(given.out)

@@ -83,12 +83,12 @@ class Console:
             return
         if os.geteuid() != 0:
             raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
-        from waypoint import provision
+        from waypoint.machine import setup
 
         home = self.home
-        if provision.current_engine(provision.engine_dir(home.path)) is None:
+        if setup.current_engine(setup.engine_dir(home.path)) is None:
             self.say("setting this machine up (once)")
-            provision.set_up(home.path, self.step)
+            setup.set_up(home.path, self.step)
 
     # ---- saying ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def doctor(console: Console) -> int:
-    from waypoint.doctor import examine
+    from waypoint.machine.doctor import examine
 
     with console.progress("looking at this machine"):
         findings = examine(console.home.path)
@@ -42,10 +42,10 @@ def doctor(console: Console) -> int:
 
 
 def setup(console: Console) -> int:
-    from waypoint import provision
+    from waypoint.machine import setup
 
     home = console.home.path
-    engine = provision.set_up(home, console.step)
+    engine = setup.set_up(home, console.step)
     status = console.call("daemon_status", {}, "starting the daemon")
     pool = status["pool"]
     lines = [
@@ -59,13 +59,13 @@ def setup(console: Console) -> int:
 
 
 def uninstall(console: Console) -> int:
-    from waypoint import provision
+    from waypoint.machine import setup
 
     home = console.home
     if not home.path.exists():
         console.result({"removed": False}, f"there is nothing in {home.path}")
         return 0
-    remove: Any = getattr(provision, "uninstall", None)
+    remove: Any = getattr(setup, "uninstall", None)
     if remove is None:
         raise errors.MissingFeature(
             "this version cannot remove itself",
@@ -84,12 +84,10 @@ def uninstall(console: Console) -> int:
 
 def _is_set_up(console: Console) -> bool:
     """Whether a daemon can be here at all, to be asked for an orderly end."""
-    from waypoint import provision
+    from waypoint.machine import setup
 
     home = console.home
-    return (
-        os.path.exists(home.socket) or provision.current_engine(provision.engine_dir(home.path)) is not None
-    )
+    return os.path.exists(home.socket) or setup.current_engine(setup.engine_dir(home.path)) is not None
 
 
 # Root file systems --------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from waypoint.archive import (
+from waypoint.engine.criu import criu_argv
+from waypoint.errors import MissingFeature, NotRoot, SetupFailed
+from waypoint.machine.apt import (
     Progress,
     archive_sources,
     install_missing,
@@ -53,8 +55,6 @@ from waypoint.archive import (
     run,
     which,
 )
-from waypoint.engine.criu import criu_argv
-from waypoint.errors import MissingFeature, NotRoot, SetupFailed
 
 Probe = Callable[[Path], str | None]
 """Dumps and restores a small tree with the engine in the given folder; says why not, or None."""

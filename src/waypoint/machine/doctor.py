@@ -23,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from waypoint import provision
-from waypoint.archive import which
 from waypoint.engine.criu import criu_argv, criu_environment
+from waypoint.machine import setup
+from waypoint.machine.apt import which
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_KERNEL = (5, 15)
@@ -140,7 +140,7 @@ def _kernel(_home: Path) -> _Found:
 
 def _architecture(_home: Path) -> _Found:
     machine = os.uname().machine
-    return _Found(ok=machine in provision.ARCHITECTURES, version=machine)
+    return _Found(ok=machine in setup.ARCHITECTURES, version=machine)
 
 
 def _namespaces(_home: Path) -> _Found:
@@ -283,11 +283,11 @@ def _soft_dirty(_home: Path) -> _Found:
 
 
 def _engine(home: Path) -> _Found:
-    folder = provision.engine_dir(home)
-    built = provision.read_engine(folder)
+    folder = setup.engine_dir(home)
+    built = setup.read_engine(folder)
     if built is None:
         return _Found(ok=False, version=f"not built in {folder}")
-    if provision.current_engine(folder) is not None:
+    if setup.current_engine(folder) is not None:
         return _Found(ok=True, version=str(folder))
     if built.kernel != os.uname().release:
         return _Found(ok=False, version=f"proven on kernel {built.kernel} only")
@@ -295,8 +295,8 @@ def _engine(home: Path) -> _Found:
 
 
 def _criu(home: Path) -> _Found:
-    folder = provision.engine_dir(home)
-    built = provision.read_engine(folder)
+    folder = setup.engine_dir(home)
+    built = setup.read_engine(folder)
     if built is None:
         return _Found(ok=False, version="not set up")
     done = subprocess.run(
@@ -361,7 +361,7 @@ _CHECKS = (
     ),
     _Check(
         *("architecture", _architecture, "the engine exists for it or does not"),
-        fix=f"not yet; it runs on {', '.join(provision.ARCHITECTURES)}",
+        fix=f"not yet; it runs on {', '.join(setup.ARCHITECTURES)}",
     ),
     _Check(
         *("namespaces", _namespaces, "a box is made of them"),
