@@ -42,7 +42,6 @@ from waypoint.errors import (
 from waypoint.gate import Gate
 from waypoint.gating import asker_of
 from waypoint.history.retention import Policy, parse_duration
-from waypoint.history.store import Store, iso
 from waypoint.home import Home, locate
 from waypoint.inside import Inside
 from waypoint.journal import Journal, packed_state
@@ -52,6 +51,7 @@ from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.sessions import Live, Sessions
 from waypoint.sharing import Sharing
+from waypoint.store.database import Store, iso
 from waypoint.story import Story
 from waypoint.terminal.recording import Heard
 from waypoint.terminal.terminal import Watcher

@@ -21,11 +21,11 @@ from waypoint.agent.approvals import Approvals
 from waypoint.agent.policy import Judgement, Policy, Rules, built_in, check
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history import outside as telling
-from waypoint.history.ledger import Ledger, NewEffect
 from waypoint.history.retention import duration_words
-from waypoint.history.store import SessionRow
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState
 from waypoint.sessions import Live, Sessions
+from waypoint.store.database import SessionRow
+from waypoint.store.ledger import Ledger, NewEffect
 from waypoint.terminal.recording import Happened
 
 log = logging.getLogger("waypoint")

@@ -26,10 +26,10 @@ from waypoint.agent import tasks
 from waypoint.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
-from waypoint.history.store import SessionRow
 from waypoint.model import Checkpoint, Task
 from waypoint.service import VERBS, Connection
 from waypoint.sessions import Live
+from waypoint.store.database import SessionRow
 from waypoint.story import BASE, NOW
 
 if TYPE_CHECKING:

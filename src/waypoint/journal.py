@@ -21,7 +21,6 @@ from waypoint.agent.tasks import Tasks
 from waypoint.agent.trajectory import spoken, whole
 from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history.cards import Card
-from waypoint.history.store import AgentState, NewEvent, SessionRow, iso, pack
 from waypoint.model import (
     Actor,
     Checkpoint,
@@ -32,6 +31,7 @@ from waypoint.model import (
     TaskState,
 )
 from waypoint.sessions import Sessions
+from waypoint.store.database import AgentState, NewEvent, SessionRow, iso, pack
 from waypoint.story import Story
 
 MOST_STATE_BYTES = 64 << 20

@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING
 
 from waypoint.errors import WaypointError
 from waypoint.history.contacts import Contact
-from waypoint.history.store import Counted
 from waypoint.kernel.network import dns, veth
 from waypoint.kernel.network.flows import Flow
+from waypoint.store.database import Counted
 from waypoint.terminal.terminal import Pump
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from waypoint.history.store import SessionRow
     from waypoint.model import Checkpoint
     from waypoint.sessions import Live, Sessions
+    from waypoint.store.database import SessionRow
 
 log = logging.getLogger("waypoint")
 

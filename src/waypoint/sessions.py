@@ -69,7 +69,6 @@ from waypoint.errors import (
 from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.secrets import Redactor
-from waypoint.history.store import UNDOABLE, AgentState, SessionRow, Store, iso
 from waypoint.home import Home
 from waypoint.kernel import cgroups, processes
 from waypoint.kernel.memory import Ram
@@ -91,6 +90,7 @@ from waypoint.model import (
     Size,
 )
 from waypoint.observe import look_at_shell, observe
+from waypoint.store.database import UNDOABLE, AgentState, SessionRow, Store, iso
 from waypoint.terminal.recording import Happened, tell
 from waypoint.terminal.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
 

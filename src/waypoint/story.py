@@ -25,11 +25,9 @@ from waypoint.history.cards import Card, Difference, write_card
 from waypoint.history.changes import Change, Changes, compare, is_noise
 from waypoint.history.contacts import Contact
 from waypoint.history.facts import Facts, ProcessFact, ShellFact
-from waypoint.history.ledger import Ledger
 from waypoint.history.outside import known
 from waypoint.history.plans import Plan, write_plan
 from waypoint.history.secrets import MASK, Redactor
-from waypoint.history.store import SessionRow
 from waypoint.history.telling import PlanWords, tell_plan
 from waypoint.history.view import PointView
 from waypoint.kernel import processes
@@ -38,6 +36,8 @@ from waypoint.model import Checkpoint, Effect
 from waypoint.observe import observe
 from waypoint.outbound import Outbound
 from waypoint.sessions import Sessions, new_id
+from waypoint.store.database import SessionRow
+from waypoint.store.ledger import Ledger
 
 log = logging.getLogger("waypoint")
 

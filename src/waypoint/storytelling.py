@@ -12,10 +12,10 @@ from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
 from waypoint.history.cards import summarize
 from waypoint.history.secrets import Redactor
-from waypoint.history.store import SessionRow, iso
 from waypoint.history.telling import SECTIONS, Section, called, outside, tell, within
 from waypoint.model import Checkpoint
 from waypoint.service import Connection, actor_of, verb
+from waypoint.store.database import SessionRow, iso
 from waypoint.story import BASE, line_between
 from waypoint.trial import check_trial
 

@@ -28,13 +28,13 @@ from waypoint.errors import (
 )
 from waypoint.history import exports, landing
 from waypoint.history.landing import Rules, Selection, Step, carried, place_of, shown, why_no_file
-from waypoint.history.store import SessionRow
 from waypoint.history.view import Place, PointView
 from waypoint.kernel import files
 from waypoint.kernel.files import Entry
 from waypoint.kernel.placement import ANYTHING, Dress, Expected, Folder, Moved
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
 from waypoint.sessions import Live, Sessions
+from waypoint.store.database import SessionRow
 from waypoint.story import BASE, Moment, Story
 
 _MOST_CONFLICTS_TOLD = 200

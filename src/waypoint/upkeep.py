@@ -24,7 +24,6 @@ from pathlib import Path
 from waypoint.bases import store
 from waypoint.errors import NoSpace, UsageError
 from waypoint.history.retention import AUTOMATIC, Policy, choose, holds
-from waypoint.history.store import UNDOABLE, SessionRow
 from waypoint.kernel import processes
 from waypoint.kernel.memory import machine_bytes
 from waypoint.kernel.pool import BtrfsPool, extents
@@ -41,6 +40,7 @@ from waypoint.model import (
     VolumeUse,
 )
 from waypoint.sessions import Live, Sessions
+from waypoint.store.database import UNDOABLE, SessionRow
 
 log = logging.getLogger("waypoint")
 

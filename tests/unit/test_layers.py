@@ -15,8 +15,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("box", ("keeper", "box", "cells", "emulator", "screen", "recording", "terminal", "layers", "bases")),
     ("engine", ("engine",)),
     ("machine", ("archive", "provision", "doctor", "machine")),
-    ("store", ("store",)),
     ("history", ("history",)),
+    ("store", ("store",)),
     ("agent", ("agent", "policy")),
     ("text", ("text",)),
     (

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from waypoint.agent.trajectory import Stream, Trajectory
 from waypoint.history.secrets import MASK, Redactor
-from waypoint.history.store import AgentState, NewEvent, Store, pack
 from waypoint.model import BoxOptions, Checkpoint
+from waypoint.store.database import AgentState, NewEvent, Store, pack
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_tasks_go_back_and_along_with_their_session(store: Store) -> None:
 
 
 def test_an_older_database_is_brought_along(tmp_path: Path) -> None:
-    from waypoint.history import store as module
+    from waypoint.store import database as module
 
     with sqlite3.connect(tmp_path / "old.db") as database:
         for script in module._MIGRATIONS[:4]:

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from waypoint.errors import NotFound, UsageError
-from waypoint.history.ledger import Ledger
-from waypoint.history.store import iso
 from waypoint.model import Actor, Approval, ApprovalState, EffectClass
+from waypoint.store.database import iso
+from waypoint.store.ledger import Ledger
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The trajectory: what happened in a session, in order, written down once and never changed.
 
-Events are kept in the database (history/store.py) as a tree. Here is the way they get there: a stream for
+Events are kept in the database (store/database.py) as a tree. Here is the way they get there: a stream for
 each incarnation of a session, into which things are put as they happen, and one thread that redacts, packs
 and writes them, in order. `later` puts something in and goes on: the answer to a command does not wait for
 its record. `tell` returns when what it was given is kept.
@@ -26,8 +26,8 @@ import msgspec
 
 from waypoint.errors import SessionDead, UsageError
 from waypoint.history.secrets import Redactor
-from waypoint.history.store import NewEvent, Store, pack
 from waypoint.model import Actor, Event, EventKind
+from waypoint.store.database import NewEvent, Store, pack
 
 log = logging.getLogger("waypoint")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from waypoint.history.store import Store, iso
 from waypoint.model import Actor, Approval, ApprovalState, Effect, EffectClass, EffectSource, EffectState
+from waypoint.store.database import Store, iso
 
 
 class NewEffect(msgspec.Struct, frozen=True, kw_only=True):
