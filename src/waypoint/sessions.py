@@ -68,7 +68,7 @@ from waypoint.errors import (
 )
 from waypoint.history import refs
 from waypoint.history.facts import Facts
-from waypoint.history.secrets import Redactor
+from waypoint.history.redaction import Redactor
 from waypoint.home import Home
 from waypoint.kernel import cgroups, processes
 from waypoint.kernel.memory import Ram

@@ -27,7 +27,7 @@ from waypoint.history.contacts import Contact
 from waypoint.history.facts import Facts, ProcessFact, ShellFact
 from waypoint.history.outside import known
 from waypoint.history.plans import Plan, write_plan
-from waypoint.history.secrets import MASK, Redactor
+from waypoint.history.redaction import MASK, Redactor
 from waypoint.history.telling import PlanWords, tell_plan
 from waypoint.history.view import PointView
 from waypoint.kernel import processes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
 from waypoint.history.cards import summarize
-from waypoint.history.secrets import Redactor
+from waypoint.history.redaction import Redactor
 from waypoint.history.telling import SECTIONS, Section, called, outside, tell, within
 from waypoint.model import Checkpoint
 from waypoint.service import Connection, actor_of, verb
@@ -104,7 +104,7 @@ def diff(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
             "difference": found,
         }
         if args.get("patch"):
-            from waypoint.history.patches import patch
+            from waypoint.history.diff import patch
 
             redactor = Redactor.knowing({**old.facts.shell.exported, **new.facts.shell.exported})
             pieces = patch(old.view, new.view, found.files)

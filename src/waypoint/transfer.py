@@ -26,7 +26,7 @@ from waypoint.errors import (
     UsageError,
     WaypointError,
 )
-from waypoint.history import exports, landing
+from waypoint.history import export, landing
 from waypoint.history.landing import Rules, Selection, Step, carried, place_of, shown, why_no_file
 from waypoint.history.view import Place, PointView
 from waypoint.kernel import files
@@ -230,10 +230,8 @@ class Transfers:
         """The same changes as a tar or as a patch."""
         with _in_words(), self._answered(row, request, "/") as found:
             if patch:
-                return exports.write_patch(found.selection, found.old, found.new, write, named=found.named)
-            return exports.write_tar(
-                found.selection, found.new, write, named=found.named, whiteouts=whiteouts
-            )
+                return export.write_patch(found.selection, found.old, found.new, write, named=found.named)
+            return export.write_tar(found.selection, found.new, write, named=found.named, whiteouts=whiteouts)
 
     # ---- single files back -------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from waypoint.errors import NotFound, SessionBusy, UsageError, WaypointError
-from waypoint.history.secrets import Redactor
+from waypoint.history.redaction import Redactor
 from waypoint.model import Checkpoint, RunResult, Verdict
 from waypoint.sessions import Live, Sessions, new_id
 

@@ -20,7 +20,7 @@ import pytest
 
 import waypoint
 from waypoint import errors, migrations, model
-from waypoint.history.secrets import MASK
+from waypoint.history.redaction import MASK
 from waypoint.home import Home
 from waypoint.terminal.screen import Screen
 

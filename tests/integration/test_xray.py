@@ -30,7 +30,7 @@ from waypoint.box.box import OVERLAY_OPTIONS, make_volume
 from waypoint.errors import UsageError
 from waypoint.history import changes as xray
 from waypoint.history.changes import Changes, compare, is_noise
-from waypoint.history.patches import patch
+from waypoint.history.diff import patch
 from waypoint.history.view import PointView
 from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders
 from waypoint.kernel.pool.deltas import by_walk, differences

@@ -35,7 +35,7 @@ from waypoint.history.analyzers import (
 )
 from waypoint.history.analyzers.packages import move
 from waypoint.history.analyzers.reading import Outcome
-from waypoint.history.secrets import Redactor
+from waypoint.history.redaction import Redactor
 
 
 class Folder:

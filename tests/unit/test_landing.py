@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from waypoint.cli import render
 from waypoint.cli.landing import Where, _plan, where
-from waypoint.history import exports, landing
+from waypoint.history import export, landing
 from waypoint.history.changes import compare
 from waypoint.history.landing import Plan, Rules, Selection
 from waypoint.history.view import OPAQUE, REDIRECT, PointView
@@ -726,14 +726,14 @@ def git_apply(folder: Path, text: bytes, *options: str) -> None:
 def patch_of(world: World, *paths: str) -> bytes:
     selection, old, new = world.selection(*paths)
     out = io.BytesIO()
-    exports.write_patch(selection, old, new, out.write, named=paths)
+    export.write_patch(selection, old, new, out.write, named=paths)
     return out.getvalue()
 
 
 def tar_of(world: World, *, whiteouts: bool = False, source: str = "/app") -> bytes:
     selection, _, new = world.selection(source=source)
     out = io.BytesIO()
-    told = exports.write_tar(selection, new, out.write, whiteouts=whiteouts)
+    told = export.write_tar(selection, new, out.write, whiteouts=whiteouts)
     assert told.bytes == len(out.getvalue())
     return out.getvalue()
 
@@ -784,7 +784,7 @@ def test_deletions_in_a_tar(world: World) -> None:
     world.delete("/app/d")
     data = tar_of(world)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        listed = tar.extractfile(exports.DELETED_MEMBER)
+        listed = tar.extractfile(export.DELETED_MEMBER)
         assert listed
         assert listed.read() == b"d\0f\0"
     assert set(members(tar_of(world, whiteouts=True))) == {".wh.d", ".wh.f"}
@@ -794,7 +794,7 @@ def test_a_tar_has_no_sockets_and_nothing_of_waypoints(world: World) -> None:
     os.mkfifo(world.write("/app/x").parent / "pipe")
     world.write("/etc/resolv.conf")
     selection, _, new = world.selection(source="/")
-    told = exports.write_tar(selection, new, io.BytesIO().write, whiteouts=False)
+    told = export.write_tar(selection, new, io.BytesIO().write, whiteouts=False)
     assert {one.path for one in told.left_out} == {"/app/pipe", "/etc/resolv.conf"}
 
 
@@ -839,7 +839,7 @@ def test_what_a_patch_cannot_say_is_said(world: World) -> None:
     os.chown(world.write("/app/f", "same"), 5, 5)
     (world.upper / "app" / "empty").mkdir()
     selection, old, new = world.selection()
-    told = exports.write_patch(selection, old, new, io.BytesIO().write)
+    told = export.write_patch(selection, old, new, io.BytesIO().write)
     assert {one.path for one in told.left_out} == {"/app/f", "/app/empty"}
 
 

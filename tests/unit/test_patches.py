@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waypoint.history.changes import Change, compare
-from waypoint.history.patches import FilePatch, Limits, blocks, patch, unified
+from waypoint.history.diff import FilePatch, Limits, blocks, patch, unified
 from waypoint.history.view import PointView
 from waypoint.kernel.pool.deltas import by_walk
 
@@ -169,7 +169,7 @@ def test_odd_names_are_quoted(layers: Layers) -> None:
 
 
 def test_what_a_patch_cannot_say_is_a_remark() -> None:
-    from waypoint.history.patches import _remarks
+    from waypoint.history.diff import _remarks
 
     gone = Change(path="/d", kind="deleted", entry="folder", files=12000, at_least=True)
     assert list(_remarks(gone)) == ["folder /d deleted with at least 12,000 files"]

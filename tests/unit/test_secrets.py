@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from waypoint.history.secrets import MASK, Redactor, is_secret_file, is_secret_name
+from waypoint.history.redaction import MASK, Redactor, is_secret_file, is_secret_name
 
 plain = Redactor()
 

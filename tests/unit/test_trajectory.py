@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from waypoint.agent.trajectory import Stream, Trajectory
-from waypoint.history.secrets import MASK, Redactor
+from waypoint.history.redaction import MASK, Redactor
 from waypoint.model import BoxOptions, Checkpoint
 from waypoint.store.database import AgentState, NewEvent, Store, pack
 

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from waypoint.errors import SessionDead, UsageError
-from waypoint.history.secrets import Redactor
+from waypoint.history.redaction import Redactor
 from waypoint.model import Actor, Event, EventKind
 from waypoint.store.database import NewEvent, Store, pack
 

@@ -32,7 +32,7 @@ from waypoint.history.contacts import Contact, amount, join, phrase
 from waypoint.history.facts import OWN_SHELL, Facts, LiveDifference, PortFact, ProcessFact
 from waypoint.history.outside import words
 from waypoint.history.plans import Plan
-from waypoint.history.secrets import MASK
+from waypoint.history.redaction import MASK
 from waypoint.model import Checkpoint, Effect, Record, State, TaskChange
 from waypoint.words import plural, shown, size
 

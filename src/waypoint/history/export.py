@@ -27,8 +27,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from waypoint.history.diff import unified
 from waypoint.history.landing import Selection, carried, shown, why_it_stays, why_no_file
-from waypoint.history.patches import unified
 from waypoint.history.view import Place, PointView
 from waypoint.kernel import files
 from waypoint.model import Exported, LeftOut
