@@ -29,7 +29,6 @@ from typing import Any
 import msgspec
 
 from waypoint import __version__, wire
-from waypoint.agent.policy import check as check_policy
 from waypoint.box.box import allow_many_files
 from waypoint.errors import (
     DaemonError,
@@ -48,6 +47,7 @@ from waypoint.journal import Journal, packed_state
 from waypoint.kernel.pool import close_pool, open_pool
 from waypoint.machine import setup
 from waypoint.model import BoxOptions, Checkpoint, Size
+from waypoint.policy.rules import check as check_policy
 from waypoint.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.sessions import Live, Sessions
 from waypoint.sharing import Sharing

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from waypoint.agent.policy import built_in_text
 from waypoint.errors import UsageError
 from waypoint.gate import Asker
 from waypoint.history.contacts import phrase
 from waypoint.model import EffectClass
+from waypoint.policy.rules import built_in_text
 from waypoint.service import Connection, actor_of, verb
 
 if TYPE_CHECKING:

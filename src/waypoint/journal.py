@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from waypoint.agent import tasks as plan
-from waypoint.agent.casts import KINDS, cast
+from waypoint.agent.asciicast import KINDS, cast
 from waypoint.agent.resuming import Standing, tell
 from waypoint.agent.tasks import Tasks
 from waypoint.agent.trajectory import spoken, whole

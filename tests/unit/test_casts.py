@@ -6,7 +6,7 @@ import base64
 import json
 from typing import Any
 
-from waypoint.agent.casts import cast
+from waypoint.agent.asciicast import cast
 from waypoint.model import Event, EventKind
 
 

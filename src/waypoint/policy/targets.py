@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from waypoint.agent.commands import Word
-from waypoint.agent.unwrapping import Part, is_local
+from waypoint.policy.bash import Word
+from waypoint.policy.wrappers import Part, is_local
 
 Facts = dict[str, str]
 

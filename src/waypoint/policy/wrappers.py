@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from waypoint.agent import scripts
-from waypoint.agent.commands import Reading, Simple, Word, read
+from waypoint.policy import inline as scripts
+from waypoint.policy.bash import Reading, Simple, Word, read
 
 _MOST_DEPTH = 12
 _MOST_PARTS = 500

@@ -19,12 +19,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from waypoint.agent.commands import Word, plain
-from waypoint.agent.outward import Arguments, Facts, facts_of, take_apart
-from waypoint.agent.unwrapping import Inspection, Part, inspect, inspect_words, is_local
 from waypoint.errors import PolicyBroken
 from waypoint.history.retention import parse_duration
 from waypoint.model import Decision, EffectClass, Record
+from waypoint.policy.bash import Word, plain
+from waypoint.policy.targets import Arguments, Facts, facts_of, take_apart
+from waypoint.policy.wrappers import Inspection, Part, inspect, inspect_words, is_local
 
 CLASSES: tuple[EffectClass, ...] = get_args(EffectClass)
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
