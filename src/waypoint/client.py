@@ -29,8 +29,9 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from waypoint import agents, answers, errors, model, wire
+from waypoint import agents, errors, model, wire
 from waypoint.home import Home, locate
+from waypoint.text import views
 
 _START_SECONDS = 120.0
 
@@ -391,9 +392,9 @@ class Checkpoint:
         """The tasks as they stood at it."""
         return agents.Tasks(self._client, self.info.session, "person").list(self.id)
 
-    def card(self, *, again: bool = False) -> answers.Card:
+    def card(self, *, again: bool = False) -> views.Card:
         """Its story: intent, changes, verdicts, notes. `again`: computed anew."""
-        return answers.Card(self._call("show", again=again))
+        return views.Card(self._call("show", again=again))
 
     def verify(
         self, command: str, *, timeout: float | None = None, wait: bool = True
@@ -414,7 +415,7 @@ class Checkpoint:
         paths: Sequence[str] = (),
         only: Sequence[str] = (),
         patch: bool = False,
-    ) -> answers.Diff:
+    ) -> views.Diff:
         """What changed from here to another point; to the present of its session when none is given.
 
         >>> import waypoint
@@ -427,7 +428,7 @@ class Checkpoint:
         >>> s.stop()
         """
         args = {"a": self.id, "b": _ref(other), "paths": list(paths), "only": list(only), "patch": patch}
-        return answers.Diff(self._call("diff", **args))
+        return views.Diff(self._call("diff", **args))
 
     def tag(self, name: str) -> None:
         """Gives it another name; one that another point has is taken from there."""
@@ -638,9 +639,9 @@ class Session:
         found = self._client.call("show", {"session": self.name, "ref": ref})["checkpoint"]
         return Checkpoint(self._client, msgspec.convert(found, model.Checkpoint))
 
-    def status(self) -> answers.Status:
+    def status(self) -> views.Status:
         """Where it stands, and what is in no checkpoint yet."""
-        return answers.Status(self._client.call("status", {"session": self.name}))
+        return views.Status(self._client.call("status", {"session": self.name}))
 
     def changed(self, *, besides: Sequence[str] = ()) -> bool:
         """Whether anything is different from its last point. `besides`: files at or below these paths do not
@@ -656,16 +657,16 @@ class Session:
         paths: Sequence[str] = (),
         only: Sequence[str] = (),
         patch: bool = False,
-    ) -> answers.Diff:
+    ) -> views.Diff:
         """What changed from one point (the last) to another (now). `only`: some of the sections files,
         packages, git, databases, system, processes, ports, shell. `patch`: with a unified diff."""
         args = {"a": _ref(old), "b": _ref(new), "paths": list(paths), "only": list(only), "patch": patch}
-        return answers.Diff(self._client.call("diff", {"session": self.name, **args}))
+        return views.Diff(self._client.call("diff", {"session": self.name, **args}))
 
-    def preview(self, point: Checkpoint | str, *, files_only: bool = False) -> answers.Plan:
+    def preview(self, point: Checkpoint | str, *, files_only: bool = False) -> views.Plan:
         """What a restore would do. Its id can be given to `restore(plan=…)`."""
         args = {"session": self.name, "ref": _ref(point), "files_only": files_only}
-        return answers.Plan(self._client.call("preview", args))
+        return views.Plan(self._client.call("preview", args))
 
     def bisect(
         self,
@@ -675,18 +676,18 @@ class Session:
         *,
         timeout: float | None = None,
         on_step: Callable[[dict[str, Any]], None] | None = None,
-    ) -> answers.Bisection:
+    ) -> views.Bisection:
         """The first point at which a command fails. `on_step` hears of each point that was tried."""
         args = {"good": _ref(good), "bad": _ref(bad), "command": command, "timeout": timeout}
         hear = (lambda event: on_step(event["tried"])) if on_step else None
         found = self._client.call("bisect", {"session": self.name, **args}, on_event=hear)
-        return answers.Bisection(found)
+        return views.Bisection(found)
 
     def restore(
         self,
         point: Checkpoint | str | None = None,
         *,
-        plan: answers.Plan | str | None = None,
+        plan: views.Plan | str | None = None,
         safety: bool = True,
         files_only: bool = False,
         agent_version: str | None = None,
@@ -709,7 +710,7 @@ class Session:
         args = {
             "session": self.name,
             "ref": _ref(point),
-            "plan": plan.id if isinstance(plan, answers.Plan) else plan,
+            "plan": plan.id if isinstance(plan, views.Plan) else plan,
             "safety": safety,
             "files_only": files_only,
             "actor": self.actor,
@@ -734,10 +735,10 @@ class Session:
 
     # What is done outside, and who agreed -----------------------------------------------------------------
 
-    def judge(self, command: str) -> answers.Judgement:
+    def judge(self, command: str) -> views.Judgement:
         """What its policy says about a command. Nothing is run or written down."""
         found = self._client.call("classify", {"session": self.name, "command": command})
-        return answers.Judgement(found["judgement"])
+        return views.Judgement(found["judgement"])
 
     def effects(self, since: Checkpoint | str | None = None) -> list[model.Effect]:
         """What was done outside, oldest first, or since a point; no restore takes any of it back."""

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
-from waypoint.history import outside as telling
 from waypoint.history.retention import duration_words
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState
 from waypoint.policy.approvals import Approvals
@@ -27,6 +26,7 @@ from waypoint.sessions import Live, Sessions
 from waypoint.store.database import SessionRow
 from waypoint.store.ledger import Ledger, NewEffect
 from waypoint.terminal.recording import Happened
+from waypoint.text import effects as telling
 
 log = logging.getLogger("waypoint")
 

@@ -8,10 +8,10 @@ import msgspec
 
 from waypoint.errors import UsageError
 from waypoint.gate import Asker
-from waypoint.history.contacts import phrase
 from waypoint.model import EffectClass
 from waypoint.policy.rules import built_in_text
 from waypoint.service import Connection, actor_of, verb
+from waypoint.text.effects import phrase
 
 if TYPE_CHECKING:
     from waypoint.daemon import Daemon

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from waypoint import __version__, answers
+from waypoint import __version__
 from waypoint.agent import tasks
 from waypoint.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
@@ -31,6 +31,7 @@ from waypoint.service import VERBS, Connection
 from waypoint.sessions import Live
 from waypoint.store.database import SessionRow
 from waypoint.story import BASE, NOW
+from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.daemon import Daemon
@@ -317,7 +318,7 @@ class Inside:
 
     def _task_done(self, row: SessionRow, given: Given) -> tuple[Any, str, int]:
         found, text, status = self._task_set(row, given, "completed")
-        return {**found, "copy": "original"}, f"{text}\n{answers.quoted(found['checkpoint'])}", status
+        return {**found, "copy": "original"}, f"{text}\n{views.quoted(found['checkpoint'])}", status
 
     def _copied(self, live: Live, point: Checkpoint, own: Own) -> Answer:
         """For whoever took this point from inside and wakes up in a copy of it."""
@@ -341,11 +342,11 @@ class Inside:
         points = self._visible(row).points
         points = points[-int(number[:9]) :] if number else points
         found = msgspec.to_builtins({"session": row.name, "head": row.head, "checkpoints": points})
-        return found, str(answers.Log(found, width=asked.width)), 0
+        return found, str(views.Log(found, width=asked.width)), 0
 
     def _status(self, row: SessionRow, _: Given, __: Asked) -> tuple[Any, str, int]:
         found = self._call("status", row)
-        text = str(answers.Status(found))
+        text = str(views.Status(found))
         return {**found, "session": _own_view(found["session"])}, text, 0
 
     def _changed(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
@@ -360,7 +361,7 @@ class Inside:
 
     def _classify(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
         found = self._call("classify", row, command=" ".join((*given.words, *given.after)))
-        return found, str(answers.Judgement(found["judgement"])), 0
+        return found, str(views.Judgement(found["judgement"])), 0
 
     def _effect(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
         args = {name: given.values.get(f"--{name}") for name in ("target", "key", "compensate")}
@@ -372,7 +373,7 @@ class Inside:
     def _show(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
         (ref,) = (*given.words, *given.after)
         found = self._call("show", row, ref=self._visible(row).point(ref).id)
-        card = answers.Card(found)
+        card = views.Card(found)
         most = None if "--all" in given.flags else 40
         return found, "\n".join(text for _, text in card.lines(most)), 0
 
@@ -401,7 +402,7 @@ class Inside:
             only=[name for flag in sorted(given.flags) for name in _SECTIONS.get(flag, ())],
             patch=patch,
         )
-        told = answers.Diff(found)
+        told = views.Diff(found)
         if told.patch is not None:
             text = told.patch
         else:
@@ -516,7 +517,7 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 
 def _taken(point: Mapping[str, Any], copy: str, warnings: Sequence[str]) -> tuple[Any, str, int]:
-    words = answers.quoted(point)
+    words = views.quoted(point)
     marks = {
         "restored": "  this is the point again: the session was restored to it",
         "forked": "  this is a fork of it",

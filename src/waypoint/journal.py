@@ -16,7 +16,6 @@ import msgspec
 
 from waypoint.agent import tasks as plan
 from waypoint.agent.asciicast import KINDS, cast
-from waypoint.agent.resuming import Standing, tell
 from waypoint.agent.tasks import Tasks
 from waypoint.agent.trajectory import spoken, whole
 from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
@@ -33,6 +32,7 @@ from waypoint.model import (
 from waypoint.sessions import Sessions
 from waypoint.store.database import AgentState, NewEvent, SessionRow, iso, pack
 from waypoint.story import Story
+from waypoint.text.resume import Standing, tell
 
 MOST_STATE_BYTES = 64 << 20
 _MOST_CONTENT_BYTES = 16 << 20

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from waypoint.agent.resuming import line_of
 from waypoint.errors import UsageError
 from waypoint.model import EventKind, TaskState
 from waypoint.service import Connection, actor_of, verb
+from waypoint.text.resume import line_of
 
 if TYPE_CHECKING:
     from waypoint.daemon import Daemon

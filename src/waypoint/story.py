@@ -21,14 +21,12 @@ from waypoint.box.box import coverage, hidden_paths
 from waypoint.errors import GroundMoved, NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history import facts as live_facts
 from waypoint.history.analyzers import Analysis, RepositoryChange, analyze
-from waypoint.history.cards import Card, Difference, write_card
+from waypoint.history.cards import Card, Difference
 from waypoint.history.changes import Change, Changes, compare, is_noise
 from waypoint.history.contacts import Contact
 from waypoint.history.facts import Facts, ProcessFact, ShellFact
-from waypoint.history.outside import known
 from waypoint.history.plans import Plan, write_plan
 from waypoint.history.redaction import MASK, Redactor
-from waypoint.history.telling import PlanWords, tell_plan
 from waypoint.history.view import PointView
 from waypoint.kernel import processes
 from waypoint.kernel.pool.deltas import differences
@@ -38,6 +36,9 @@ from waypoint.outbound import Outbound
 from waypoint.sessions import Sessions, new_id
 from waypoint.store.database import SessionRow
 from waypoint.store.ledger import Ledger
+from waypoint.text.cards import write_card
+from waypoint.text.difference import PlanWords, tell_plan
+from waypoint.text.effects import known, phrase
 
 log = logging.getLogger("waypoint")
 
@@ -325,7 +326,7 @@ class Story:
             tasks=tasks.differences(tasks.load(planned), tasks.load(self._sessions.store.tasks(target.id))),
             coverage=self._coverage(row),
             contacts=contacts,
-            not_undone=not_undone,
+            not_undone=tuple(filter(None, (*not_undone, phrase(contacts, amounts=True)))),
             unseen=unseen,
         )
         state = self._sessions.describe(row).state

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
-from waypoint.history.cards import summarize
 from waypoint.history.redaction import Redactor
-from waypoint.history.telling import SECTIONS, Section, called, outside, tell, within
 from waypoint.model import Checkpoint
 from waypoint.service import Connection, actor_of, verb
 from waypoint.store.database import SessionRow, iso
 from waypoint.story import BASE, line_between
+from waypoint.text.cards import summarize
+from waypoint.text.difference import SECTIONS, Section, called, outside, tell, within
 from waypoint.trial import check_trial
 
 if TYPE_CHECKING:

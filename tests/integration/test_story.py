@@ -27,6 +27,7 @@ import waypoint
 from waypoint import errors
 from waypoint.box.box import keepers
 from waypoint.home import Home
+from waypoint.text.views import Card
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -218,7 +219,7 @@ def story(home: Home) -> Iterator[Story]:
     clear(home)
 
 
-def settled(point: waypoint.Checkpoint) -> waypoint.answers.Card:
+def settled(point: waypoint.Checkpoint) -> Card:
     """The card, once all verdicts are there."""
     deadline = time.monotonic() + 20
     while True:
@@ -248,7 +249,7 @@ def test_every_card_says_what_the_script_did(story: Story, number: int) -> None:
     assert [one["state"] for one in card.verdicts] == ([chapter.verdict] if chapter.verdict else [])
 
 
-def finding(card: waypoint.answers.Card, kind: str) -> dict[str, Any]:
+def finding(card: Card, kind: str) -> dict[str, Any]:
     assert card.difference
     [found] = [one for one in card.difference.findings if one["kind"] == kind]
     return found

@@ -31,11 +31,11 @@ from waypoint.history.analyzers import (
     TableChange,
     View,
     analyze,
-    headline,
 )
 from waypoint.history.analyzers.packages import move
 from waypoint.history.analyzers.reading import Outcome
 from waypoint.history.redaction import Redactor
+from waypoint.text.findings import headline
 
 
 class Folder:

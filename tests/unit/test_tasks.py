@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from waypoint.agent import tasks
-from waypoint.agent.resuming import Standing, line_of, tell
 from waypoint.agent.tasks import Tasks
 from waypoint.errors import NotFound, UsageError
-from waypoint.history.telling import tell_tasks
 from waypoint.model import Event, EventKind, TaskState
+from waypoint.text.difference import tell_tasks
+from waypoint.text.resume import Standing, line_of, tell
 
 NOW = "2026-11-16T10:00:00.000Z"
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from waypoint import answers
 from waypoint.cli import main, render
 from waypoint.cli.compare import split_words
 from waypoint.cli.graph import Dot, place
@@ -26,7 +25,7 @@ from waypoint.history.analyzers import (
     RepositoryChange,
     TableChange,
 )
-from waypoint.history.cards import Difference, summarize, write_card
+from waypoint.history.cards import Difference
 from waypoint.history.changes import Change, Changes
 from waypoint.history.facts import (
     Facts,
@@ -37,8 +36,10 @@ from waypoint.history.facts import (
     VariableChange,
 )
 from waypoint.history.plans import write_plan
-from waypoint.history.telling import tell, tell_plan, within
 from waypoint.model import Checkpoint
+from waypoint.text import views
+from waypoint.text.cards import summarize, write_card
+from waypoint.text.difference import tell, tell_plan, within
 
 PLAIN = render.Paint(on=False)
 NOW = datetime(2026, 11, 16, 10, 27, tzinfo=UTC).astimezone()
@@ -159,7 +160,7 @@ def verdict(state: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def status(head: dict[str, Any] | None, summary: str = "nothing changed", **more: Any) -> answers.Status:
+def status(head: dict[str, Any] | None, summary: str = "nothing changed", **more: Any) -> views.Status:
     session = {
         "name": "work",
         "state": "live",
@@ -171,7 +172,7 @@ def status(head: dict[str, Any] | None, summary: str = "nothing changed", **more
     called = None
     if head:
         called = head["label"] if head["session"] == "work" else f"{head['session']}:{head['label']}"
-    return answers.Status(
+    return views.Status(
         {
             "session": session,
             "head": head,
@@ -186,7 +187,7 @@ def status(head: dict[str, Any] | None, summary: str = "nothing changed", **more
 
 def told(
     points: list[dict[str, Any]],
-    present: answers.Status | None,
+    present: views.Status | None,
     *,
     width: int = 100,
     good: dict[str, str] | None = None,
@@ -596,7 +597,7 @@ def test_a_difference_in_words() -> None:
         "sections": msgspec.to_builtins(tell(FOUND)),
         "different": True,
     }
-    found = answers.Diff(data)
+    found = views.Diff(data)
     assert found
     assert (
         re.sub(r" {2,}", "  ", str(found)).splitlines()
@@ -669,9 +670,9 @@ def test_a_part_of_a_difference(paths: list[str], files: list[str], findings: li
 # Cards and plans ------------------------------------------------------------------------------------------
 
 
-def card_of(the_point: dict[str, Any], **more: Any) -> answers.Card:
+def card_of(the_point: dict[str, Any], **more: Any) -> views.Card:
     card = write_card(the_point["intent"], the_point["intent_from"], FOUND, ("bind mount /data is outside",))
-    return answers.Card(
+    return views.Card(
         {
             "checkpoint": the_point,
             "parent": "c4",
@@ -745,7 +746,7 @@ def plan_text(
     target = Facts(processes=WORKERS, shell=ShellFact(cwd="/app"))
     words = tell_plan(plan, Facts() if nothing else target, state=state, next_label="c6")
     data = {"plan": msgspec.to_builtins(plan), "words": msgspec.to_builtins(words)}
-    return "\n".join(text for _, text in answers.Plan(data).lines(safety=safety, now=NOW))
+    return "\n".join(text for _, text in views.Plan(data).lines(safety=safety, now=NOW))
 
 
 def test_a_plan_in_words() -> None:

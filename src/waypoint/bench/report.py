@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from waypoint.bench.results import OURS, TARGETS, Figure, Report, Target, Unit, Window
-from waypoint.words import size
+from waypoint.text.units import size
 
 WINDOWS: tuple[tuple[Window, str], ...] = (("pause", "pause"), ("api", "api"), ("until", "until a command"))
 _COMPARED: tuple[tuple[str, Window, str], ...] = (

@@ -22,7 +22,7 @@ from waypoint.bench.results import TREE, Unit
 from waypoint.bench.runner import Bench, available_bytes, now_ms
 from waypoint.client import Session
 from waypoint.errors import SessionError
-from waypoint.words import size
+from waypoint.text.units import size
 
 WAIT = "for i in {1..400}; do (: </dev/tcp/127.0.0.1/PORT) 2>/dev/null && break; sleep 0.01; done"
 _PATIENCE_SECONDS = 20.0

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from waypoint import answers, errors
+from waypoint import errors
 from waypoint.cli import render
 from waypoint.cli.sessions import restored
 from waypoint.cli.timeline import command_of
+from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -35,7 +36,7 @@ def diff(console: Console) -> int:
         "patch": given.patch,
     }
     found = console.call("diff", args, "comparing")
-    told = answers.Diff(found)
+    told = views.Diff(found)
     if told.patch is not None:
         console.show(found, _painted_patch(console, told.patch))
         _aside(console, told)
@@ -60,7 +61,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return refs, paths
 
 
-def _aside(console: Console, told: answers.Diff) -> None:
+def _aside(console: Console, told: views.Diff) -> None:
     """What is missing, beside a patch that is read by programs."""
     if not console.json:
         for gap in told.gaps:
@@ -87,7 +88,7 @@ def _painted_patch(console: Console, patch: str) -> str:
 
 
 def preview(console: Console) -> int:
-    plan = answers.Plan(_plan(console))
+    plan = views.Plan(_plan(console))
     console.show(plan.data, render.styled(plan.lines(), console.paint))
     name = plan.data["plan"]["session"]
     console.hint(f"waypoint restore -s {name} --plan {plan.id}   does exactly this, or nothing")
@@ -114,7 +115,7 @@ def restore(console: Console) -> int:
     if given.plan or given.yes:
         return _go(console, given.plan)
     while console.can_ask and given.ref:
-        plan = answers.Plan(_plan(console))
+        plan = views.Plan(_plan(console))
         console.aside(render.styled(plan.lines(safety=not given.no_safety), console.paint_aside))
         console.confirm("Restore?", refused="restoring")
         try:
@@ -158,10 +159,10 @@ def bisect(console: Console) -> int:
         sign = paint.good("✔") if step["passed"] else paint.bad("✖")
         if sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
-        console.aside(f"{sign} {step['label']}  {render.cut(answers.title(step), 60)}".rstrip())
+        console.aside(f"{sign} {step['label']}  {render.cut(views.title(step), 60)}".rstrip())
 
     hear = None if console.json else tried
     with console.progress("trying points in forks"):
         found = console.client.call("bisect", args, on_event=hear)
-    console.show(found, render.styled(answers.Bisection(found).lines(), console.paint))
+    console.show(found, render.styled(views.Bisection(found).lines(), console.paint))
     return 0

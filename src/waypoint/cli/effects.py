@@ -6,8 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from waypoint import answers, errors
+from waypoint import errors
 from waypoint.cli import render
+from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -22,7 +23,7 @@ def effects(console: Console) -> int:
         )
     args = {"session": console.session, "ref": given.ref, "all": given.all}
     found = console.call("effects", args, "reading the ledger")
-    lines = answers.Effects(found).lines(everything=given.unseen)
+    lines = views.Effects(found).lines(everything=given.unseen)
     console.show(found, render.styled(lines, console.paint) if lines else "")
     if not lines:
         console.hint("nothing that is known to act on the outside")
@@ -73,7 +74,7 @@ def policy_check(console: Console) -> int:
     if not " ".join(words).strip():
         raise errors.UsageError("which command?", hint="waypoint policy check 'git push origin main'")
     found = console.call("classify", {"session": console.session, "command": " ".join(words)}, "judging it")
-    lines = answers.Judgement(found["judgement"]).lines()
+    lines = views.Judgement(found["judgement"]).lines()
     console.result(found, render.styled(lines, console.paint))
     return 0
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from waypoint.answers import title
-from waypoint.words import age, clock, milliseconds, plural, shown, size
+from waypoint.text.units import age, clock, milliseconds, plural, shown, size
+from waypoint.text.views import title
 
 __all__ = [
     "Paint",

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from waypoint import answers, errors
+from waypoint import errors
 from waypoint.cli import render
 from waypoint.cli.graph import Dot, place
+from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -39,9 +40,7 @@ def log(console: Console) -> int:
         return 0
     status = None
     if not given.all:
-        status = answers.Status(
-            console.call("status", {"session": console.session}, "looking at the present")
-        )
+        status = views.Status(console.call("status", {"session": console.session}, "looking at the present"))
     shown = Timeline(found, status, console.paint, console.width, unfold=given.all, most=given.number)
     console.show(found, shown.text())
     if not found["checkpoints"]:
@@ -67,7 +66,7 @@ class Timeline:
     def __init__(
         self,
         found: Mapping[str, Any],
-        status: answers.Status | None,
+        status: views.Status | None,
         paint: Paint,
         width: int,
         *,
@@ -137,7 +136,7 @@ class Timeline:
         self._label_width = max((len(label) for label in own), default=2)
         self._time_width = max((len(self._when(point)) for point in points), default=5)
         most = self._width * 2 // 5
-        self._short = any(render.wide(answers.verdict(point["verdict"])) > most for point in points)
+        self._short = any(render.wide(views.verdict(point["verdict"])) > most for point in points)
         verdicts = [render.wide(self._verdict(point)) for point in points]
         self._verdict_width = min(max(verdicts, default=0), most)
         if self._width < _NARROW:
@@ -155,7 +154,7 @@ class Timeline:
         return render.clock(point["created_at"], self._now)
 
     def _verdict(self, point: Point) -> str:
-        return answers.verdict(point["verdict"], short=self._short)
+        return views.verdict(point["verdict"], short=self._short)
 
     def _texts(self, entry: _Entry, room: int) -> list[str]:
         """The sign, then the text of each line."""
@@ -194,13 +193,13 @@ class Timeline:
         left_width = self._width - self._verdict_width - max(9, render.wide(marks) + 2) - (self._width - room)
         name = f"{point['name']}  " if point["name"] else ""
         tags = "".join(f"  #{tag}" for tag in point["tags"]) + ("  pinned" if point["pinned"] else "")
-        words = answers.title(point) or ("" if name else "no words given")
+        words = views.title(point) or ("" if name else "no words given")
         start = len(label) + len(when) + 4
         words = render.cut(words, max(8, left_width - start - len(name) - len(tags) - 2))
         length = start + len(name) + render.wide(words) + len(tags)
         quiet = point["kind"] in ("auto", "safety", "park") or not point["intent"]
         title = f"{paint.name(name)}{paint.dim(words) if quiet else words}{paint.name(tags)}"
-        painted = getattr(paint, answers.verdict_manner(point["verdict"]))(verdict)
+        painted = getattr(paint, views.verdict_manner(point["verdict"]))(verdict)
         line = f"{paint.bold(label)}  {when}  {title}{' ' * max(2, left_width - length)}{painted}"
         return (
             f"{line}{' ' * (self._verdict_width - render.wide(verdict))}  {paint.good(marks)}"
@@ -224,7 +223,7 @@ def show(console: Console) -> int:
     given = console.arguments
     args = {"session": console.session, "ref": given.ref, "again": given.again}
     found = console.call("show", args, "computing the card" if given.again else "asking the daemon")
-    card = answers.Card(found)
+    card = views.Card(found)
     most = None if given.all else 40
     console.show(found, render.styled(card.lines(most), console.paint))
     if card.gaps:
@@ -234,7 +233,7 @@ def show(console: Console) -> int:
 
 def status(console: Console) -> int:
     found = console.call("status", {"session": console.session}, "looking at the present")
-    console.show(found, render.styled(answers.Status(found).lines(), console.paint))
+    console.show(found, render.styled(views.Status(found).lines(), console.paint))
     return 0
 
 
@@ -331,8 +330,8 @@ def tell_verdict(console: Console, found: Mapping[str, Any]) -> int:
             console.hint(f"waypoint show {label}   has the verdict when it is there")
         return 0
     if not console.json:
-        paint = getattr(console.paint, answers.verdict_manner(verdict))
-        print(f"  {paint(answers.verdict(verdict))}")
+        paint = getattr(console.paint, views.verdict_manner(verdict))
+        print(f"  {paint(views.verdict(verdict))}")
         if verdict["state"] != "passed":
             for line in verdict["output"].rstrip().splitlines()[-20:]:
                 print(console.paint.dim(f"    {render.shown(line)}"))

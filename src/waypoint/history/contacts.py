@@ -6,14 +6,11 @@ takes it back. Names are what the session's name servers said when it asked; the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from waypoint.model import Record
-from waypoint.words import size
-
-_MOST_NAMES = 3
 
 
 class Contact(Record, frozen=True):
@@ -54,21 +51,3 @@ def join(contacts: Iterable[Contact]) -> list[Contact]:
             names=tuple(dict.fromkeys((*before.names, *one.names))),
         )
     return list(found.values())
-
-
-def amount(contact: Contact) -> str:
-    """`12 KB out, 3.4 KB in`."""
-    back = f"{size(contact.bytes_in)} in" if contact.bytes_in else "no answer"
-    return f"{size(contact.bytes_out)} out, {back}"
-
-
-def phrase(contacts: Sequence[Contact], *, amounts: bool = False) -> str:
-    """`talked to example.org:443, api.stripe.com:443 and 2 more`; nothing when there are none."""
-    places = join(contacts)
-    if not places:
-        return ""
-    # Where most went is said first: that is what somebody looks for who fears that something has left.
-    places.sort(key=lambda one: -one.bytes_out)
-    said = [f"{one.where} ({amount(one)})" if amounts else one.where for one in places[:_MOST_NAMES]]
-    more = f" and {len(places) - _MOST_NAMES} more" if len(places) > _MOST_NAMES else ""
-    return f"talked to {', '.join(said)}{more}"

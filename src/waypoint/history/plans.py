@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from waypoint.history.cards import Difference
-from waypoint.history.contacts import Contact, phrase
+from waypoint.history.contacts import Contact
 from waypoint.model import Checkpoint, Record, TaskChange
 
 
@@ -58,7 +58,7 @@ def write_plan(
         lost=lost,
         uncheckpointed=uncheckpointed,
         tasks=tuple(tasks),
-        not_undone=tuple(filter(None, (*not_undone, phrase(contacts, amounts=True)))),
+        not_undone=tuple(not_undone),
         contacts=tuple(contacts),
         unseen=tuple(unseen),
         not_covered=tuple(dict.fromkeys((*coverage, *target.coverage))),

@@ -22,12 +22,13 @@ from mcp.server.mcpserver import Context
 from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from pydantic import Field
 
-from waypoint import answers, errors, model
+from waypoint import errors, model
 from waypoint.client import OnApproval, Result, Session
 from waypoint.mcp.held import Held
 from waypoint.mcp.pages import PAGE_CHARACTERS
 from waypoint.mcp.tools import Answer, Name, Tools, cut, plain
-from waypoint.words import clock, milliseconds, shown
+from waypoint.text import views
+from waypoint.text.units import clock, milliseconds, shown
 
 _RUN_SECONDS = 120.0
 _KEPT_OUTPUT_BYTES = 4 << 20
@@ -237,7 +238,7 @@ class CommandTools(Tools):
         target = self._session(session)
         args = {"session": target.name, "ref": since or None}
         found = await self._ask(lambda: self._client.call("effects", args))
-        page = self._shelf.first(str(answers.Effects(found)) or "Nothing was done outside.")
+        page = self._shelf.first(str(views.Effects(found)) or "Nothing was done outside.")
         told = [
             {
                 key: one[key]

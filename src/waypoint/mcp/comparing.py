@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from waypoint import answers, errors
+from waypoint import errors
 from waypoint.client import Checkpoint, Client, Session
-from waypoint.words import milliseconds, plural, size
+from waypoint.text import views
+from waypoint.text.units import milliseconds, plural, size
 
 _MOST_SECTION_LINES = 8
 
@@ -23,7 +24,7 @@ class Row:
     """None for a session that has no point yet."""
     live: bool
     """Whether it is a session as it is now, rather than a point of one."""
-    diff: answers.Diff
+    diff: views.Diff
     unique_bytes: int | None = None
     commands: int = 0
     """How many were run on the way there, and how long they took."""
@@ -48,7 +49,7 @@ class Comparison:
                     "session": row.session,
                     "point": _ref(row.point) if row.point else None,
                     "live": row.live,
-                    "intent": answers.title(row.point) if row.point else "",
+                    "intent": views.title(row.point) if row.point else "",
                     "verdict": _verdict(row),
                     "changes": {
                         "summary": row.diff.summary,
@@ -69,11 +70,11 @@ class Comparison:
         }
 
     def text(self) -> str:
-        since = answers.quoted(self.base) if self.base else "the base"
+        since = views.quoted(self.base) if self.base else "the base"
         lines = [f"Compared with {since}:"]
         for row in self.rows:
             verdict = row.point["verdict"] if row.point else None
-            lines.append(f"{row.asked}  {answers.verdict(verdict)}")
+            lines.append(f"{row.asked}  {views.verdict(verdict)}")
             cost = [f"costs {size(row.unique_bytes)}"] if row.unique_bytes is not None else []
             cost.append(f"{plural(row.commands, 'command')} in {milliseconds(row.commands_ms)}")
             if row.effects:
@@ -193,7 +194,7 @@ def _verdict(row: Row) -> dict[str, Any] | None:
     return {key: found[key] for key in ("state", "command", "exit_code")} if found else None
 
 
-def _counts(diff: answers.Diff) -> dict[str, int]:
+def _counts(diff: views.Diff) -> dict[str, int]:
     counts: dict[str, int] = {}
     for change in diff.files:
         counts[change["kind"]] = counts.get(change["kind"], 0) + 1

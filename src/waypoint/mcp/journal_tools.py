@@ -12,7 +12,7 @@ from pydantic import Field
 from waypoint import errors, model
 from waypoint.mcp.command_tools import CommandTools
 from waypoint.mcp.tools import Answer, Name, cut, plain
-from waypoint.words import clock, milliseconds, shown
+from waypoint.text.units import clock, milliseconds, shown
 
 _EVENTS_A_PAGE = 30
 _MOST_EVENTS = 5000

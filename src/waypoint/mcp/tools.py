@@ -18,10 +18,11 @@ import anyio.to_thread
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
-from waypoint import agents, answers, errors, model
+from waypoint import agents, errors, model
 from waypoint.client import Checkpoint, Client, Session
 from waypoint.mcp.pages import PAGE_CHARACTERS, Shelf
-from waypoint.words import clock, milliseconds, shown
+from waypoint.text import views
+from waypoint.text.units import clock, milliseconds, shown
 
 T = TypeVar("T")
 
@@ -195,7 +196,7 @@ class Tools:
         )
         text = f"Kept as {_called(point.info)} (paused {milliseconds(point.info.pause_ms)})."
         if point.info.verdict:
-            text += f"\n{answers.verdict(plain(point.info.verdict))}"
+            text += f"\n{views.verdict(plain(point.info.verdict))}"
         if point.info.coverage:
             text += "\nnot held: " + " · ".join(map(shown, point.info.coverage))
         return Answer(text, {"point": _brief(point.info)})
@@ -427,7 +428,7 @@ class Tools:
 
         info, verdict = await self._ask(work, ctx, f"verifying {ref}")
         told = _verdict(plain(verdict)) if verdict else None
-        text = f"{_called(info)}: {answers.verdict(plain(verdict)) if verdict else 'no verdict yet'}"
+        text = f"{_called(info)}: {views.verdict(plain(verdict)) if verdict else 'no verdict yet'}"
         if verdict and verdict.output.strip():
             text += f"\n{verdict.output.rstrip()}"
         return Answer(text, {"point": _brief(info), "verdict": told})
@@ -488,7 +489,7 @@ def cut(text: str, cursor: str | None) -> str:
 
 
 def _called(point: model.Checkpoint) -> str:
-    return f"{point.session}:{answers.quoted(plain(point))}"
+    return f"{point.session}:{views.quoted(plain(point))}"
 
 
 def _brief(point: model.Checkpoint | Mapping[str, Any]) -> dict[str, Any]:
@@ -498,7 +499,7 @@ def _brief(point: model.Checkpoint | Mapping[str, Any]) -> dict[str, Any]:
         "ref": f"{found['session']}:{found['label']}",
         "id": found["id"],
         "name": found["name"],
-        "intent": answers.title(found),
+        "intent": views.title(found),
         "at": found["created_at"],
         "kind": found["kind"],
         "actor": found["actor"],
@@ -511,7 +512,7 @@ def _verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     return {key: found[key] for key in ("state", "command", "exit_code", "duration_ms", "at")}
 
 
-def _sections(found: answers.Diff) -> list[dict[str, Any]]:
+def _sections(found: views.Diff) -> list[dict[str, Any]]:
     return [
         {key: one[key] for key in ("name", "summary", "source")} | {"lines": len(one["lines"])}
         for one in found.sections
@@ -521,8 +522,8 @@ def _sections(found: answers.Diff) -> list[dict[str, Any]]:
 def _log_lines(point: Mapping[str, Any], *, head: str | None, good: set[str]) -> Sequence[str]:
     mark = "●" if point["id"] == head else "○"
     words = " ".join(filter(None, (point["label"], clock(point["created_at"]), point["name"])))
-    lines = [f"{mark} {words}  {answers.title(point) or '(no intent)'}"]
-    lines[0] += f"  {answers.verdict(point['verdict'], short=True)}"
+    lines = [f"{mark} {words}  {views.title(point) or '(no intent)'}"]
+    lines[0] += f"  {views.verdict(point['verdict'], short=True)}"
     if point["id"] in good:
         lines[0] += "  ← good"
     if point["summary"]:

@@ -10,7 +10,6 @@ card, with its reason, and never more than that.
     repositories.py   git
     databases.py      SQLite
     system.py         user accounts, cron
-    phrases.py        all of it in a few words
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from waypoint.history.analyzers.findings import (
     RepositoryChange,
     TableChange,
 )
-from waypoint.history.analyzers.phrases import headline
 from waypoint.history.analyzers.reading import (
     Analyzer,
     Nothing,
@@ -63,7 +61,6 @@ __all__ = [
     "TableChange",
     "View",
     "analyze",
-    "headline",
 ]
 
 ANALYZERS: Mapping[str, Analyzer] = MappingProxyType({

@@ -24,17 +24,18 @@ from waypoint.history.analyzers import (
     Finding,
     PackageChange,
     RepositoryChange,
-    headline,
 )
-from waypoint.history.cards import Difference, Source, program_name
+from waypoint.history.cards import Difference, Source
 from waypoint.history.changes import Change, Changes, Fold
-from waypoint.history.contacts import Contact, amount, join, phrase
+from waypoint.history.contacts import Contact, join
 from waypoint.history.facts import OWN_SHELL, Facts, LiveDifference, PortFact, ProcessFact
-from waypoint.history.outside import words
 from waypoint.history.plans import Plan
 from waypoint.history.redaction import MASK
 from waypoint.model import Checkpoint, Effect, Record, State, TaskChange
-from waypoint.words import plural, shown, size
+from waypoint.text.cards import program_name
+from waypoint.text.effects import amount, phrase, words
+from waypoint.text.findings import headline
+from waypoint.text.units import plural, shown, size
 
 Sign = Literal["+", "~", "-", "→"]
 SECTIONS = ("files", "packages", "git", "databases", "system", "processes", "ports", "shell", "network")

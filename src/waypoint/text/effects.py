@@ -1,14 +1,16 @@
-"""Effects in words: for plans, cards, prompts and warnings."""
+"""Effects and contacts in words: for plans, cards, prompts and warnings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 
+from waypoint.history.contacts import Contact, join
 from waypoint.model import Effect
-from waypoint.words import clock, shown
+from waypoint.text.units import clock, shown, size
 
 _MOST = 60
+_MOST_NAMES = 3
 
 
 def what(effect: Effect) -> str:
@@ -53,3 +55,21 @@ def warning(before: Effect, session: str) -> str:
     """For whoever does it again."""
     where = "" if before.session == session else f" in {before.session}"
     return f"this has happened before{where}: {words(before)}, key {before.key}; a restore does not undo it"
+
+
+def amount(contact: Contact) -> str:
+    """`12 KB out, 3.4 KB in`."""
+    back = f"{size(contact.bytes_in)} in" if contact.bytes_in else "no answer"
+    return f"{size(contact.bytes_out)} out, {back}"
+
+
+def phrase(contacts: Sequence[Contact], *, amounts: bool = False) -> str:
+    """`talked to example.org:443, api.stripe.com:443 and 2 more`; nothing when there are none."""
+    places = join(contacts)
+    if not places:
+        return ""
+    # Where most went is said first: that is what somebody looks for who fears that something has left.
+    places.sort(key=lambda one: -one.bytes_out)
+    said = [f"{one.where} ({amount(one)})" if amounts else one.where for one in places[:_MOST_NAMES]]
+    more = f" and {len(places) - _MOST_NAMES} more" if len(places) > _MOST_NAMES else ""
+    return f"talked to {', '.join(said)}{more}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from waypoint.words import age, clock, milliseconds, plural, shown, size
+from waypoint.text.units import age, clock, milliseconds, plural, shown, size
 
 Manner = Literal["plain", "bold", "dim", "good", "bad", "warn"]
 Lines = list[tuple[Manner, str]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from waypoint.agent.tasks import ancestors, listing
 from waypoint.history.cards import Card
 from waypoint.model import Checkpoint, Event, Task
-from waypoint.words import plural, shown
+from waypoint.text.units import plural, shown
 
 _MOST_EVENTS = 20
 _WORDS = 200

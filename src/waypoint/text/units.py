@@ -1,6 +1,6 @@
 """Quantities, times and other people's words, the way a person reads them.
 
-Shared by what tells (history/telling.py) and by the faces, so that a size is written in one way everywhere.
+Shared by what tells (text/difference.py) and by the faces, so that a size is written in one way everywhere.
 """
 
 from __future__ import annotations
