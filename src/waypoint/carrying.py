@@ -9,10 +9,10 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from waypoint.core.transfer import Request
 from waypoint.errors import UsageError
 from waypoint.kernel.placement import Folder
 from waypoint.service import Connection, verb
-from waypoint.transfer import Request
 
 if TYPE_CHECKING:
     from waypoint.daemon import Daemon

@@ -30,6 +30,14 @@ import msgspec
 
 from waypoint import __version__, wire
 from waypoint.box.box import allow_many_files
+from waypoint.core.dedupe import Sharing
+from waypoint.core.gate import Gate
+from waypoint.core.journal import Journal, packed_state
+from waypoint.core.sessions import Live, Sessions
+from waypoint.core.space import Upkeep
+from waypoint.core.story import Story
+from waypoint.core.transfer import Transfers
+from waypoint.core.trials import Trials, check_trial
 from waypoint.errors import (
     DaemonError,
     MissingFeature,
@@ -38,26 +46,18 @@ from waypoint.errors import (
     VersionMismatch,
     WaypointError,
 )
-from waypoint.gate import Gate
 from waypoint.gating import asker_of
 from waypoint.history.retention import Policy, parse_duration
 from waypoint.home import Home, locate
 from waypoint.inside import Inside
-from waypoint.journal import Journal, packed_state
 from waypoint.kernel.pool import close_pool, open_pool
 from waypoint.machine import setup
 from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.policy.rules import check as check_policy
 from waypoint.service import VERBS, Answered, Connection, actor_of, verb
-from waypoint.sessions import Live, Sessions
-from waypoint.sharing import Sharing
 from waypoint.store.database import Store, iso
-from waypoint.story import Story
 from waypoint.terminal.recording import Heard
 from waypoint.terminal.terminal import Watcher
-from waypoint.transfer import Transfers
-from waypoint.trial import Trials, check_trial
-from waypoint.upkeep import Upkeep
 
 log = logging.getLogger("waypoint")
 

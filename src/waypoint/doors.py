@@ -38,8 +38,8 @@ from pathlib import Path
 import msgspec
 
 from waypoint.box.box import inside_path
+from waypoint.core.sessions import Live, Sessions
 from waypoint.model import Checkpoint, Record
-from waypoint.sessions import Live, Sessions
 from waypoint.terminal.terminal import Pump
 
 log = logging.getLogger("waypoint")

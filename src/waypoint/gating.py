@@ -1,4 +1,4 @@
-"""The daemon's verbs about effects, policies and approvals (gate.py)."""
+"""The daemon's verbs about effects, policies and approvals (core/gate.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from waypoint.core.gate import Asker
 from waypoint.errors import UsageError
-from waypoint.gate import Asker
 from waypoint.model import EffectClass
 from waypoint.policy.rules import built_in_text
 from waypoint.service import Connection, actor_of, verb

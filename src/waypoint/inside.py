@@ -23,14 +23,14 @@ import msgspec
 
 from waypoint import __version__
 from waypoint.agent import tasks
+from waypoint.core.sessions import Live
+from waypoint.core.story import BASE, NOW
 from waypoint.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
 from waypoint.model import Checkpoint, Task
 from waypoint.service import VERBS, Connection
-from waypoint.sessions import Live
 from waypoint.store.database import SessionRow
-from waypoint.story import BASE, NOW
 from waypoint.text import views
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The daemon's verbs about what an agent did, knows and has still to do (journal.py)."""
+"""The daemon's verbs about what an agent did, knows and has still to do (core/journal.py)."""
 
 from __future__ import annotations
 

@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from waypoint.core.story import BASE, line_between
+from waypoint.core.trials import check_trial
 from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
 from waypoint.history.redaction import Redactor
 from waypoint.model import Checkpoint
 from waypoint.service import Connection, actor_of, verb
 from waypoint.store.database import SessionRow, iso
-from waypoint.story import BASE, line_between
 from waypoint.text.cards import summarize
 from waypoint.text.difference import SECTIONS, Section, called, outside, tell, within
-from waypoint.trial import check_trial
 
 if TYPE_CHECKING:
     from waypoint.daemon import Daemon

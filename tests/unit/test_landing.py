@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 
 from waypoint.cli import render
 from waypoint.cli.landing import Where, _plan, where
+from waypoint.core.transfer import carry_out
 from waypoint.history import export, landing
 from waypoint.history.changes import compare
 from waypoint.history.landing import Plan, Rules, Selection
 from waypoint.history.view import OPAQUE, REDIRECT, PointView
 from waypoint.kernel.placement import ANYTHING, Dress, Folder, Moved
-from waypoint.transfer import carry_out
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="whiteouts and owners need root")
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from waypoint import spares
+from waypoint.core import spares
+from waypoint.core.spares import Spares, Wanted
 from waypoint.errors import NotFound
-from waypoint.spares import Spares, Wanted
 
 MEGABYTE = 1 << 20
 

@@ -30,8 +30,8 @@ from waypoint.terminal.terminal import Pump
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from waypoint.core.sessions import Live, Sessions
     from waypoint.model import Checkpoint
-    from waypoint.sessions import Live, Sessions
     from waypoint.store.database import SessionRow
 
 log = logging.getLogger("waypoint")

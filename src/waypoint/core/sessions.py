@@ -33,7 +33,6 @@ from typing import Any
 
 import msgspec
 
-from waypoint import spares
 from waypoint.agent.trajectory import Stream, Trajectory
 from waypoint.box.box import (
     Box,
@@ -54,6 +53,8 @@ from waypoint.box.box import (
     write_plan,
 )
 from waypoint.box.keeper import Keeper
+from waypoint.core import spares
+from waypoint.core.observe import look_at_shell, observe
 from waypoint.engine import criu, tree
 from waypoint.engine.memory import Memory
 from waypoint.errors import (
@@ -89,7 +90,6 @@ from waypoint.model import (
     Session,
     Size,
 )
-from waypoint.observe import look_at_shell, observe
 from waypoint.store.database import UNDOABLE, AgentState, SessionRow, Store, iso
 from waypoint.terminal.recording import Happened, tell
 from waypoint.terminal.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState

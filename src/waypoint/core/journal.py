@@ -18,6 +18,8 @@ from waypoint.agent import tasks as plan
 from waypoint.agent.asciicast import KINDS, cast
 from waypoint.agent.tasks import Tasks
 from waypoint.agent.trajectory import spoken, whole
+from waypoint.core.sessions import Sessions
+from waypoint.core.story import Story
 from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history.cards import Card
 from waypoint.model import (
@@ -29,9 +31,7 @@ from waypoint.model import (
     Task,
     TaskState,
 )
-from waypoint.sessions import Sessions
 from waypoint.store.database import AgentState, NewEvent, SessionRow, iso, pack
-from waypoint.story import Story
 from waypoint.text.resume import Standing, tell
 
 MOST_STATE_BYTES = 64 << 20

@@ -22,6 +22,7 @@ from datetime import datetime
 from pathlib import Path
 
 from waypoint.bases import store
+from waypoint.core.sessions import Live, Sessions
 from waypoint.errors import NoSpace, UsageError
 from waypoint.history.retention import AUTOMATIC, Policy, choose, holds
 from waypoint.kernel import processes
@@ -39,7 +40,6 @@ from waypoint.model import (
     Pruned,
     VolumeUse,
 )
-from waypoint.sessions import Live, Sessions
 from waypoint.store.database import UNDOABLE, SessionRow
 
 log = logging.getLogger("waypoint")

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
+from waypoint.core.sessions import Live, Sessions
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history.retention import duration_words
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState
 from waypoint.policy.approvals import Approvals
 from waypoint.policy.rules import Judgement, Policy, Rules, built_in, check
-from waypoint.sessions import Live, Sessions
 from waypoint.store.database import SessionRow
 from waypoint.store.ledger import Ledger, NewEffect
 from waypoint.terminal.recording import Happened

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from waypoint.core.sessions import Live, Sessions, new_id
 from waypoint.errors import NotFound, SessionBusy, UsageError, WaypointError
 from waypoint.history.redaction import Redactor
 from waypoint.model import Checkpoint, RunResult, Verdict
-from waypoint.sessions import Live, Sessions, new_id
 
 OUTPUT_TAIL_BYTES = 4096
 DEFAULT_TIMEOUT = 600.0

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from waypoint.core.sessions import Live, Sessions
+from waypoint.core.story import BASE, Moment, Story
 from waypoint.errors import (
     LandingConflict,
     MachineError,
@@ -33,9 +35,7 @@ from waypoint.kernel import files
 from waypoint.kernel.files import Entry
 from waypoint.kernel.placement import ANYTHING, Dress, Expected, Folder, Moved
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
-from waypoint.sessions import Live, Sessions
 from waypoint.store.database import SessionRow
-from waypoint.story import BASE, Moment, Story
 
 _MOST_CONFLICTS_TOLD = 200
 _AT_ONCE = 200

@@ -18,6 +18,9 @@ import msgspec
 
 from waypoint.agent import tasks
 from waypoint.box.box import coverage, hidden_paths
+from waypoint.core.contacts import Outbound
+from waypoint.core.observe import observe
+from waypoint.core.sessions import Sessions, new_id
 from waypoint.errors import GroundMoved, NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history import facts as live_facts
 from waypoint.history.analyzers import Analysis, RepositoryChange, analyze
@@ -31,9 +34,6 @@ from waypoint.history.view import PointView
 from waypoint.kernel import processes
 from waypoint.kernel.pool.deltas import differences
 from waypoint.model import Checkpoint, Effect
-from waypoint.observe import observe
-from waypoint.outbound import Outbound
-from waypoint.sessions import Sessions, new_id
 from waypoint.store.database import SessionRow
 from waypoint.store.ledger import Ledger
 from waypoint.text.cards import write_card

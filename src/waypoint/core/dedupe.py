@@ -17,9 +17,9 @@ import time
 from collections import deque
 from contextlib import ExitStack, suppress
 
+from waypoint.core.sessions import Live, Sessions
 from waypoint.kernel.syscalls import set_io_priority
 from waypoint.model import Checkpoint
-from waypoint.sessions import Live, Sessions
 from waypoint.store.database import SessionRow
 
 log = logging.getLogger("waypoint")
