@@ -29,7 +29,8 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from waypoint import agents, errors, model, wire
+from waypoint import agents, errors, model
+from waypoint.api import wire
 from waypoint.home import Home, locate
 from waypoint.text import views
 

@@ -28,7 +28,8 @@ from typing import Any
 
 import msgspec
 
-from waypoint import __version__, wire
+from waypoint import __version__
+from waypoint.api import wire
 from waypoint.box.box import allow_many_files
 from waypoint.core.dedupe import Sharing
 from waypoint.core.gate import Gate

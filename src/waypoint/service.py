@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from waypoint import wire
+from waypoint.api import wire
 from waypoint.errors import UsageError
 from waypoint.model import Actor
 

@@ -220,7 +220,7 @@ def test_the_daemon_may_open_many_files_and_sessions_as_many_as_before(
 
 
 def test_a_client_of_another_version_is_told_so(home: Home) -> None:
-    from waypoint import wire
+    from waypoint.api import wire
 
     client = waypoint.Client()
     with contextlib.closing(client.connect()) as connection:
@@ -230,7 +230,7 @@ def test_a_client_of_another_version_is_told_so(home: Home) -> None:
 
 
 def test_garbage_on_the_socket_is_answered_with_an_error(home: Home) -> None:
-    from waypoint import wire
+    from waypoint.api import wire
 
     client = waypoint.Client()
     with contextlib.closing(client.connect()) as connection:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import waypoint
-from waypoint import errors, model, wire
+from waypoint import errors, model
+from waypoint.api import wire
 from waypoint.home import Home
 
 SHIPIT = """

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from waypoint import __version__, errors, wire
+from waypoint import __version__, errors
+from waypoint.api import wire
 from waypoint.cli import main, parser, render
 from waypoint.cli.attach import Keys
 from waypoint.cli.keys import typed

@@ -23,7 +23,8 @@ import tty
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from waypoint import errors, wire
+from waypoint import errors
+from waypoint.api import wire
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -318,7 +318,7 @@ def _beside_result(
 
 def _feed(program: Program) -> None:
     """Our input is the program's, as it comes. It may end before its input does."""
-    from waypoint.wire import Closed
+    from waypoint.api.wire import Closed
 
     with contextlib.suppress(Closed, OSError, ValueError):
         while data := os.read(sys.stdin.fileno(), 1 << 16):
