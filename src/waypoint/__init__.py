@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from waypoint.client import Checkpoint, Client, Program, Result, Session, session, sessions
+    from waypoint.client.migrations import migration
+    from waypoint.client.session import Checkpoint, Client, Program, Result, Session, session, sessions
     from waypoint.errors import WaypointError
-    from waypoint.migrations import migration
 
 __all__ = [
     "Checkpoint",
@@ -34,11 +34,11 @@ def __getattr__(name: str) -> Any:
 
         return errors.WaypointError
     if name == "migration":
-        from waypoint import migrations
+        from waypoint.client import migrations
 
         return migrations.migration
     if name in __all__:
-        from waypoint import client
+        from waypoint.client import session
 
-        return getattr(client, name)
+        return getattr(session, name)
     raise AttributeError(f"module 'waypoint' has no attribute {name!r}")

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 import waypoint
-from waypoint import errors, migrations, model
+from waypoint import errors, model
+from waypoint.client import migrations
 from waypoint.history.redaction import MASK
 from waypoint.home import Home
 from waypoint.terminal.screen import Screen

@@ -410,4 +410,4 @@ def test_interrupt_ends_only_the_command_it_names(session: waypoint.Session) -> 
     assert session.interrupt() is False
     assert session.interrupt("true") is False
     with pytest.raises(errors.NotFound):
-        waypoint.client.Session(waypoint.Client(), "nobody").interrupt()
+        waypoint.Session(waypoint.Client(), "nobody").interrupt()

@@ -12,11 +12,13 @@ from types import ModuleType
 import pytest
 
 import waypoint
-from waypoint import agents, client, errors
+from waypoint import errors
+from waypoint.client import agent
+from waypoint.client import session as client
 from waypoint.home import Home
 
 
-@pytest.mark.parametrize("module", [client, agents], ids=["client", "agents"])
+@pytest.mark.parametrize("module", [client, agent], ids=["client", "agents"])
 def test_the_examples_in_the_docstrings_are_true(
     home: Home, sessions: Callable[..., waypoint.Session], module: ModuleType
 ) -> None:

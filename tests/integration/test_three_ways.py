@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import waypoint
-from waypoint.client import Session
+from waypoint.client.session import Session
 from waypoint.home import Home
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from waypoint import errors, migrations
+from waypoint import errors
+from waypoint.client import migrations
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from waypoint.adapters.answering import Decided
 from waypoint.errors import WaypointError, from_dict
 
 if TYPE_CHECKING:
-    from waypoint.client import Client
+    from waypoint.client.session import Client
 
 DOOR = "/dev/waypoint.inside/replies"
 """There where a session can ask about itself."""
@@ -33,7 +33,7 @@ class Outside:
     """By the SDK."""
 
     def __init__(self, client: Client, session: str) -> None:
-        from waypoint.client import Session  # an agent inside does without
+        from waypoint.client.session import Session  # an agent inside does without
 
         self._client = client
         self._session = Session(client, session, "agent")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from waypoint.bench.results import OURS
 from waypoint.bench.runner import Bench, Timed, chosen, now_ms
 from waypoint.bench.workloads import WAIT, Wrong
-from waypoint.client import Checkpoint, Session
+from waypoint.client.session import Checkpoint, Session
 
 COLD = "waypoint, cold"
 _FILES = 1000

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import waypoint
 from waypoint import errors
 from waypoint.bench.results import OURS, Figure, Machine, Report, Skipped, Unit, Window
-from waypoint.client import Checkpoint, Client, Session
+from waypoint.client.session import Checkpoint, Client, Session
 from waypoint.home import Home
 from waypoint.machine import setup
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from waypoint.bench.results import TREE, Unit
 from waypoint.bench.runner import Bench, available_bytes, now_ms
-from waypoint.client import Session
+from waypoint.client.session import Session
 from waypoint.errors import SessionError
 from waypoint.text.units import size
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from waypoint.cli.console import Console
-    from waypoint.client import Client
+    from waypoint.client.session import Client
 
 _READ_BYTES = 1 << 16
 _BANNER_SECONDS = 4.0

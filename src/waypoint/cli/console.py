@@ -17,7 +17,7 @@ from waypoint import errors
 
 if TYPE_CHECKING:
     from waypoint.cli.render import Paint
-    from waypoint.client import Client
+    from waypoint.client.session import Client
     from waypoint.home import Home
 
 _QUIET_SECONDS = 0.5
@@ -59,7 +59,7 @@ class Console:
 
     def another_client(self, *, start: bool = True) -> Client:
         """One with a connection of its own."""
-        from waypoint.client import Client
+        from waypoint.client.session import Client
 
         self._clients.append(Client(self._home, start=start))
         return self._clients[-1]

@@ -15,7 +15,7 @@ from waypoint.cli import render
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
     from waypoint.cli.render import Paint
-    from waypoint.client import Session
+    from waypoint.client.session import Session
 
 _SHOWN = 40
 _SIGNS = {"create": "+", "update": "~", "mode": "~", "delete": "-"}
@@ -23,7 +23,7 @@ _WHERE = re.compile(r"(?P<session>[A-Za-z0-9_][A-Za-z0-9_.-]*)?(?:@(?P<ref>[^/]+
 
 
 def _session(console: Console) -> Session:
-    from waypoint.client import Session
+    from waypoint.client.session import Session
 
     found = console.session
     if found is None:
@@ -242,7 +242,7 @@ def where(word: str) -> Where:
 
 
 def cp(console: Console) -> int:
-    from waypoint.client import Session
+    from waypoint.client.session import Session
 
     given = console.arguments
     *sources, target = [where(word) for word in given.paths]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from waypoint.cli.console import Console
-    from waypoint.client import Program
+    from waypoint.client.session import Program
 
 TIMED_OUT = 124
 INTERRUPTED = 130
@@ -247,7 +247,7 @@ def _run_beside(console: Console, argv: Sequence[str]) -> int:
     import threading
     import time
 
-    from waypoint.client import Session
+    from waypoint.client.session import Session
 
     given = console.arguments
     if given.tty:
@@ -327,7 +327,7 @@ def _feed(program: Program) -> None:
 
 
 def _signal(console: Console, session: Any, pid: int, name: str) -> None:
-    from waypoint.client import Session
+    from waypoint.client.session import Session
 
     client = console.another_client()
     with contextlib.closing(client), contextlib.suppress(errors.WaypointError):

@@ -152,7 +152,7 @@ def _cast(console: Console) -> int:
         console.client.call("cast", args, on_data=sys.stdout.buffer.write)
         sys.stdout.buffer.flush()
         return 0
-    from waypoint.client import Session
+    from waypoint.client.session import Session
 
     name = console.call("session", {"session": console.session}, "looking")["session"]["name"]
     try:

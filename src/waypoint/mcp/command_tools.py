@@ -23,7 +23,7 @@ from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, Inpu
 from pydantic import Field
 
 from waypoint import errors, model
-from waypoint.client import OnApproval, Result, Session
+from waypoint.client.session import OnApproval, Result, Session
 from waypoint.mcp.held import Held
 from waypoint.mcp.pages import PAGE_CHARACTERS
 from waypoint.mcp.tools import Answer, Name, Tools, cut, plain

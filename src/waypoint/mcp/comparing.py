@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from waypoint import errors
-from waypoint.client import Checkpoint, Client, Session
+from waypoint.client.session import Checkpoint, Client, Session
 from waypoint.text import views
 from waypoint.text.units import milliseconds, plural, size
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Literal
 
 from waypoint import model
-from waypoint.client import OnApproval, Result
+from waypoint.client.session import OnApproval, Result
 from waypoint.errors import WaypointError
 
 State = Literal["done", "asking"]

@@ -15,7 +15,7 @@ from mcp.types import CallToolResult, InputRequiredResult, Resource, TextContent
 from pydantic import ValidationError
 
 from waypoint import __version__, errors
-from waypoint.client import Client, Session
+from waypoint.client.session import Client, Session
 from waypoint.mcp.journal_tools import JournalTools
 from waypoint.mcp.tools import Answer, Tools
 

@@ -18,8 +18,9 @@ import anyio.to_thread
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
-from waypoint import agents, errors, model
-from waypoint.client import Checkpoint, Client, Session
+from waypoint import errors, model
+from waypoint.client import agent
+from waypoint.client.session import Checkpoint, Client, Session
 from waypoint.mcp.pages import PAGE_CHARACTERS, Shelf
 from waypoint.text import views
 from waypoint.text.units import clock, milliseconds, shown
@@ -531,7 +532,7 @@ def _log_lines(point: Mapping[str, Any], *, head: str | None, good: set[str]) ->
     return lines
 
 
-def _restored(done: agents.Restored) -> Answer:
+def _restored(done: agent.Restored) -> Answer:
     text = f"{done.session.name} is at {_called(done.checkpoint)} (ready in {milliseconds(done.ready_ms)})."
     if done.safety:
         text += f" What was there is kept as {done.safety.label}; `undo` goes back to it."

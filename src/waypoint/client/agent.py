@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypoint import errors, model
-from waypoint.migrations import migrate
+from waypoint.client.migrations import migrate
 
 if TYPE_CHECKING:
-    from waypoint.client import Client
+    from waypoint.client.session import Client
 
 
 def sent_state(state: Any) -> dict[str, Any]:

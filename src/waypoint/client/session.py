@@ -29,8 +29,9 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from waypoint import agents, errors, model
+from waypoint import errors, model
 from waypoint.api import wire
+from waypoint.client import agent
 from waypoint.home import Home, locate
 from waypoint.text import views
 
@@ -373,8 +374,8 @@ class Checkpoint:
         return [Session(self._client, fork["name"], actor) for fork in found["sessions"]]
 
     @property
-    def _standing(self) -> agents.Standing:
-        return agents.Standing(self._client, self.info.session, self.id)
+    def _standing(self) -> agent.Standing:
+        return agent.Standing(self._client, self.info.session, self.id)
 
     def agent_state(self, version: str | None = None) -> Any:
         """What the agent left with it, None when nothing. `version`: that of the code that asks; state of
@@ -391,7 +392,7 @@ class Checkpoint:
 
     def tasks(self) -> list[model.Task]:
         """The tasks as they stood at it."""
-        return agents.Tasks(self._client, self.info.session, "person").list(self.id)
+        return agent.Tasks(self._client, self.info.session, "person").list(self.id)
 
     def card(self, *, again: bool = False) -> views.Card:
         """Its story: intent, changes, verdicts, notes. `again`: computed anew."""
@@ -618,7 +619,7 @@ class Session:
             "verify": verify,
             "wait": wait,
             "actor": actor or self.actor,
-            "agent_state": None if agent_state is None else agents.sent_state(agent_state),
+            "agent_state": None if agent_state is None else agent.sent_state(agent_state),
             "agent_version": agent_version,
         }
         found = self._client.call("checkpoint", args)["checkpoint"]
@@ -692,7 +693,7 @@ class Session:
         safety: bool = True,
         files_only: bool = False,
         agent_version: str | None = None,
-    ) -> agents.Restored:
+    ) -> agent.Restored:
         """Takes the session back to a point; a safety checkpoint of the present is taken first. Conversation
         and tasks go back with it, and the answer has what the agent left there (`agent_state()`).
 
@@ -706,7 +707,7 @@ class Session:
                 raise errors.UsageError(
                     "agent_version needs to know the point", hint="give the point beside the plan"
                 )
-            at = agents.Standing(self._client, self.name, _ref(point))
+            at = agent.Standing(self._client, self.name, _ref(point))
             state = at.agent_state(agent_version)
         args = {
             "session": self.name,
@@ -718,19 +719,19 @@ class Session:
         }
         return self._restored(self._client.call("restore", args), state)
 
-    def _restored(self, found: Any, state: Any = None) -> agents.Restored:
-        restored = msgspec.convert(found, agents.Restored)
+    def _restored(self, found: Any, state: Any = None) -> agent.Restored:
+        restored = msgspec.convert(found, agent.Restored)
         point = restored.checkpoint
-        at = agents.Standing(self._client, self.name, point.id)
+        at = agent.Standing(self._client, self.name, point.id)
         if state is None and point.agent_state_kind:
             state = at.agent_state()
         return restored._know(at, state)
 
-    def undo(self) -> agents.Restored:
+    def undo(self) -> agent.Restored:
         """Takes the last restore back."""
         return self._restored(self._client.call("undo", {"session": self.name, "actor": self.actor}))
 
-    def redo(self) -> agents.Restored:
+    def redo(self) -> agent.Restored:
         """Takes the last undo back."""
         return self._restored(self._client.call("redo", {"session": self.name, "actor": self.actor}))
 
@@ -810,7 +811,7 @@ class Session:
         """
         if actor is None:
             actor = "person" if what == "user" else "agent"
-        args = {"what": what, "content": agents.sent_content(content), "name": name, "call": call}
+        args = {"what": what, "content": agent.sent_content(content), "name": name, "call": call}
         args |= {"error": error, "actor": actor}
         return int(self._client.call("record", {"session": self.name, **args})["event"])
 
@@ -825,11 +826,11 @@ class Session:
         """What happened, oldest first: up to now, or up to a point. `everything`: also what it went back
         from. `limit`: the last so many."""
         args = {"ref": _ref(ref), "kinds": list(kinds), "limit": limit, "all": everything, "full": True}
-        return agents.events(self._client.call("trace", {"session": self.name, **args}))
+        return agent.events(self._client.call("trace", {"session": self.name, **args}))
 
     def messages(self) -> list[dict[str, Any]]:
         """What was said up to now, oldest first: `{"role", "content"}`; tools' with a `kind`."""
-        return agents.Standing(self._client, self.name, None).messages()
+        return agent.Standing(self._client, self.name, None).messages()
 
     def cast(self, file: str | os.PathLike[str], ref: Checkpoint | str | None = None) -> None:
         """Writes what its terminal showed, up to now or up to a point, as an asciicast."""
@@ -838,19 +839,19 @@ class Session:
 
     def agent_state(self, version: str | None = None) -> Any:
         """What the agent left with the last point on the way to where it stands that has something."""
-        return agents.Standing(self._client, self.name, None).agent_state(version)
+        return agent.Standing(self._client, self.name, None).agent_state(version)
 
     @property
-    def tasks(self) -> agents.Tasks:
+    def tasks(self) -> agent.Tasks:
         """What is to be done in it."""
-        return agents.Tasks(self._client, self.name, self.actor)
+        return agent.Tasks(self._client, self.name, self.actor)
 
-    def resume(self, *, agent_version: str | None = None) -> agents.Resumed:
+    def resume(self, *, agent_version: str | None = None) -> agent.Resumed:
         """Where things stand and what comes next, as data and as text for a prompt. A session that does not
         run is brought back from its last point first. `agent_version`: as for `restore`."""
         state = self.agent_state(agent_version)
         found = self._client.call("resume", {"session": self.name, "actor": self.actor})
-        return agents.Resumed(self._client, msgspec.convert(found, model.Resumption), state)
+        return agent.Resumed(self._client, msgspec.convert(found, model.Resumption), state)
 
     def operations(self) -> list[dict[str, Any]]:
         """What has moved it, oldest first: `at`, `verb`, `target`, `to`, `before`, `back_to`, `undone`."""
