@@ -85,7 +85,7 @@ _MOVED = "moved.json"
 STATE_IN_BOX = Path("/dev/waypoint.state")
 """Part of the snapshot: a checkpoint may find the shell while it writes there."""
 INSIDE_IN_BOX = Path("/dev/waypoint.inside")
-"""Where the daemon listens to this box alone, and answers: doors.py."""
+"""Where the daemon listens to this box alone, and answers: daemon/inside/doors.py."""
 
 
 @dataclass

@@ -102,7 +102,7 @@ class Client:
             raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
         environment = {**os.environ, "WAYPOINT_HOME": str(self.home.path)}
         # -P: the current folder is no place to import from.
-        command = [sys.executable, "-P", "-m", "waypoint.daemon"]
+        command = [sys.executable, "-P", "-m", "waypoint.daemon.main"]
         started = subprocess.run(
             command,
             env=environment,

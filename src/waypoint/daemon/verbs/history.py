@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from waypoint.core.story import BASE, line_between
 from waypoint.core.trials import check_trial
+from waypoint.daemon.service import Connection, actor_of, verb
 from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
 from waypoint.history.redaction import Redactor
 from waypoint.model import Checkpoint
-from waypoint.service import Connection, actor_of, verb
 from waypoint.store.database import SessionRow, iso
 from waypoint.text.cards import summarize
 from waypoint.text.difference import SECTIONS, Section, called, outside, tell, within
 
 if TYPE_CHECKING:
-    from waypoint.daemon import Daemon
+    from waypoint.daemon.main import Daemon
 
 
 @verb

@@ -39,6 +39,9 @@ from waypoint.core.space import Upkeep
 from waypoint.core.story import Story
 from waypoint.core.transfer import Transfers
 from waypoint.core.trials import Trials, check_trial
+from waypoint.daemon.inside.grammar import Inside
+from waypoint.daemon.service import VERBS, Answered, Connection, actor_of, verb
+from waypoint.daemon.verbs.effects import asker_of
 from waypoint.errors import (
     DaemonError,
     MissingFeature,
@@ -47,15 +50,12 @@ from waypoint.errors import (
     VersionMismatch,
     WaypointError,
 )
-from waypoint.gating import asker_of
 from waypoint.history.retention import Policy, parse_duration
 from waypoint.home import Home, locate
-from waypoint.inside import Inside
 from waypoint.kernel.pool import close_pool, open_pool
 from waypoint.machine import setup
 from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.policy.rules import check as check_policy
-from waypoint.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.store.database import Store, iso
 from waypoint.terminal.recording import Heard
 from waypoint.terminal.terminal import Watcher
@@ -680,7 +680,12 @@ def _pool_size() -> int | None:
 
 def _prepare(home: Home) -> Sessions:
     """Everything a daemon needs, or an error that says what is missing."""
-    from waypoint import carrying, gating, journaling, storytelling  # noqa: F401 - their verbs answer too
+    from waypoint.daemon.verbs import (
+        agent,  # noqa: F401 - their verbs answer too
+        effects,  # noqa: F401 - their verbs answer too
+        files,  # noqa: F401 - their verbs answer too
+        history,  # noqa: F401 - their verbs answer too
+    )
     from waypoint.engine import probe
 
     engine = setup.engine_dir(home.path)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from waypoint.daemon.service import Connection, actor_of, verb
 from waypoint.errors import UsageError
 from waypoint.model import EventKind, TaskState
-from waypoint.service import Connection, actor_of, verb
 from waypoint.text.resume import line_of
 
 if TYPE_CHECKING:
-    from waypoint.daemon import Daemon
+    from waypoint.daemon.main import Daemon
 
 _PIECE = 1 << 16
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from waypoint.core.transfer import Request
+from waypoint.daemon.service import Connection, verb
 from waypoint.errors import UsageError
 from waypoint.kernel.placement import Folder
-from waypoint.service import Connection, verb
 
 if TYPE_CHECKING:
-    from waypoint.daemon import Daemon
+    from waypoint.daemon.main import Daemon
 
 _PIECE_BYTES = 1 << 18
 

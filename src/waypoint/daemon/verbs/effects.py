@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypoint.core.gate import Asker
+from waypoint.daemon.service import Connection, actor_of, verb
 from waypoint.errors import UsageError
 from waypoint.model import EffectClass
 from waypoint.policy.rules import built_in_text
-from waypoint.service import Connection, actor_of, verb
 from waypoint.text.effects import phrase
 
 if TYPE_CHECKING:
-    from waypoint.daemon import Daemon
+    from waypoint.daemon.main import Daemon
 
 
 def asker_of(connection: Connection, args: dict[str, Any]) -> Asker:

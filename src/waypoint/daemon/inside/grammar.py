@@ -5,7 +5,7 @@ The session is the one whose box the request came from. A ref means one of its o
 from; of all others it is not even said whether they exist. Nothing that moves a session (restore, undo,
 fork, park), lets something out (apply, export, cp) or grants something (approve) is here.
 
-doors.py brings the requests and takes the answers back.
+daemon/inside/doors.py brings the requests and takes the answers back.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from waypoint import __version__
 from waypoint.agent import tasks
 from waypoint.core.sessions import Live
 from waypoint.core.story import BASE, NOW
-from waypoint.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
+from waypoint.daemon.inside.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
+from waypoint.daemon.service import VERBS, Connection
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
 from waypoint.model import Checkpoint, Task
-from waypoint.service import VERBS, Connection
 from waypoint.store.database import SessionRow
 from waypoint.text import views
 
 if TYPE_CHECKING:
-    from waypoint.daemon import Daemon
+    from waypoint.daemon.main import Daemon
 
 _DIFFERENT = 1
 _ROW_BYTES = 500
