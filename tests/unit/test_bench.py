@@ -16,7 +16,7 @@ from waypoint import errors
 from waypoint.bench import charts, compare, reference, report, runner, workloads
 from waypoint.bench.peers import OTHERS
 from waypoint.bench.results import TARGETS, TREE, Figure, Machine, Report, Skipped, percentile
-from waypoint.cli import parser
+from waypoint.cli import spec
 
 MACHINE = Machine(
     cpu="A CPU",
@@ -269,7 +269,7 @@ def test_unknown_names_are_refused_with_those_there_are() -> None:
 
 
 def test_the_help_names_every_workload_and_every_peer() -> None:
-    verb, _ = parser.find(["bench"])
-    told = parser.Parser(verb).format_help()
+    verb, _ = spec.find(["bench"])
+    told = spec.Parser(verb).format_help()
     for name in (*workloads.WORKLOADS, *OTHERS):
         assert name in told

@@ -19,7 +19,7 @@ import pytest
 
 from waypoint import __version__, errors
 from waypoint.api import wire
-from waypoint.cli import main, parser, render
+from waypoint.cli import main, render, spec
 from waypoint.cli.attach import Keys
 from waypoint.cli.keys import typed
 from waypoint.cli.reference import reference
@@ -33,12 +33,12 @@ PLAIN = render.Paint(on=False)
 
 
 def parsed(*words: str) -> Any:
-    verb, rest = parser.find(words)
-    return parser.Parser(verb).parse(rest)
+    verb, rest = spec.find(words)
+    return spec.Parser(verb).parse(rest)
 
 
 def test_options_may_stand_before_and_after_the_verb() -> None:
-    asked = parser.split(["--home", "/h", "--json", "ls", "--json"])
+    asked = spec.split(["--home", "/h", "--json", "ls", "--json"])
     assert (asked.home, asked.json, asked.words) == ("/h", True, ["ls", "--json"])
     assert parsed("ls", "--home=/x", "--json").home == "/x"
 
@@ -116,42 +116,42 @@ def test_binds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_an_unknown_verb_suggests_the_nearest(word: str, meant: str) -> None:
     with pytest.raises(errors.UsageError) as caught:
-        parser.find([word])
+        spec.find([word])
     assert f"`waypoint {meant}`" in caught.value.hint
 
 
 def test_a_verb_of_two_words_lists_what_there_is() -> None:
     for words in (["daemon"], ["daemon", "stopp"]):
         with pytest.raises(errors.UsageError) as caught:
-            parser.find(words)
+            spec.find(words)
         assert "`waypoint daemon stop`" in caught.value.hint
 
 
-@pytest.mark.parametrize("verb", parser.VERBS, ids=lambda verb: verb.name)
+@pytest.mark.parametrize("verb", spec.VERBS, ids=lambda verb: verb.name)
 def test_every_verb_has_help_with_examples_and_a_function(
-    verb: parser.Verb, capsys: pytest.CaptureFixture[str]
+    verb: spec.Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*verb.name.split(), "-h"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"waypoint {verb.name}")
     assert all(f"  {example}\n" in shown for example in verb.examples)
     assert verb.examples
-    assert all(argument.help for argument in parser.Parser(verb).options())
-    module, function = verb.run.split(".")
+    assert all(argument.help for argument in spec.Parser(verb).options())
+    module, _, function = verb.run.rpartition(".")
     assert callable(getattr(__import__(f"waypoint.cli.{module}", fromlist=[function]), function))
 
 
-@pytest.mark.parametrize("verb", parser.VERBS, ids=lambda verb: verb.name)
-def test_examples_are_such_that_the_parser_takes_them(verb: parser.Verb) -> None:
+@pytest.mark.parametrize("verb", spec.VERBS, ids=lambda verb: verb.name)
+def test_examples_are_such_that_the_parser_takes_them(verb: spec.Verb) -> None:
     import shlex
 
     for example in verb.examples:
         line = example.rpartition("; ")[2].rpartition(" | ")[2]
         words = shlex.split(line)
         assert words[0] == "waypoint"
-        found, rest = parser.find(words[1:])
+        found, rest = spec.find(words[1:])
         assert found == verb
-        parser.Parser(found).parse(rest)
+        spec.Parser(found).parse(rest)
 
 
 def test_the_reference_is_up_to_date() -> None:
@@ -162,7 +162,7 @@ def test_the_reference_is_up_to_date() -> None:
 def test_the_overview_has_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {verb.name} " in shown for verb in parser.VERBS)
+    assert all(f"  {verb.name} " in shown for verb in spec.VERBS)
     assert main([]) == 2
     assert main(["help", "fork"]) == 0
     assert "waypoint fork" in capsys.readouterr().out
@@ -567,7 +567,7 @@ def test_a_verb_loads_what_it_needs_and_no_more() -> None:
         "rich",
         "click",
         "waypoint.machine",
-        "waypoint.cli.demo",
+        "waypoint.cli.verbs.demo",
         "sqlite3",
         "asyncio",
     }

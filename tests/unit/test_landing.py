@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from waypoint.cli import render
-from waypoint.cli.landing import Where, _plan, where
+from waypoint.cli.verbs.landing import Where, _plan, where
 from waypoint.core.transfer import carry_out
 from waypoint.history import export, landing
 from waypoint.history.changes import compare

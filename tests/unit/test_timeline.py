@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from waypoint.cli import main, render
-from waypoint.cli.compare import split_words
 from waypoint.cli.graph import Dot, place
-from waypoint.cli.timeline import Timeline, command_of
+from waypoint.cli.verbs.compare import split_words
+from waypoint.cli.verbs.timeline import Timeline, command_of
 from waypoint.errors import NotFound, UsageError
 from waypoint.history import lineage, refs
 from waypoint.history.analyzers import (

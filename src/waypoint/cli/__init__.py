@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
-    from waypoint.cli.parser import Verb
+    from waypoint.cli.spec import Verb
 
 _INSIDE, _CLIENT = "/dev/waypoint.inside/replies", "/dev/waypoint/bin/inside/waypoint"
 _BROKEN_PIPE = 141
@@ -85,23 +85,23 @@ def _main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    from waypoint.cli import parser
+    from waypoint.cli import spec
 
-    asked = parser.split(words)
+    asked = spec.split(words)
     if asked.show == "version":
         return main(["--version"])
     rest = asked.words
     if rest[:1] == ["help"]:
         rest = [*rest[1:], "-h"]
     if asked.show or not rest or rest == ["-h"]:
-        print(parser.overview(), end="")
+        print(spec.overview(), end="")
         return 0 if asked.show or rest else 2
-    if rest[1:] in (["-h"], ["--help"]) and parser.below(rest[0]):
-        print(parser.group_overview(rest[0]), end="")
+    if rest[1:] in (["-h"], ["--help"]) and spec.below(rest[0]):
+        print(spec.group_overview(rest[0]), end="")
         return 0
-    verb, rest = parser.find(rest)
+    verb, rest = spec.find(rest)
     try:
-        arguments = parser.Parser(verb).parse(rest)
+        arguments = spec.Parser(verb).parse(rest)
     except SystemExit as stop:  # -h
         return int(stop.code or 0)
     from waypoint.cli.console import Console
@@ -114,6 +114,6 @@ def _run(words: list[str]) -> int:
 def _function(verb: Verb) -> Callable[[Console], int]:
     from importlib import import_module
 
-    module, name = verb.run.split(".")
+    module, _, name = verb.run.rpartition(".")
     found: Callable[[Console], int] = getattr(import_module(f"waypoint.cli.{module}"), name)
     return found

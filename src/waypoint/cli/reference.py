@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from waypoint import errors
-from waypoint.cli.parser import GROUPS, VERBS, Argument, Parser, Verb
+from waypoint.cli.spec import GROUPS, VERBS, Argument, Parser, Verb
 
 _HEAD = """\
 # The command line
 
-<!-- Written by `python -m waypoint.cli.reference > docs/cli.md` from src/waypoint/cli/parser.py. -->
+<!-- Written by `python -m waypoint.cli.reference > docs/cli.md` from src/waypoint/cli/spec.py. -->
 
 `waypoint VERB …`. Results go to stdout, everything else to stderr. Every verb has `-h`.
 

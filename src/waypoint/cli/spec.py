@@ -871,7 +871,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "new",
         SESSIONS,
-        "sessions.new",
+        "verbs.sessions.new",
         "start a session",
         _new,
         ("waypoint new work", "waypoint new web --net none --memory 2G", "waypoint new old --base debian-12"),
@@ -881,7 +881,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "exec",
         SESSIONS,
-        "sessions.exec_",
+        "verbs.sessions.exec_",
         "run a command in a session's shell",
         _exec,
         (
@@ -896,7 +896,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "ls",
         SESSIONS,
-        "sessions.ls",
+        "verbs.sessions.ls",
         "list the sessions",
         _nothing,
         ("waypoint ls", "waypoint ls --json"),
@@ -904,7 +904,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "park",
         SESSIONS,
-        "sessions.park",
+        "verbs.sessions.park",
         "take a checkpoint of a session and stop it, freeing its memory",
         _session_first,
         ("waypoint park work",),
@@ -913,7 +913,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "rm",
         SESSIONS,
-        "sessions.rm",
+        "verbs.sessions.rm",
         "end sessions and forget them, with their checkpoints",
         _rm,
         ("waypoint rm try-1 try-2", "waypoint rm --yes work"),
@@ -921,7 +921,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "checkpoint",
         POINTS,
-        "sessions.checkpoint",
+        "verbs.sessions.checkpoint",
         "keep this moment: files, processes with their memory, shell and terminal",
         _checkpoint,
         (
@@ -935,7 +935,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "log",
         POINTS,
-        "timeline.log",
+        "verbs.timeline.log",
         "show the points of a session, the last one first",
         _log,
         ("waypoint log", "waypoint log -s work -n 5 --since 2h", "waypoint log --all --json"),
@@ -946,7 +946,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "show",
         POINTS,
-        "timeline.show",
+        "verbs.timeline.show",
         "show one point: what it is meant to be, what changed, what was said about it",
         _show,
         ("waypoint show @", "waypoint show -s work up --all"),
@@ -955,7 +955,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "status",
         POINTS,
-        "timeline.status",
+        "verbs.timeline.status",
         "say where a session stands and what is in no checkpoint yet",
         _session_first,
         ("waypoint status", "waypoint status work"),
@@ -963,7 +963,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "diff",
         POINTS,
-        "compare.diff",
+        "verbs.compare.diff",
         "show what changed between two points, or between a point and now",
         _diff,
         (
@@ -978,7 +978,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "preview",
         POINTS,
-        "compare.preview",
+        "verbs.compare.preview",
         "say what a restore would do: what goes, what comes back, what it cannot undo",
         _preview,
         ("waypoint preview c2", "waypoint preview -s work good --json"),
@@ -988,7 +988,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "restore",
         POINTS,
-        "compare.restore",
+        "verbs.compare.restore",
         "go back to a point",
         _restore,
         (
@@ -1004,17 +1004,26 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "auto",
         POINTS,
-        "sessions.auto",
+        "verbs.sessions.auto",
         "take a point after each command that changed something: on or off",
         _auto,
         ("waypoint auto -s work on",),
     ),
-    Verb("undo", POINTS, "sessions.undo", "take the last restore back", _session, ("waypoint undo -s work",)),
-    Verb("redo", POINTS, "sessions.redo", "take the last undo back", _session, ("waypoint redo -s work",)),
+    Verb(
+        "undo",
+        POINTS,
+        "verbs.sessions.undo",
+        "take the last restore back",
+        _session,
+        ("waypoint undo -s work",),
+    ),
+    Verb(
+        "redo", POINTS, "verbs.sessions.redo", "take the last undo back", _session, ("waypoint redo -s work",)
+    ),
     Verb(
         "ops",
         POINTS,
-        "timeline.ops",
+        "verbs.timeline.ops",
         "list what has moved a session: restores, undos, redos",
         _session,
         ("waypoint ops -s work",),
@@ -1022,7 +1031,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "fork",
         POINTS,
-        "sessions.fork",
+        "verbs.sessions.fork",
         "start new sessions from a point",
         _fork,
         ("waypoint fork -s work up -n 3 --name try", "waypoint fork @"),
@@ -1031,7 +1040,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "verify",
         POINTS,
-        "timeline.verify",
+        "verbs.timeline.verify",
         "run a command in a throwaway fork of a point, and keep the verdict with it",
         _verify,
         ("waypoint verify up pytest -q", "waypoint verify --timeout 60 @ 'make && make test'"),
@@ -1041,7 +1050,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "bisect",
         POINTS,
-        "compare.bisect",
+        "verbs.compare.bisect",
         "find the first point at which a command fails",
         _bisect,
         ("waypoint bisect c2 @ pytest -q",),
@@ -1051,7 +1060,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "tag",
         POINTS,
-        "timeline.tag",
+        "verbs.timeline.tag",
         "give a point another name, move that name, take it away; or list them",
         _tag,
         ("waypoint tag release c5", "waypoint tag -d release", "waypoint tag"),
@@ -1059,7 +1068,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "note",
         POINTS,
-        "timeline.note",
+        "verbs.timeline.note",
         "add words to a point, marked as added later",
         _note,
         ("waypoint note c4 'this one lost the sessions table'",),
@@ -1076,7 +1085,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "type",
         TERMINAL,
-        "sessions.type_",
+        "verbs.sessions.type_",
         "type into a session's terminal",
         _type,
         (
@@ -1092,7 +1101,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "screen",
         TERMINAL,
-        "sessions.screen",
+        "verbs.sessions.screen",
         "print what a session's terminal shows now",
         _session,
         ("waypoint screen -s work",),
@@ -1100,7 +1109,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "apply",
         FILES,
-        "landing.apply",
+        "verbs.landing.apply",
         "land what has changed in a session on a folder of this machine",
         _apply,
         (
@@ -1117,7 +1126,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "export",
         FILES,
-        "landing.export",
+        "verbs.landing.export",
         "write what has changed in a session as a tar or a patch",
         _export,
         (
@@ -1130,7 +1139,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "cp",
         FILES,
-        "landing.cp",
+        "verbs.landing.cp",
         "copy files and folders into a session or out of it",
         _cp,
         (
@@ -1145,7 +1154,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "pin",
         ROOM,
-        "retention.pin",
+        "verbs.retention.pin",
         "keep a point, whatever is forgotten around it",
         _session_and_ref,
         ("waypoint pin -s work up", "waypoint pin @"),
@@ -1153,7 +1162,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "unpin",
         ROOM,
-        "retention.unpin",
+        "verbs.retention.unpin",
         "let a point be forgotten again",
         _session_and_ref,
         ("waypoint unpin -s work up",),
@@ -1161,7 +1170,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "forget",
         ROOM,
-        "retention.forget",
+        "verbs.retention.forget",
         "forget points: these, or those that a policy does not keep",
         _forget,
         (
@@ -1175,7 +1184,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "prune",
         ROOM,
-        "retention.prune",
+        "verbs.retention.prune",
         "give back room now: remains of what was deleted and, with --auto, old automatic points",
         _prune,
         ("waypoint prune", "waypoint prune --auto --yes"),
@@ -1184,7 +1193,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "du",
         ROOM,
-        "retention.du",
+        "verbs.retention.du",
         "say what each point costs: what would come back if it alone were forgotten",
         _du,
         ("waypoint du", "waypoint du -s work --json"),
@@ -1192,7 +1201,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "trace",
         AGENTS,
-        "trajectory.trace",
+        "verbs.trajectory.trace",
         "show what happened in a session, in order: commands, messages, points, tasks",
         _trace,
         (
@@ -1207,7 +1216,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "record",
         AGENTS,
-        "trajectory.record",
+        "verbs.trajectory.record",
         "add to that what was said: messages, tool calls and their results",
         _record,
         (
@@ -1220,7 +1229,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "agent-state",
         AGENTS,
-        "trajectory.agent_state",
+        "verbs.trajectory.agent_state",
         "give back what an agent left with a point (`checkpoint --agent-state`)",
         _agent_state,
         ("waypoint agent-state c3", "waypoint agent-state -o state.json"),
@@ -1228,7 +1237,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "task add",
         AGENTS,
-        "trajectory.task_add",
+        "verbs.trajectory.task_add",
         "plan something to be done",
         _task_add,
         ("waypoint task add 'add payments' 'wire webhook'", "waypoint task add --under 1 'write tests'"),
@@ -1237,7 +1246,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "task start",
         AGENTS,
-        "trajectory.task_start",
+        "verbs.trajectory.task_start",
         "say that a task is under way",
         _task,
         ("waypoint task start 1",),
@@ -1245,7 +1254,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "task done",
         AGENTS,
-        "trajectory.task_done",
+        "verbs.trajectory.task_done",
         "say that a task is completed",
         _task_done,
         ("waypoint task done 1.2", "waypoint task done 'add payments' --checkpoint"),
@@ -1255,7 +1264,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "task fail",
         AGENTS,
-        "trajectory.task_fail",
+        "verbs.trajectory.task_fail",
         "say that a task did not work out",
         _task_fail,
         ("waypoint task fail 2 'the API is gone'",),
@@ -1264,7 +1273,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "task skip",
         AGENTS,
-        "trajectory.task_skip",
+        "verbs.trajectory.task_skip",
         "say that a task will not be done",
         _task_skip,
         ("waypoint task skip 3 'not needed any more'",),
@@ -1272,7 +1281,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "task ls",
         AGENTS,
-        "trajectory.task_ls",
+        "verbs.trajectory.task_ls",
         "list the tasks, now or at a point",
         _task_ls,
         ("waypoint task ls", "waypoint task ls c3"),
@@ -1280,7 +1289,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "resume",
         AGENTS,
-        "trajectory.resume",
+        "verbs.trajectory.resume",
         "say where things stand and what comes next, as text for a prompt",
         _session_first,
         ("waypoint resume work", "waypoint resume --json"),
@@ -1289,7 +1298,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "effects",
         AGENTS,
-        "effects.effects",
+        "verbs.effects.effects",
         "show what was done outside, which no restore takes back",
         _effects,
         ("waypoint effects", "waypoint effects up", "waypoint effects --all --json"),
@@ -1298,7 +1307,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "effect",
         AGENTS,
-        "effects.effect",
+        "verbs.effects.effect",
         "write down something that was done outside by other means than a command",
         _effect,
         ("waypoint effect 'charged order 17' --key order-17 --compensate 'refund it'",),
@@ -1307,7 +1316,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "policy show",
         AGENTS,
-        "effects.policy_show",
+        "verbs.effects.policy_show",
         "show what holds for a session's commands",
         _policy_show,
         ("waypoint policy show", "waypoint policy show --built-in"),
@@ -1315,7 +1324,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "policy check",
         AGENTS,
-        "effects.policy_check",
+        "verbs.effects.policy_check",
         "say what the policy makes of a command, without running it",
         _policy_check,
         ("waypoint policy check 'git push origin main'",),
@@ -1323,7 +1332,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "policy set",
         AGENTS,
-        "effects.policy_set",
+        "verbs.effects.policy_set",
         "give a session, or all of them, rules of their own",
         _policy_set,
         ("waypoint policy set policy.toml", "waypoint policy set --everywhere policy.toml"),
@@ -1332,7 +1341,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "approvals",
         AGENTS,
-        "effects.approvals",
+        "verbs.effects.approvals",
         "list the commands that wait for somebody's word",
         _approvals,
         ("waypoint approvals", "waypoint approvals --all"),
@@ -1340,7 +1349,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "approve",
         AGENTS,
-        "effects.approve",
+        "verbs.effects.approve",
         "let one of them run, once",
         _approve,
         ("waypoint approve 3f9c2a1b",),
@@ -1348,7 +1357,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "deny",
         AGENTS,
-        "effects.deny",
+        "verbs.effects.deny",
         "do not let it run",
         _deny,
         ("waypoint deny 3f9c2a1b --why 'not on a Friday'",),
@@ -1356,7 +1365,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "mcp",
         AGENTS,
-        "agents.mcp",
+        "verbs.agents.mcp",
         "serve a model: the verbs as MCP tools, over stdin and stdout",
         _mcp,
         ("waypoint mcp", "waypoint mcp -s work"),
@@ -1366,7 +1375,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "hooks install",
         AGENTS,
-        "agents.hooks_install",
+        "verbs.agents.hooks_install",
         "put Waypoint's hooks and its MCP server into a coding agent's configuration",
         _hooks_install,
         ("waypoint hooks install claude", "waypoint hooks install codex --dir ~/project -s work"),
@@ -1375,7 +1384,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "hooks uninstall",
         AGENTS,
-        "agents.hooks_uninstall",
+        "verbs.agents.hooks_uninstall",
         "take them out again",
         _hooks,
         ("waypoint hooks uninstall claude",),
@@ -1383,7 +1392,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "hooks show",
         AGENTS,
-        "agents.hooks_show",
+        "verbs.agents.hooks_show",
         "show which of them are there",
         _hooks_show,
         ("waypoint hooks show", "waypoint hooks show codex --dir ~/project"),
@@ -1391,7 +1400,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "hook",
         AGENTS,
-        "agents.hook",
+        "verbs.agents.hook",
         "what a coding agent's hook runs: records, takes points, asks the policy",
         _hook,
         ("waypoint hook claude <event.json",),
@@ -1401,7 +1410,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "demo",
         MACHINE,
-        "demo.demo",
+        "verbs.demo.demo",
         "see it at work: 20 seconds in sessions that are gone afterwards",
         _demo,
         ("waypoint demo",),
@@ -1409,7 +1418,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "bench",
         MACHINE,
-        "bench.bench",
+        "verbs.bench.bench",
         "measure what it costs here, beside plain CRIU, copies, git and others",
         _bench,
         ("waypoint bench --quick", "waypoint bench --only memory,peers --out results"),
@@ -1419,7 +1428,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "doctor",
         MACHINE,
-        "machine.doctor",
+        "verbs.machine.doctor",
         "say what this machine has of what Waypoint needs",
         _nothing,
         ("waypoint doctor", "waypoint doctor --json"),
@@ -1427,7 +1436,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "setup",
         MACHINE,
-        "machine.setup",
+        "verbs.machine.setup",
         "put on this machine what Waypoint needs",
         _nothing,
         ("waypoint setup",),
@@ -1436,7 +1445,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "uninstall",
         MACHINE,
-        "machine.uninstall",
+        "verbs.machine.uninstall",
         "remove every session, every checkpoint and what set-up has made",
         _yes,
         ("waypoint uninstall",),
@@ -1444,7 +1453,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "base import",
         MACHINE,
-        "machine.base_import",
+        "verbs.machine.base_import",
         "keep a root file system, for `waypoint new --base NAME`",
         _base_import,
         ("docker export box > box.tar; waypoint base import box box.tar",),
@@ -1452,16 +1461,18 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "base ls",
         MACHINE,
-        "machine.base_ls",
+        "verbs.machine.base_ls",
         "list the root file systems that were imported",
         _nothing,
         ("waypoint base ls",),
     ),
-    Verb("base rm", MACHINE, "machine.base_rm", "forget one of them", _base_rm, ("waypoint base rm box",)),
+    Verb(
+        "base rm", MACHINE, "verbs.machine.base_rm", "forget one of them", _base_rm, ("waypoint base rm box",)
+    ),
     Verb(
         "daemon status",
         MACHINE,
-        "machine.daemon_status",
+        "verbs.machine.daemon_status",
         "say how the daemon is",
         _nothing,
         ("waypoint daemon status",),
@@ -1470,7 +1481,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "daemon stop",
         MACHINE,
-        "machine.daemon_stop",
+        "verbs.machine.daemon_stop",
         "stop the daemon",
         _daemon_stop,
         ("waypoint daemon stop", "waypoint daemon stop --sessions --yes"),
@@ -1479,7 +1490,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "daemon logs",
         MACHINE,
-        "machine.daemon_logs",
+        "verbs.machine.daemon_logs",
         "show what the daemon has written down",
         _daemon_logs,
         ("waypoint daemon logs -n 20", "waypoint daemon logs -f"),

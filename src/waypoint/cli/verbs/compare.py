@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from waypoint import errors
 from waypoint.cli import render
-from waypoint.cli.sessions import restored
-from waypoint.cli.timeline import command_of
+from waypoint.cli.verbs.sessions import restored
+from waypoint.cli.verbs.timeline import command_of
 from waypoint.text import views
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def restore(console: Console) -> int:
     if given.ref is None and (given.plan is None or given.files):
         raise errors.UsageError("where to?", hint="waypoint restore REF; `waypoint log` lists the points")
     if given.files:
-        from waypoint.cli.landing import restore_files
+        from waypoint.cli.verbs.landing import restore_files
 
         return restore_files(console)
     if given.delete or given.dry_run:

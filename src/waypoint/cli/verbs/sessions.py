@@ -37,7 +37,7 @@ def new(console: Console) -> int:
         "auto": given.auto,
     }
     if given.policy is not None:
-        from waypoint.cli.effects import read_policy
+        from waypoint.cli.verbs.effects import read_policy
 
         args["policy"] = read_policy(given.policy)
     found = console.call("new", args, "starting a session")
@@ -155,7 +155,7 @@ def _run_in_shell(console: Console, command: str) -> int:
         if "approval" not in event:
             shown.event(event)
             return
-        from waypoint.cli.effects import ask
+        from waypoint.cli.verbs.effects import ask
 
         waits = event["approval"]["state"] == "waiting"
         console.client.decide(event["approval"], lambda approval: ask(console, approval))
@@ -168,7 +168,7 @@ def _run_in_shell(console: Console, command: str) -> int:
     with _on_interrupt(interrupt):
         found = console.client.call("exec", args, on_event=hear)
     if found.get("warnings"):
-        from waypoint.cli.effects import warn
+        from waypoint.cli.verbs.effects import warn
 
         warn(console, found["warnings"])
     if console.json:
@@ -256,7 +256,7 @@ def _run_beside(console: Console, argv: Sequence[str]) -> int:
         )
     session = Session(console.client, console.session or "")
     began = time.monotonic()
-    from waypoint.cli import effects
+    from waypoint.cli.verbs import effects
 
     program = session.spawn(
         argv,
@@ -349,7 +349,7 @@ def checkpoint(console: Console) -> int:
         "wait": given.wait,
     }
     if given.agent_state:
-        from waypoint.cli.trajectory import given_state
+        from waypoint.cli.verbs.trajectory import given_state
 
         args["agent_state"] = given_state(given.agent_state)
         args["agent_version"] = given.agent_version
@@ -366,7 +366,7 @@ def checkpoint(console: Console) -> int:
         console.say(console.paint_aside.warn(warning))
     if given.verify is None:
         return 0
-    from waypoint.cli.timeline import tell_verdict
+    from waypoint.cli.verbs.timeline import tell_verdict
 
     return tell_verdict(console, found)
 
