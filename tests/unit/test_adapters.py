@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from waypoint import errors
-from waypoint.adapters import answering
-from waypoint.adapters.claude import Claude
-from waypoint.adapters.codex import Codex
-from waypoint.adapters.configuration import Wanted, edits, found
+from waypoint.hooks import handler
+from waypoint.hooks.claude import Claude
+from waypoint.hooks.codex import Codex
+from waypoint.hooks.config import Wanted, edits, found
 
 WANTED = Wanted(("/opt/way point/waypoint",), session="work")
 
@@ -214,12 +214,12 @@ class TestFormats:
     @pytest.mark.parametrize("given", ["", "{", "3", "[]", '"x"'])
     def test_what_is_no_hook_is_said_so(self, given: str) -> None:
         with pytest.raises(errors.UsageError):
-            answering.read(Claude(), given)
+            handler.read(Claude(), given)
 
     @pytest.mark.parametrize(
         "told",
         [{}, {"hook_event_name": 3}, {"hook_event_name": "PostToolUse", "tool_input": "x", "tool_name": 1}],
     )
     def test_odd_fields_are_nothing_to_fall_over(self, told: dict[str, Any]) -> None:
-        for agent in answering.AGENTS.values():
+        for agent in handler.AGENTS.values():
             agent.read(told)

@@ -1,4 +1,4 @@
-"""Imports point down only. The order is the one of docs/architecture.md."""
+"""Imports point down only. A package is a layer or a room of one; the folders are the list."""
 
 from __future__ import annotations
 
@@ -9,47 +9,53 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "waypoint"
 
-LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ground", ("errors", "model", "home", "words", "api", "wire")),
-    ("kernel", ("kernel",)),
-    ("box", ("keeper", "box", "cells", "emulator", "screen", "recording", "terminal", "layers", "bases")),
-    ("engine", ("engine",)),
-    ("machine", ("archive", "provision", "doctor", "machine")),
-    ("history", ("history",)),
-    ("store", ("store",)),
-    ("agent", ("agent", "policy")),
-    ("text", ("text",)),
-    (
-        "core",
-        (
-            *("observe", "spares", "sessions", "trial", "outbound", "story", "journal", "gate"),
-            *("transfer", "upkeep", "sharing", "core"),
-        ),
-    ),
-    ("client", ("migrations", "agents", "answers", "client")),
-    ("daemon", ("service", "carrying", "gating", "journaling", "storytelling", "doors", "inside", "daemon")),
-    ("faces", ("mcp", "adapters", "hooks", "bench", "cli", "__main__")),
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "model", "home", "api"),
+    ("kernel",),
+    ("box", "terminal", "bases"),
+    ("engine",),
+    ("machine",),
+    ("history",),
+    ("store",),
+    ("policy", "agent"),
+    ("text",),
+    ("core",),
+    ("client", "daemon"),
+    ("mcp", "hooks", "bench", "cli"),
+    ("__main__",),
 )
-"""From the ground up: a layer may import itself and what stands before it."""
+"""From the ground up: a room may import rooms of its own layer and of those before it."""
 
-NOT_ALLOWED: dict[str, tuple[str, ...]] = {
-    # The story is told from what was captured; it does not go and look.
-    "history": ("kernel", "box", "engine", "machine"),
-    "agent": ("kernel", "box", "engine", "machine"),
-    # What a client knows is what travels.
-    "client": ("kernel", "box", "engine", "machine", "history", "core"),
+NOT_KNOWN: dict[str, tuple[str, ...]] = {
+    # What a point means is derived from what was captured; nothing here goes and looks.
+    "history": ("kernel", "box", "terminal", "bases", "engine", "machine"),
+    "policy": ("kernel", "box", "terminal", "bases", "engine", "machine"),
+    "agent": ("kernel", "box", "terminal", "bases", "engine", "machine"),
+    "text": ("kernel", "box", "terminal", "bases", "engine", "machine"),
+    # A client knows what travels.
+    "client": (
+        *("kernel", "box", "terminal", "bases", "engine", "machine", "history", "store", "policy", "agent"),
+        *("core", "daemon"),
+    ),
+    "daemon": ("client",),
+}
+for face in ("mcp", "hooks", "bench", "cli"):
     # A face that reached around the client would have logic of its own.
-    "faces": ("kernel", "box", "engine", "history", "core", "daemon"),
+    NOT_KNOWN[face] = (
+        *("kernel", "box", "terminal", "bases", "engine", "history", "store", "policy", "agent"),
+        *("core", "daemon"),
+    )
+
+EXCEPT: dict[str, tuple[str, ...]] = {
+    # Reading files of a snapshot, and what two of them do not share, is what history is derived from.
+    "history": ("kernel.files", "kernel.pool.deltas"),
 }
 
-EXCEPT = {"history": ("kernel.files", "kernel.pool.deltas")}
-"""Reading files of a snapshot, and what two of them do not share, is what the story is derived from."""
-
 TOGETHER = {
-    "veth": {"netlink", "flows"},
-    "flows": {"netlink"},
-    "pool": {"loop", "copytree"},
-    "deltas": {"files"},
+    "network.veth": {"network.netlink", "network.flows"},
+    "network.flows": {"network.netlink"},
+    "pool": {"pool.loop", "copytree"},
+    "pool.deltas": {"files"},
     "placement": {"files", "copytree"},
 }
 """Mechanisms of the kernel know nothing of each other, but for these and the system calls."""
@@ -63,45 +69,58 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def layer_of(name: str) -> str | None:
-    for layer, members in LAYERS:
-        if name.partition(".")[0] in members:
-            return layer
-    return None
+def room_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def rank_of(room: str) -> int:
+    return next(rank for rank, rooms in enumerate(LAYERS) if room in rooms)
 
 
 def imports(path: Path) -> set[str]:
-    """The modules of ours that a module imports, wherever in it, but not those only types need."""
+    """The modules of ours that a module imports, wherever in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "waypoint":
-            inside = node.module.removeprefix("waypoint").lstrip(".")
+            package = node.module.removeprefix("waypoint").lstrip(".")
             for alias in node.names:
-                deeper = f"{inside}.{alias.name}".lstrip(".")
-                is_module = (SOURCE / (deeper.replace(".", "/") + ".py")).exists()
-                found.add(deeper if is_module else inside)
+                deeper = f"{package}.{alias.name}".lstrip(".")
+                place = SOURCE / deeper.replace(".", "/")
+                is_module = place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+                found.add(deeper if is_module else package)
         elif isinstance(node, ast.Import):
             found |= {a.name.removeprefix("waypoint.") for a in node.names if a.name.startswith("waypoint.")}
     return found - {""}
 
 
+def test_every_folder_is_a_room_of_one_layer() -> None:
+    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    listed = [room for layer in LAYERS for room in layer]
+    assert len(listed) == len(set(listed))
+    assert rooms <= set(listed), f"in no layer: {sorted(rooms - set(listed))}"
+    top_level = {path.stem for path in SOURCE.glob("*.py")}
+    assert top_level == {"__init__", "__main__", "errors", "model", "home"}
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    for package in SOURCE.rglob("__init__.py"):
+        assert ast.get_docstring(ast.parse(package.read_text())), f"{package} has no docstring"
+
+
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_a_module_imports_only_what_is_below_it(path: Path) -> None:
     name = name_of(path)
-    if name in ("", "__init__"):
+    if name == "__init__":
         return
-    mine = layer_of(name)
-    assert mine, f"{name} is in no layer: put it into one here and in docs/architecture.md"
-    order = [layer for layer, _ in LAYERS]
+    mine = room_of(name)
     for imported in imports(path):
-        theirs = layer_of(imported)
-        assert theirs, f"{name} imports {imported}, which is in no layer"
-        assert order.index(theirs) <= order.index(mine), f"{name} ({mine}) imports {imported} ({theirs}): up"
-        allowed = imported in EXCEPT.get(mine, ()) or theirs not in NOT_ALLOWED.get(mine, ())
-        assert allowed, f"{name} ({mine}) must not know {imported} ({theirs})"
+        theirs = room_of(imported)
+        assert rank_of(theirs) <= rank_of(mine), f"{name} imports {imported}: up"
+        allowed = imported in EXCEPT.get(mine, ()) or theirs not in NOT_KNOWN.get(mine, ())
+        assert allowed, f"{name} must not know {imported}"
         if mine == theirs == "kernel":
-            short, other = name.split(".")[-1], imported.split(".")[-1]
-            known = {"syscalls", *TOGETHER.get(short, set())}
+            short, other = name.removeprefix("kernel."), imported.removeprefix("kernel.")
+            known = {"syscalls", short, *TOGETHER.get(short, set())}
             assert other in known, f"{name} imports {imported}: mechanisms know nothing of each other"
 
 

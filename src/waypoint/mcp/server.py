@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from waypoint import __version__, errors
 from waypoint.client.session import Client, Session
-from waypoint.mcp.journal_tools import JournalTools
-from waypoint.mcp.tools import Answer, Tools
+from waypoint.mcp.tools.agent import JournalTools
+from waypoint.mcp.tools.tools import Answer, Tools
 
 T = TypeVar("T")
 

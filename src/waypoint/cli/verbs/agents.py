@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from waypoint.errors import UsageError, WaypointError
 
 if TYPE_CHECKING:
-    from waypoint.adapters.answering import Way
-    from waypoint.adapters.configuration import Edit, Wanted
     from waypoint.cli.console import Console
+    from waypoint.hooks.config import Edit, Wanted
+    from waypoint.hooks.handler import Way
 
 
 def mcp(console: Console) -> int:
@@ -28,23 +28,23 @@ def mcp(console: Console) -> int:
 
 def hook(console: Console) -> int:
     """Whatever goes wrong here is a note and no failure: the agent has its own work to do."""
-    from waypoint.adapters import answering
+    from waypoint.hooks import handler
 
     given = console.arguments
-    agent = answering.AGENTS[given.agent]
+    agent = handler.AGENTS[given.agent]
     try:
-        happening = answering.read(agent, given.payload if given.payload is not None else sys.stdin.read())
+        happening = handler.read(agent, given.payload if given.payload is not None else sys.stdin.read())
         if happening.event == "other" or (happening.event == "before" and not happening.command):
             return 0
         way = _way(console)
         if way is None:
             return 0
-        said = answering.answer(agent, happening, way, allow=given.allow)
+        said = handler.answer(agent, happening, way, allow=given.allow)
     except WaypointError as error:
-        answering.note("; ".join(filter(None, (error.message, error.hint))))
+        handler.note("; ".join(filter(None, (error.message, error.hint))))
         return 0
     except Exception as error:  # noqa: BLE001
-        answering.note(f"{type(error).__name__}: {error}")
+        handler.note(f"{type(error).__name__}: {error}")
         return 0
     if said is not None:
         import json
@@ -55,11 +55,11 @@ def hook(console: Console) -> int:
 
 def _way(console: Console) -> Way | None:
     """How the session is reached; None when the agent works in none."""
-    from waypoint.adapters import ways
+    from waypoint.hooks import routes
 
-    if os.path.exists(ways.DOOR):
-        return ways.Inside()
-    return ways.Outside(console.client, console.session) if console.session else None
+    if os.path.exists(routes.DOOR):
+        return routes.Inside()
+    return routes.Outside(console.client, console.session) if console.session else None
 
 
 # ---- hooks in configuration files ----------------------------------------------------------------
@@ -90,7 +90,7 @@ def hooks_uninstall(console: Console) -> int:
 
 
 def hooks_show(console: Console) -> int:
-    from waypoint.adapters.configuration import found
+    from waypoint.hooks.config import found
 
     given = console.arguments
     agents = [given.agent] if given.agent else ["claude", "codex"]
@@ -103,13 +103,13 @@ def hooks_show(console: Console) -> int:
 
 
 def _edits(console: Console, wanted: Wanted | None) -> list[Edit]:
-    from waypoint.adapters.configuration import edits
+    from waypoint.hooks.config import edits
 
     return edits(console.arguments.agent, Path(console.arguments.dir), wanted)
 
 
 def _wanted(console: Console) -> Wanted:
-    from waypoint.adapters.configuration import Wanted
+    from waypoint.hooks.config import Wanted
 
     given = console.arguments
     session = given.session or os.environ.get("WAYPOINT_SESSION") or None

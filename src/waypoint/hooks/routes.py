@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from waypoint.adapters.answering import Decided
 from waypoint.errors import WaypointError, from_dict
+from waypoint.hooks.handler import Decided
 
 if TYPE_CHECKING:
     from waypoint.client.session import Client

@@ -10,8 +10,8 @@ from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from waypoint import errors, model
-from waypoint.mcp.command_tools import CommandTools
-from waypoint.mcp.tools import Answer, Name, cut, plain
+from waypoint.mcp.tools.commands import CommandTools
+from waypoint.mcp.tools.tools import Answer, Name, cut, plain
 from waypoint.text.units import clock, milliseconds, shown
 
 _EVENTS_A_PAGE = 30

@@ -24,9 +24,9 @@ from pydantic import Field
 
 from waypoint import errors, model
 from waypoint.client.session import OnApproval, Result, Session
-from waypoint.mcp.held import Held
 from waypoint.mcp.pages import PAGE_CHARACTERS
-from waypoint.mcp.tools import Answer, Name, Tools, cut, plain
+from waypoint.mcp.pending import Held
+from waypoint.mcp.tools.tools import Answer, Name, Tools, cut, plain
 from waypoint.text import views
 from waypoint.text.units import clock, milliseconds, shown
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from waypoint.adapters.happenings import Event, Happening, Ruling, mapping, text
+from waypoint.hooks.events import Event, Happening, Ruling, mapping, text
 
 _EVENTS: dict[str, Event] = {
     "SessionStart": "start",

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from waypoint.adapters.claude import Claude
-from waypoint.adapters.codex import Codex
-from waypoint.adapters.happenings import Agent, Happening, Ruling
 from waypoint.errors import UsageError, WaypointError
+from waypoint.hooks.claude import Claude
+from waypoint.hooks.codex import Codex
+from waypoint.hooks.events import Agent, Happening, Ruling
 
 AGENTS: Mapping[str, Agent] = {"claude": Claude(), "codex": Codex()}
 

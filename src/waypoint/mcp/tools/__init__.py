@@ -1,0 +1,1 @@
+"""The tools a model can call, grouped by what they are about."""
