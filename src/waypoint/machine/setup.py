@@ -354,7 +354,7 @@ def _exchange(new: Path, present: Path) -> None:
 
 # The native programs -----------------------------------------------------------------------------------
 
-NATIVE_SOURCES = Path(__file__).parent / "native"
+NATIVE_SOURCES = Path(__file__).parents[1] / "native"
 _WARNINGS = ("-O2", "-Wall", "-Wextra")
 _NATIVES = {
     "keeper.c": ("bin/keeper", ("-static", *_WARNINGS)),
@@ -366,7 +366,7 @@ _NATIVES = {
     "flatten.c": ("bin/flatten", ("-static", *_WARNINGS)),
     "shim.c": ("criu/shim.so", ("-shared", "-fPIC", *_WARNINGS)),
 }
-SHELL_INTEGRATION = Path(__file__).parent / "shell" / "integration.bash"
+SHELL_INTEGRATION = Path(__file__).parents[1] / "shell" / "integration.bash"
 _IN_IMAGES = ("bin/anchor", "bin/inside/waypoint")
 """Programs that a checkpoint may hold while they run. CRIU wants to find the very same file again."""
 _BUILT_PARTS = (*(target for target, _ in _NATIVES.values()), "bin/integration.bash")
