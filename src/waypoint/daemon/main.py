@@ -14,7 +14,6 @@ import fcntl
 import logging
 import os
 import queue
-import re
 import select
 import signal
 import socket
@@ -31,20 +30,15 @@ import msgspec
 from waypoint import __version__
 from waypoint.api import wire
 from waypoint.box.box import allow_many_files
-from waypoint.core.dedupe import Sharing
-from waypoint.core.gate import Gate
-from waypoint.core.journal import Journal, packed_state
-from waypoint.core.sessions import Live, Sessions
-from waypoint.core.space import Upkeep
-from waypoint.core.story import Story
-from waypoint.core.transfer import Transfers
-from waypoint.core.trials import Trials, check_trial
-from waypoint.daemon.inside.grammar import Inside
+from waypoint.core.journal import packed_state
+from waypoint.core.sessions import Live
+from waypoint.core.trials import check_trial
+from waypoint.daemon.app import App
 from waypoint.daemon.service import VERBS, Answered, Connection, actor_of, verb
+from waypoint.daemon.verbs import agent, effects, files, history  # noqa: F401 - their verbs answer too
 from waypoint.daemon.verbs.effects import asker_of
 from waypoint.errors import (
     DaemonError,
-    MissingFeature,
     NotRoot,
     UsageError,
     VersionMismatch,
@@ -52,11 +46,10 @@ from waypoint.errors import (
 )
 from waypoint.history.retention import Policy, parse_duration
 from waypoint.home import Home, locate
-from waypoint.kernel.pool import close_pool, open_pool
-from waypoint.machine import setup
+from waypoint.kernel.pool import close_pool
 from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.policy.rules import check as check_policy
-from waypoint.store.database import Store, iso
+from waypoint.store.database import iso
 from waypoint.terminal.recording import Heard
 from waypoint.terminal.terminal import Watcher
 
@@ -70,30 +63,13 @@ _WAITED_FOR = frozenset(("new", "exec", "checkpoint", "restore", "undo", "redo",
 class Daemon:
     """The socket, and what is behind it."""
 
-    def __init__(self, home: Home, sessions: Sessions) -> None:
-        self.home, self.sessions = home, sessions
-        self.story = Story(sessions)
-        self.trials = Trials(sessions)
-        self.upkeep = Upkeep(sessions)
-        self.sharing = Sharing(sessions)
-        self.transfers = Transfers(sessions, self.story)
-        self.inside = Inside(self)
-        self.journal = Journal(sessions, self.story)
-        self.gate = Gate(sessions)
-        self.story.outside = self.gate.outside
-        self.journal.effects = self.gate.done_since
-        sessions.after_checkpoint.append(lambda _, point: self.story.write_later(point.id))
-        sessions.after_typing.append(self._after_typing)
-        self.started_at = time.time()
+    def __init__(self, app: App) -> None:
+        self.app, self.home = app, app.home
+        app.server = self
         self.stopping = threading.Event()
         self._closing = False
         self._connections: set[Connection] = set()
         self._connections_lock = threading.Lock()
-
-    def _after_typing(self, session_id: str) -> None:
-        row = self.sessions.store.session(session_id)
-        if row:
-            self.story.auto_point(row, None)
 
     def serve(self, listener: socket.socket) -> None:
         """Until somebody says stop."""
@@ -137,7 +113,7 @@ class Daemon:
     def close(self, asking: Connection | None = None) -> None:
         """Takes no more requests. Who is being served now is not waited for; who has just asked is told to
         ask again; who asks from now on is refused by the kernel, and knows that nothing was begun."""
-        self.sharing.close()
+        self.app.sharing.close()
         self.home.socket.unlink(
             missing_ok=True
         )  # whoever comes now starts another daemon, which waits for us
@@ -165,9 +141,9 @@ class Daemon:
             function = VERBS.get(request.verb)
             if function is None:
                 raise UsageError(f"there is no verb {request.verb!r}")
-            waiting = self.sessions.asking() if request.verb in _WAITED_FOR else contextlib.nullcontext()
+            waiting = self.app.sessions.asking() if request.verb in _WAITED_FOR else contextlib.nullcontext()
             with waiting:
-                result = function(self, connection, request.args)
+                result = function(self.app, connection, request.args)
                 if isinstance(result, Answered):
                     return True
                 connection.result(result)
@@ -195,8 +171,8 @@ class Daemon:
 
 
 @verb
-def ping(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
-    return {"version": __version__, "api": wire.API, "pid": os.getpid(), "started_at": iso(daemon.started_at)}
+def ping(app: App, _: Connection, __: dict[str, Any]) -> Any:
+    return {"version": __version__, "api": wire.API, "pid": os.getpid(), "started_at": iso(app.started_at)}
 
 
 def _size(args: dict[str, Any]) -> Size:
@@ -208,43 +184,43 @@ def _size(args: dict[str, Any]) -> Size:
 
 
 @verb
-def new(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def new(app: App, _: Connection, args: dict[str, Any]) -> Any:
     options = msgspec.convert(args.get("options") or {}, BoxOptions)
     own = args.get("policy")
     if own is not None:
         check_policy(own)  # before anything is made
-        if args.get("join") and args.get("name") and daemon.sessions.store.session(args["name"]):
+        if args.get("join") and args.get("name") and app.sessions.store.session(args["name"]):
             own = None  # one that is there keeps the rules it has
-    found = daemon.sessions.new(args.get("name"), options, _size(args), join=bool(args.get("join")))
+    found = app.sessions.new(args.get("name"), options, _size(args), join=bool(args.get("join")))
     if own is not None:
-        daemon.sessions.store.set_policy(found.id, own)
+        app.sessions.store.set_policy(found.id, own)
     if args.get("auto"):
-        daemon.sessions.store.set_auto(found.id, auto=True)
-        found = daemon.sessions.describe(daemon.sessions.find(found.id))
+        app.sessions.store.set_auto(found.id, auto=True)
+        found = app.sessions.describe(app.sessions.find(found.id))
     return {"session": found}
 
 
 @verb
-def ls(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
-    return {"sessions": daemon.sessions.all()}
+def ls(app: App, _: Connection, __: dict[str, Any]) -> Any:
+    return {"sessions": app.sessions.all()}
 
 
 @verb
-def session(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    return {"session": daemon.sessions.describe(daemon.sessions.find(args.get("session")))}
+def session(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    return {"session": app.sessions.describe(app.sessions.find(args.get("session")))}
 
 
 @verb
-def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
-    row = daemon.sessions.find(args.get("session"))
+def exec_(app: App, connection: Connection, args: dict[str, Any]) -> Any:
+    row = app.sessions.find(args.get("session"))
     stdin = base64.b64decode(args["stdin"]) if args.get("stdin") is not None else None
     timeout = args.get("timeout")
     if timeout is not None and not timeout > 0:
         raise UsageError("a timeout must be more than 0 seconds")
 
     def run(on_output: Callable[[bytes], None] | None = None) -> Any:
-        with daemon.gate.passing(row, args["command"], asker_of(connection, args), stdin=stdin) as passed:
-            result = daemon.sessions.run(
+        with app.gate.passing(row, args["command"], asker_of(connection, args), stdin=stdin) as passed:
+            result = app.sessions.run(
                 row,
                 args["command"],
                 timeout=timeout,
@@ -258,7 +234,7 @@ def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
         if passed.warnings:
             result = msgspec.structs.replace(result, warnings=passed.warnings)
         # Before the answer: the next command must not be part of the point after this one.
-        daemon.story.auto_point(row, args["command"])
+        app.story.auto_point(row, args["command"])
         return result
 
     if not args.get("stream"):
@@ -274,9 +250,9 @@ def exec_(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def interrupt(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def interrupt(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Ends the command that an `exec` waits for, as its timeout would; `command`: that one and no other."""
-    live = daemon.sessions.live(daemon.sessions.find(args.get("session")))
+    live = app.sessions.live(app.sessions.find(args.get("session")))
     return {"interrupted": live.terminal.interrupt(args.get("command"))}
 
 
@@ -305,10 +281,10 @@ def _forward(connection: Connection, pieces: queue.SimpleQueue[bytes | None]) ->
 
 
 @verb
-def spawn(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
-    row = daemon.sessions.find(args.get("session"))
-    with daemon.gate.passing(row, args["argv"], asker_of(connection, args)) as passed:
-        program, pipes = daemon.sessions.spawn(
+def spawn(app: App, connection: Connection, args: dict[str, Any]) -> Any:
+    row = app.sessions.find(args.get("session"))
+    with app.gate.passing(row, args["argv"], asker_of(connection, args)) as passed:
+        program, pipes = app.sessions.spawn(
             row, args["argv"], args.get("cwd"), args.get("env") or {}, shell_env=bool(args.get("shell_env"))
         )
         connection.result({"pid": program.pid, "warnings": passed.warnings})
@@ -328,7 +304,7 @@ def spawn(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
     os.close(ended)
     told = heard.told(program.exit_code)
     with contextlib.suppress(WaypointError):
-        live = daemon.sessions.live(row)
+        live = app.sessions.live(row)
         live.stream.later(told.kind, told.body, actor=actor_of(args), data=told.data)
     with contextlib.suppress(wire.Closed, OSError):
         if program.exit_code is not None:
@@ -375,12 +351,12 @@ def _hear_program(
 
 
 @verb
-def checkpoint(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    row = daemon.sessions.find(args.get("session"))
+def checkpoint(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    row = app.sessions.find(args.get("session"))
     if args.get("verify") is not None:
         check_trial(args["verify"], files_only=bool(args.get("files_only")))
-        daemon.gate.check_trial(row, args["verify"])
-    point = daemon.sessions.checkpoint(
+        app.gate.check_trial(row, args["verify"])
+    point = app.sessions.checkpoint(
         row,
         args.get("intent") or "",
         name=args.get("name"),
@@ -390,24 +366,24 @@ def checkpoint(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
     )
     verdict = None
     if args.get("verify"):
-        number = daemon.trials.verify(point, args["verify"])
-        verdict = daemon.trials.wait(point, number) if args.get("wait") else None
+        number = app.trials.verify(point, args["verify"])
+        verdict = app.trials.wait(point, number) if args.get("wait") else None
     return {
-        "checkpoint": daemon.sessions.store.checkpoint(point.id),
+        "checkpoint": app.sessions.store.checkpoint(point.id),
         "verdict": verdict,
-        "warnings": daemon.upkeep.warnings(telling=True),
+        "warnings": app.upkeep.warnings(telling=True),
     }
 
 
 @verb
-def restore(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
+def restore(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    row = app.sessions.find_for(args.get("session"), args.get("ref"))
     ref = args.get("ref")
     if args.get("plan"):
-        ref = daemon.story.check_plan(row, args["plan"], files_only=bool(args.get("files_only")))
+        ref = app.story.check_plan(row, args["plan"], files_only=bool(args.get("files_only")))
     if not ref:
         raise UsageError("where to?", hint="give a point, or the plan that leads to one")
-    return daemon.sessions.restore(
+    return app.sessions.restore(
         *(row, ref),
         safety=bool(args.get("safety", True)),
         files_only=bool(args.get("files_only")),
@@ -416,42 +392,42 @@ def restore(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def undo(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    return daemon.sessions.undo(daemon.sessions.find(args.get("session")), actor_of(args))
+def undo(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    return app.sessions.undo(app.sessions.find(args.get("session")), actor_of(args))
 
 
 @verb
-def fork(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def fork(app: App, _: Connection, args: dict[str, Any]) -> Any:
     ref = args["ref"]
-    row = daemon.sessions.find_for(args.get("session"), ref)
+    row = app.sessions.find_for(args.get("session"), ref)
     n = int(args.get("n", 1))
-    return {"sessions": daemon.sessions.fork(row, ref, n, args.get("name"), actor_of(args))}
+    return {"sessions": app.sessions.fork(row, ref, n, args.get("name"), actor_of(args))}
 
 
 @verb
-def park(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    found, point = daemon.sessions.park(daemon.sessions.find(args.get("session")))
+def park(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    found, point = app.sessions.park(app.sessions.find(args.get("session")))
     return {"session": found, "checkpoint": point}
 
 
 @verb
-def rm(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    rows = [daemon.sessions.find(name) for name in args["sessions"]]
+def rm(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    rows = [app.sessions.find(name) for name in args["sessions"]]
     for row in rows:
-        daemon.sessions.remove(row)
+        app.sessions.remove(row)
     return {"removed": [row.name for row in rows]}
 
 
 @verb
-def type_(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    live = daemon.sessions.live(daemon.sessions.find(args.get("session")))
+def type_(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    live = app.sessions.live(app.sessions.find(args.get("session")))
     live.terminal.write(base64.b64decode(args["data"]))
     return {}
 
 
 @verb
-def screen(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    terminal = daemon.sessions.live(daemon.sessions.find(args.get("session"))).terminal
+def screen(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    terminal = app.sessions.live(app.sessions.find(args.get("session"))).terminal
     with terminal.lock:
         shown = terminal.screen
         return {
@@ -464,18 +440,18 @@ def screen(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def attach(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
-    row = daemon.sessions.find(args.get("session"))
-    live = daemon.sessions.live(row)
-    connection.result({"session": daemon.sessions.describe(row)})
+def attach(app: App, connection: Connection, args: dict[str, Any]) -> Any:
+    row = app.sessions.find(args.get("session"))
+    live = app.sessions.live(row)
+    connection.result({"session": app.sessions.describe(row)})
     outgoing = _Outgoing(connection)
     live.terminal.resize(_size({"size": {"rows": args.get("rows"), "columns": args.get("columns")}}))
     live.terminal.watch(outgoing.watcher)
-    outgoing.start(lambda: _present(daemon, row.id))
+    outgoing.start(lambda: _present(app, row.id))
     try:
         while True:
             kind, body = wire.receive(connection.socket)
-            current = _present(daemon, row.id)
+            current = _present(app, row.id)
             if kind != wire.DATA or current is None:
                 break
             if body[:1] == b"i":
@@ -492,16 +468,16 @@ def attach(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
                 current.terminal.resize(_size({"size": {"rows": rows, "columns": columns}}))
     finally:
         outgoing.stop()
-        current = _present(daemon, row.id)
+        current = _present(app, row.id)
         if current:
             current.terminal.unwatch(outgoing.watcher)
     return Answered()
 
 
-def _present(daemon: Daemon, session_id: str) -> Live | None:
+def _present(app: App, session_id: str) -> Live | None:
     """The session as it is now: a restore puts another in its place."""
     with contextlib.suppress(WaypointError):
-        return daemon.sessions.live(daemon.sessions.find(session_id))
+        return app.sessions.live(app.sessions.find(session_id))
     return None
 
 
@@ -556,43 +532,43 @@ class _Outgoing:
 
 
 @verb
-def base_import(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+def base_import(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     from waypoint.bases import store
 
     def progress(text: str) -> None:
         connection.event({"progress": text})
 
-    return {"base": store.import_base(daemon.sessions.pool, args["name"], args["file"], progress)}
+    return {"base": store.import_base(app.sessions.pool, args["name"], args["file"], progress)}
 
 
 @verb
-def base_ls(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
+def base_ls(app: App, _: Connection, __: dict[str, Any]) -> Any:
     from waypoint.bases import store
 
-    return {"bases": store.list_bases(daemon.sessions.pool)}
+    return {"bases": store.list_bases(app.sessions.pool)}
 
 
 @verb
-def base_rm(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def base_rm(app: App, _: Connection, args: dict[str, Any]) -> Any:
     from waypoint.bases import store
 
-    used = [row.name for row in daemon.sessions.store.sessions() if row.options.base == args["name"]]
-    store.remove_base(daemon.sessions.pool, args["name"], used_by=used)
+    used = [row.name for row in app.sessions.store.sessions() if row.options.base == args["name"]]
+    store.remove_base(app.sessions.pool, args["name"], used_by=used)
     return {}
 
 
 @verb
-def daemon_status(daemon: Daemon, _: Connection, __: dict[str, Any]) -> Any:
+def daemon_status(app: App, _: Connection, __: dict[str, Any]) -> Any:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "pid": os.getpid(),
         "version": __version__,
-        "started_at": iso(daemon.started_at),
-        "sessions": len(daemon.sessions.store.sessions()),
-        "home": str(daemon.home.path),
-        "pool": {"kind": daemon.sessions.pool.kind, **msgspec.to_builtins(daemon.sessions.pool.usage())},
-        "warnings": daemon.upkeep.warnings(telling=False),
-        "spares": daemon.sessions.spares.held(),
+        "started_at": iso(app.started_at),
+        "sessions": len(app.sessions.store.sessions()),
+        "home": str(app.home.path),
+        "pool": {"kind": app.sessions.pool.kind, **msgspec.to_builtins(app.sessions.pool.usage())},
+        "warnings": app.upkeep.warnings(telling=False),
+        "spares": app.sessions.spares.held(),
         "rss_bytes": pages * os.sysconf("SC_PAGESIZE"),
     }
 
@@ -606,102 +582,66 @@ def _close_pool(home: Home) -> bool:
 
 
 @verb
-def daemon_stop(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
-    daemon.close(connection)
+def daemon_stop(app: App, connection: Connection, args: dict[str, Any]) -> Any:
+    assert app.server
+    app.server.close(connection)
     closed = False
     if args.get("sessions"):
-        daemon.sessions.stop_all()
-    daemon.sessions.close()
+        app.sessions.stop_all()
+    app.sessions.close()
     if args.get("sessions"):
-        daemon.sessions.teardown_network()
-        daemon.sessions.store.close()
-        closed = _close_pool(daemon.home)
+        app.sessions.teardown_network()
+        app.sessions.store.close()
+        closed = _close_pool(app.home)
     connection.result({"pid": os.getpid(), "pool_closed": closed})
-    daemon.stopping.set()
+    app.server.stopping.set()
     return Answered()
 
 
 # ---- room ----------------------------------------------------------------------------------------
 
 
-def _points(daemon: Daemon, args: dict[str, Any], given: list[str]) -> list[Checkpoint]:
+def _points(app: App, args: dict[str, Any], given: list[str]) -> list[Checkpoint]:
     """The points that refs mean. `SESSION:REF` says by itself which session it is."""
-    sessions, name = daemon.sessions, args.get("session")
+    sessions, name = app.sessions, args.get("session")
     return [sessions.point(sessions.find_for(name, ref), ref) for ref in given]
 
 
 @verb
-def pin(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def pin(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Keeps a point whatever a policy says; `off`: no longer."""
-    (point,) = _points(daemon, args, [args["ref"]])
-    return {"checkpoint": daemon.upkeep.pin(point, pinned=not args.get("off"))}
+    (point,) = _points(app, args, [args["ref"]])
+    return {"checkpoint": app.upkeep.pin(point, pinned=not args.get("off"))}
 
 
 @verb
-def forget(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def forget(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The points in `refs`, or else what a `policy` does not keep; `only`: nothing but these."""
     dry_run, given = bool(args.get("dry_run")), dict(args.get("policy") or {})
     if args.get("refs"):
         if given:
             raise UsageError("either points or a policy", hint="leave the one or the other out")
-        points = _points(daemon, args, args["refs"])
-        return daemon.upkeep.forget_points(points, force=bool(args.get("force")), dry_run=dry_run)
+        points = _points(app, args, args["refs"])
+        return app.upkeep.forget_points(points, force=bool(args.get("force")), dry_run=dry_run)
     if isinstance(given.get("older_than"), str):
         given["older_than"] = parse_duration(given["older_than"])
     policy = msgspec.convert(given, Policy)
     policy.check()
-    row = None if args.get("all") else daemon.sessions.find(args.get("session"))
-    return daemon.upkeep.forget(row, policy, dry_run=dry_run, only=args.get("only"))
+    row = None if args.get("all") else app.sessions.find(args.get("session"))
+    return app.upkeep.forget(row, policy, dry_run=dry_run, only=args.get("only"))
 
 
 @verb
-def prune(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    return daemon.upkeep.prune(automatic=bool(args.get("auto")), dry_run=bool(args.get("dry_run")))
+def prune(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    return app.upkeep.prune(automatic=bool(args.get("auto")), dry_run=bool(args.get("dry_run")))
 
 
 @verb
-def du(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
-    return daemon.upkeep.du(daemon.sessions.find(args["session"]) if args.get("session") else None)
+def du(app: App, _: Connection, args: dict[str, Any]) -> Any:
+    return app.upkeep.du(app.sessions.find(args["session"]) if args.get("session") else None)
 
 
 # ---- start ---------------------------------------------------------------------------------------
-
-
-def _pool_size() -> int | None:
-    """The cap of a pool that is about to be made, from the environment; None for the usual one."""
-    given = os.environ.get("WAYPOINT_POOL_SIZE")
-    if not given:
-        return None
-    found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", given.strip(), re.IGNORECASE)
-    if not found:
-        raise UsageError(f"WAYPOINT_POOL_SIZE is {given!r}, which is no size", hint="write 512M or 20G")
-    return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
-
-
-def _prepare(home: Home) -> Sessions:
-    """Everything a daemon needs, or an error that says what is missing."""
-    from waypoint.daemon.verbs import (
-        agent,  # noqa: F401 - their verbs answer too
-        effects,  # noqa: F401 - their verbs answer too
-        files,  # noqa: F401 - their verbs answer too
-        history,  # noqa: F401 - their verbs answer too
-    )
-    from waypoint.engine import probe
-
-    engine = setup.engine_dir(home.path)
-    if setup.current_engine(engine) is None:
-        raise MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
-    home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    home.path.chmod(0o700)
-    home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    pool = open_pool(home.path, size_bytes=_pool_size())
-    kdat = home.run / "criu.kdat"
-    # It belongs to one engine: another may know more of the kernel, or show CRIU more (native/shim.c).
-    if not kdat.exists() or kdat.stat().st_mtime < (engine / "engine.json").stat().st_mtime:
-        data = probe.kernel_data(engine)
-        kdat.with_suffix(".new").write_bytes(data)
-        kdat.with_suffix(".new").rename(kdat)
-    return Sessions(home, engine, pool, Store(home.database), kdat)
 
 
 def _detach() -> None:
@@ -740,7 +680,7 @@ def main() -> int:
                 filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
             )
             allow_many_files()
-            daemon = Daemon(home, _prepare(home))
+            daemon = Daemon(App(home))
         except WaypointError as error:
             _write_error(report, error)
             return 1
@@ -765,7 +705,7 @@ def main() -> int:
 
 def _stop(daemon: Daemon) -> None:
     daemon.close()
-    daemon.sessions.close()
+    daemon.app.sessions.close()
     daemon.stopping.set()
 
 

@@ -34,7 +34,7 @@ from waypoint.store.database import SessionRow
 from waypoint.text import views
 
 if TYPE_CHECKING:
-    from waypoint.daemon.main import Daemon
+    from waypoint.daemon.app import App
 
 _DIFFERENT = 1
 _ROW_BYTES = 500
@@ -214,9 +214,9 @@ Verb = Callable[["Inside", SessionRow, Given, Asked], tuple[Any, str, int]]
 class Inside:
     """Answers what comes in through the doors."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon, self._sessions = daemon, daemon.sessions
-        self._doors = Doors(daemon.sessions, answer=self.answer, lasting=_is_lasting, copied=self._copied)
+    def __init__(self, app: App) -> None:
+        self._app, self._sessions = app, app.sessions
+        self._doors = Doors(app.sessions, answer=self.answer, lasting=_is_lasting, copied=self._copied)
 
     # ---- one request -------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Inside:
 
     def _call(self, verb: str, row: SessionRow, **args: Any) -> dict[str, Any]:
         """What a verb of the daemon answers for this session, as it travels."""
-        found = VERBS[verb](self._daemon, _NOBODY, {**args, "session": row.id, "actor": "agent"})
+        found = VERBS[verb](self._app, _NOBODY, {**args, "session": row.id, "actor": "agent"})
         plain: dict[str, Any] = msgspec.to_builtins(found)
         return plain
 

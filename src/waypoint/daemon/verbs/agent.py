@@ -12,33 +12,33 @@ from waypoint.model import EventKind, TaskState
 from waypoint.text.resume import line_of
 
 if TYPE_CHECKING:
-    from waypoint.daemon.main import Daemon
+    from waypoint.daemon.app import App
 
 _PIECE = 1 << 16
 
 
 @verb
-def record(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def record(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Something the agent's side said or did: `what` is a role, tool_call, tool_result or note. `name`,
     `call`, `error`: of tools. Kept when it is answered."""
-    row = daemon.sessions.find(args.get("session"))
+    row = app.sessions.find(args.get("session"))
     more = {name: args.get(name) for name in ("name", "call", "error")}
-    number = daemon.journal.record(row, args["what"], args.get("content"), actor=actor_of(args), more=more)
+    number = app.journal.record(row, args["what"], args.get("content"), actor=actor_of(args), more=more)
     return {"event": number, "session": row.name}
 
 
 @verb
-def trace(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def trace(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What led to `ref`, or to the present. `all`: everything that ever happened in the session; `kinds`,
     `limit` (the last so many), `after` (an event); `full`: with what is kept apart. `lines`: each event in
     a few words, "" for what only the terminal showed."""
-    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.sessions.find_for(args.get("session"), args.get("ref"))
     if args.get("all") and args.get("ref"):
         raise UsageError("either a point or everything", hint="leave the one or the other out")
     limit = args.get("limit")
     if limit is not None and limit < 1:
         raise UsageError("how many events? At least 1")
-    events = daemon.journal.trace(
+    events = app.journal.trace(
         *(row, args.get("ref")),
         kinds=msgspec.convert(args.get("kinds") or [], list[EventKind]),
         limit=limit,
@@ -50,17 +50,17 @@ def trace(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def event(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def event(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """One event, with all that belongs to it."""
-    return {"event": daemon.journal.event(int(args["event"]))}
+    return {"event": app.journal.event(int(args["event"]))}
 
 
 @verb
-def cast(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+def cast(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """What the terminal showed on the way to `ref`, or to the present: an asciicast, as data."""
-    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.sessions.find_for(args.get("session"), args.get("ref"))
     piece, size = bytearray(), 0
-    for line in daemon.journal.cast(row, args.get("ref")):
+    for line in app.journal.cast(row, args.get("ref")):
         piece += line.encode()
         if len(piece) >= _PIECE:
             connection.data(bytes(piece))
@@ -71,67 +71,67 @@ def cast(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def messages(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def messages(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What was said on the way to `ref`, or to the present: messages, tool calls and results."""
-    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
-    return {"events": daemon.journal.conversation(daemon.journal.position(row, args.get("ref")))}
+    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    return {"events": app.journal.conversation(app.journal.position(row, args.get("ref")))}
 
 
 @verb
-def agent_state(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def agent_state(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What an agent left with `ref`; without one, with the last point on the way here that has something."""
-    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.sessions.find_for(args.get("session"), args.get("ref"))
     if args.get("ref"):
-        return daemon.journal.agent_state(daemon.sessions.point(row, args["ref"]))
-    point = daemon.journal.with_state(row)
-    return daemon.journal.agent_state(point) if point else {"checkpoint": None, "agent_version": None}
+        return app.journal.agent_state(app.sessions.point(row, args["ref"]))
+    point = app.journal.with_state(row)
+    return app.journal.agent_state(point) if point else {"checkpoint": None, "agent_version": None}
 
 
 @verb
-def tasks(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def tasks(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The tasks of a session, or as they stood at `ref`."""
-    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
-    return {"session": row.name, "tasks": daemon.journal.tasks(row, args.get("ref"))}
+    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    return {"session": row.name, "tasks": app.journal.tasks(row, args.get("ref"))}
 
 
 @verb
-def task_add(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def task_add(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Adds tasks, all or none. `under`: what they are a part of; `once`: those that are there stay."""
-    row = daemon.sessions.find(args.get("session"))
+    row = app.sessions.find(args.get("session"))
     titles = msgspec.convert(args["titles"], list[str])
     if not titles:
         raise UsageError("which tasks?", hint="give a title for each")
-    made = daemon.journal.add_tasks(
+    made = app.journal.add_tasks(
         row, titles, parent=args.get("under"), once=bool(args.get("once")), actor=actor_of(args)
     )
-    return {"session": row.name, "added": made, "tasks": daemon.journal.tasks(row)}
+    return {"session": row.name, "added": made, "tasks": app.journal.tasks(row)}
 
 
 @verb
-def task_set(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def task_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """A task stands otherwise. `evidence`: the point that shows it; `checkpoint`: one is taken for that."""
-    row = daemon.sessions.find(args.get("session"))
+    row = app.sessions.find(args.get("session"))
     state, note = msgspec.convert(args["state"], TaskState), args.get("note") or ""
     point = None
     if args.get("checkpoint"):
         if state != "completed" or args.get("evidence"):
             raise UsageError("a point is taken for a task that is done", hint="leave --checkpoint out")
-        task, point = daemon.journal.done_with_point(
+        task, point = app.journal.done_with_point(
             row, args["task"], note=note, actor=actor_of(args), intent=args.get("intent") or ""
         )
     else:
-        task = daemon.journal.set_task(
+        task = app.journal.set_task(
             row, args["task"], state, note=note, evidence=args.get("evidence"), actor=actor_of(args)
         )
     return {
         "session": row.name,
         "task": task,
-        "checkpoint": daemon.sessions.store.checkpoint(point.id) if point else None,
-        "tasks": daemon.journal.tasks(row),
+        "checkpoint": app.sessions.store.checkpoint(point.id) if point else None,
+        "tasks": app.journal.tasks(row),
     }
 
 
 @verb
-def resume(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def resume(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Where things stand and what comes next. A session that does not run is brought back first."""
-    return daemon.journal.resume(daemon.sessions.find(args.get("session")), actor=actor_of(args))
+    return app.journal.resume(app.sessions.find(args.get("session")), actor=actor_of(args))

@@ -14,7 +14,7 @@ from waypoint.policy.rules import built_in_text
 from waypoint.text.effects import phrase
 
 if TYPE_CHECKING:
-    from waypoint.daemon.main import Daemon
+    from waypoint.daemon.app import App
 
 
 def asker_of(connection: Connection, args: dict[str, Any]) -> Asker:
@@ -27,28 +27,28 @@ def asker_of(connection: Connection, args: dict[str, Any]) -> Asker:
 
 
 @verb
-def effects(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def effects(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What was done outside, and which places were talked to; `ref`: since that point. `all`: the effects of
     every session that ever was."""
     if args.get("all"):
-        return {"session": None, "since": None, "effects": daemon.gate.ledger.effects(), "contacts": []}
-    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
-    point = daemon.sessions.point(row, args["ref"]) if args.get("ref") else None
-    contacts = daemon.story.outbound.since(row, point)
+        return {"session": None, "since": None, "effects": app.gate.ledger.effects(), "contacts": []}
+    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    point = app.sessions.point(row, args["ref"]) if args.get("ref") else None
+    contacts = app.story.outbound.since(row, point)
     return {
         "session": row.name,
         "since": point,
-        "effects": daemon.gate.effects(row, point),
+        "effects": app.gate.effects(row, point),
         "contacts": contacts,
         "talked_to": phrase(contacts, amounts=True),
     }
 
 
 @verb
-def effect(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def effect(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """An effect that somebody says they had: `what`, `class`, `target`, `key`, `compensate`."""
-    row = daemon.sessions.find(args.get("session"))
-    made = daemon.gate.claim(
+    row = app.sessions.find(args.get("session"))
+    made = app.gate.claim(
         row,
         args["what"],
         class_=msgspec.convert(args.get("class") or "irreversible", EffectClass),
@@ -61,11 +61,11 @@ def effect(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def classify(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def classify(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What the policy of a session says about `command`. Nothing is run, asked or written down."""
-    row = daemon.sessions.find(args.get("session"))
-    judgement = daemon.gate.judge(row, args["command"])
-    redactor = daemon.sessions.redactor(row)
+    row = app.sessions.find(args.get("session"))
+    judgement = app.gate.judge(row, args["command"])
+    redactor = app.sessions.redactor(row)
     clean, _count = redactor.redact_json(msgspec.to_builtins(judgement))
     for shown, part in zip(clean["parts"], judgement.parts, strict=True):
         shown["key"] = redactor.redact(part.key).text  # what makes it the same effect again: it opens nothing
@@ -79,45 +79,45 @@ def classify(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def policy(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def policy(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The files that hold for a session, as they were written, and what they come to."""
-    row = daemon.sessions.find(args.get("session"))
-    found = daemon.gate.policy(row)
+    row = app.sessions.find(args.get("session"))
+    found = app.gate.policy(row)
     return {
         "session": row.name,
         "decisions": found.decisions,
         "expires_seconds": found.expires_seconds,
         "own": row.policy,
-        "home": daemon.gate.home_text(),
+        "home": app.gate.home_text(),
         "built_in": built_in_text() if args.get("built_in") else None,
     }
 
 
 @verb
-def policy_set(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def policy_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Rules of its own for a session, or with `everywhere` for all of this home; without `text`: none."""
     text = args.get("text")
     if text is not None and not isinstance(text, str):
         raise UsageError("a policy is a text")
-    row = None if args.get("everywhere") else daemon.sessions.find(args.get("session"))
-    daemon.gate.set_policy(row, text)
+    row = None if args.get("everywhere") else app.sessions.find(args.get("session"))
+    app.gate.set_policy(row, text)
     return {"session": row.name if row else None, "set": text is not None}
 
 
 @verb
-def approvals(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def approvals(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What waits for somebody's word; `all`: what was decided, too."""
-    session_id = daemon.sessions.find(args["session"]).id if args.get("session") else None
-    return {"approvals": daemon.gate.ledger.approvals(waiting=not args.get("all"), session_id=session_id)}
+    session_id = app.sessions.find(args["session"]).id if args.get("session") else None
+    return {"approvals": app.gate.ledger.approvals(waiting=not args.get("all"), session_id=session_id)}
 
 
 @verb
-def approve(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def approve(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Lets the one command run that waits as `id`, once."""
-    return {"approval": daemon.gate.approvals.decide(args["id"], granted=True, note=args.get("note") or "")}
+    return {"approval": app.gate.approvals.decide(args["id"], granted=True, note=args.get("note") or "")}
 
 
 @verb
-def deny(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def deny(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """It does not run; `note`: why, for whoever asked."""
-    return {"approval": daemon.gate.approvals.decide(args["id"], granted=False, note=args.get("note") or "")}
+    return {"approval": app.gate.approvals.decide(args["id"], granted=False, note=args.get("note") or "")}

@@ -15,7 +15,7 @@ from waypoint.errors import UsageError
 from waypoint.kernel.placement import Folder
 
 if TYPE_CHECKING:
-    from waypoint.daemon.main import Daemon
+    from waypoint.daemon.app import App
 
 _PIECE_BYTES = 1 << 18
 
@@ -61,11 +61,11 @@ def _request(args: dict[str, Any]) -> Request:
 
 
 @verb
-def apply(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+def apply(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """What changed in a session, onto a folder of this machine."""
-    row = daemon.sessions.find(args.get("session"))
+    row = app.sessions.find(args.get("session"))
     with _outside(connection) as outside:
-        found = daemon.transfers.apply(
+        found = app.transfers.apply(
             row,
             outside,
             _outside_path(args["to"]),
@@ -78,9 +78,9 @@ def apply(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def export(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+def export(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """The same as a tar or a patch, in data frames before the result."""
-    row = daemon.sessions.find(args.get("session"))
+    row = app.sessions.find(args.get("session"))
     waiting = bytearray()
 
     def write(data: bytes) -> None:
@@ -89,7 +89,7 @@ def export(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
             connection.data(bytes(waiting[:_PIECE_BYTES]))
             del waiting[:_PIECE_BYTES]
 
-    found = daemon.transfers.export(
+    found = app.transfers.export(
         row,
         write,
         _request(args),
@@ -102,23 +102,23 @@ def export(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def copy_in(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+def copy_in(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """Files and folders of this machine into a live session."""
-    row = daemon.sessions.find(args.get("session"))
+    row = app.sessions.find(args.get("session"))
     sources = _some([_outside_path(one) for one in args["sources"]])
     with _outside(connection) as outside:
-        found = daemon.transfers.copy_in(
+        found = app.transfers.copy_in(
             row, outside, sources, _path(args["target"]), follow=bool(args.get("follow"))
         )
     return {"copied": found}
 
 
 @verb
-def copy_out(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+def copy_out(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """Files and folders of a session, or of one of its points, to this machine."""
-    row = daemon.sessions.find(args.get("session"))
+    row = app.sessions.find(args.get("session"))
     with _outside(connection) as outside:
-        found = daemon.transfers.copy_out(
+        found = app.transfers.copy_out(
             row,
             outside,
             _some(_paths(args["sources"])),
@@ -136,10 +136,10 @@ def _some(paths: Sequence[str]) -> Sequence[str]:
 
 
 @verb
-def restore_files(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def restore_files(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Single files and folders of a point, back in the live session."""
-    return daemon.transfers.restore_files(
-        daemon.sessions.find(args.get("session")),
+    return app.transfers.restore_files(
+        app.sessions.find(args.get("session")),
         args["ref"],
         _paths(args["paths"]),
         delete=bool(args.get("delete")),

@@ -20,14 +20,14 @@ from waypoint.text.cards import summarize
 from waypoint.text.difference import SECTIONS, Section, called, outside, tell, within
 
 if TYPE_CHECKING:
-    from waypoint.daemon.main import Daemon
+    from waypoint.daemon.app import App
 
 
 @verb
-def log_(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def log_(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The points of a session, oldest first; of all with `all`. `family`: with the line they grew from and
     the last point of each fork of theirs ("tips"), or with all of those ("whole"). `since`: no older ones."""
-    sessions = daemon.sessions
+    sessions = app.sessions
     rows = sessions.store.sessions() if args.get("all") else [sessions.find(args.get("session"))]
     everything = sessions.store.checkpoints()
     points = everything
@@ -52,44 +52,44 @@ def _good(row: SessionRow, everything: Sequence[Checkpoint]) -> Checkpoint | Non
 
 
 @verb
-def show(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def show(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """One point: its card (computed `again` if asked for), its verdicts, its notes."""
-    row = daemon.sessions.find_for(args.get("session"), args["ref"])
-    point = daemon.sessions.point(row, args["ref"])
+    row = app.sessions.find_for(args.get("session"), args["ref"])
+    point = app.sessions.point(row, args["ref"])
     if args.get("again"):
-        daemon.story.write(point.id)
-    card = daemon.story.card(point)
-    store = daemon.sessions.store
+        app.story.write(point.id)
+    card = app.story.card(point)
+    store = app.sessions.store
     return {
         "checkpoint": store.checkpoint(point.id),
-        "parent": _parent(daemon, point),
+        "parent": _parent(app, point),
         "card": card,
-        "sections": (*tell(card.difference), *_outside(daemon, point)) if card else (),
+        "sections": (*tell(card.difference), *_outside(app, point)) if card else (),
         "verdicts": store.verdicts(point.id),
         "notes": store.notes(point.id),
     }
 
 
-def _outside(daemon: Daemon, point: Checkpoint) -> tuple[Section, ...]:
-    parent = daemon.sessions.store.checkpoint(point.parent) if point.parent else None
-    return outside(daemon.story.effects(point, parent))
+def _outside(app: App, point: Checkpoint) -> tuple[Section, ...]:
+    parent = app.sessions.store.checkpoint(point.parent) if point.parent else None
+    return outside(app.story.effects(point, parent))
 
 
-def _parent(daemon: Daemon, point: Checkpoint) -> str | None:
+def _parent(app: App, point: Checkpoint) -> str | None:
     """What the point before it is called."""
-    parent = daemon.sessions.store.checkpoint(point.parent) if point.parent else None
+    parent = app.sessions.store.checkpoint(point.parent) if point.parent else None
     return called(parent, point.session) if parent else None
 
 
 @verb
-def diff(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def diff(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Two points; the second is now when not given. `paths`: only what is there. `only`: these sections. With
     `patch`: the text of what changed in files."""
-    row = daemon.sessions.find_for(args.get("session"), args.get("a"), args.get("b"))
+    row = app.sessions.find_for(args.get("session"), args.get("a"), args.get("b"))
     only = args.get("only") or ()
     if unknown := [name for name in only if name not in SECTIONS]:
         raise UsageError(f"there is no section {unknown[0]!r}", hint=f"there are: {', '.join(SECTIONS)}")
-    story = daemon.story
+    story = app.story
     with story.moment(row, args.get("a") or "@") as old, story.moment(row, args.get("b")) as new:
         found = story.difference(old, new)
         if args.get("paths"):
@@ -115,16 +115,16 @@ def diff(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def status(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def status(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Where a session stands: its last point, and what has changed since."""
-    row = daemon.sessions.find(args.get("session"))
-    described = daemon.sessions.describe(row)
-    head = daemon.sessions.store.checkpoint(row.head) if row.head else None
+    row = app.sessions.find(args.get("session"))
+    described = app.sessions.describe(row)
+    head = app.sessions.store.checkpoint(row.head) if row.head else None
     found, missing = None, None
     try:
         before = head.id if head else BASE
-        with daemon.story.moment(row, before) as old, daemon.story.moment(row, None) as now:
-            found = daemon.story.difference(old, now)
+        with app.story.moment(row, before) as old, app.story.moment(row, None) as now:
+            found = app.story.difference(old, now)
     except (WaypointError, OSError) as error:
         missing = str(error)
     return {
@@ -139,45 +139,45 @@ def status(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
 
 
 @verb
-def changed(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def changed(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Whether anything is different from a session's last point; `besides`: files there do not count."""
-    row = daemon.sessions.find(args.get("session"))
-    return {"changed": daemon.story.has_changed(row, args.get("besides") or ())}
+    row = app.sessions.find(args.get("session"))
+    return {"changed": app.story.has_changed(row, args.get("besides") or ())}
 
 
 @verb
-def preview(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def preview(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What a restore would do. The plan's id can be given to `restore`."""
-    row = daemon.sessions.find_for(args.get("session"), args["ref"])
-    plan, words = daemon.story.plan(row, args["ref"], files_only=bool(args.get("files_only")))
+    row = app.sessions.find_for(args.get("session"), args["ref"])
+    plan, words = app.story.plan(row, args["ref"], files_only=bool(args.get("files_only")))
     return {"plan": plan, "words": words}
 
 
 @verb
-def verify(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def verify(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """A command in a throwaway fork of a point; the verdict is kept with it."""
-    row = daemon.sessions.find_for(args.get("session"), args["ref"])
-    point = daemon.sessions.point(row, args["ref"])
+    row = app.sessions.find_for(args.get("session"), args["ref"])
+    point = app.sessions.point(row, args["ref"])
     timeout = float(args.get("timeout") or 600)
-    daemon.gate.check_trial(row, args["command"])
-    number = daemon.trials.verify(point, args["command"], timeout=timeout)
-    found = daemon.trials.wait(point, number) if args.get("wait", True) else None
-    return {"checkpoint": daemon.sessions.store.checkpoint(point.id), "verdict": found}
+    app.gate.check_trial(row, args["command"])
+    number = app.trials.verify(point, args["command"], timeout=timeout)
+    found = app.trials.wait(point, number) if args.get("wait", True) else None
+    return {"checkpoint": app.sessions.store.checkpoint(point.id), "verdict": found}
 
 
 @verb
-def tag(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def tag(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Another name for a point, or (with `delete`) one taken away."""
-    row = daemon.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.sessions.find_for(args.get("session"), args.get("ref"))
     name = refs.check_name(args["name"], "checkpoint")
-    store = daemon.sessions.store
+    store = app.sessions.store
     if args.get("delete"):
         if not store.set_tag(row.id, name, None):
             raise NotFound(f"session {row.name!r} has no tag {name!r}", hint=_tag_listing(store.tags(row.id)))
         return {"tag": name}
     if store.name_taken(row.id, name):
         raise UsageError(f"{name!r} is the name of a checkpoint", hint="choose another tag")
-    point = daemon.sessions.point(row, args.get("ref") or "@")
+    point = app.sessions.point(row, args.get("ref") or "@")
     store.set_tag(row.id, name, point.id)
     return {"tag": name, "checkpoint": store.checkpoint(point.id)}
 
@@ -187,30 +187,30 @@ def _tag_listing(tags: dict[str, str]) -> str:
 
 
 @verb
-def tags(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def tags(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The tags of a session."""
-    row, store = daemon.sessions.find(args.get("session")), daemon.sessions.store
+    row, store = app.sessions.find(args.get("session")), app.sessions.store
     found = store.tags(row.id)
     return {"tags": [{"tag": name, "checkpoint": store.checkpoint(point)} for name, point in found.items()]}
 
 
 @verb
-def note(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def note(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Words added to a point later, marked as such."""
-    row = daemon.sessions.find_for(args.get("session"), args["ref"])
-    point = daemon.sessions.point(row, args["ref"])
-    words = Redactor.knowing(daemon.sessions.facts(point).shell.exported).redact(args["text"].strip()).text
+    row = app.sessions.find_for(args.get("session"), args["ref"])
+    point = app.sessions.point(row, args["ref"])
+    words = Redactor.knowing(app.sessions.facts(point).shell.exported).redact(args["text"].strip()).text
     if not words:
         raise UsageError("a note needs words", hint="waypoint note REF 'what you know now'")
-    daemon.sessions.store.add_note(point.id, words)
-    return {"checkpoint": point, "notes": daemon.sessions.store.notes(point.id)}
+    app.sessions.store.add_note(point.id, words)
+    return {"checkpoint": point, "notes": app.sessions.store.notes(point.id)}
 
 
 @verb
-def ops(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def ops(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Everything that moved a session, oldest first. `to` and `back_to`: what the points are called."""
-    row = daemon.sessions.find(args.get("session"))
-    points = {point.id: called(point, row.name) for point in daemon.sessions.store.checkpoints()}
+    row = app.sessions.find(args.get("session"))
+    points = {point.id: called(point, row.name) for point in app.sessions.store.checkpoints()}
     return {
         "operations": [
             {
@@ -223,41 +223,41 @@ def ops(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
                 "back_to": points.get(op.before or ""),
                 "undone": op.undone,
             }
-            for op in daemon.sessions.store.operations(row.id)
+            for op in app.sessions.store.operations(row.id)
         ]
     }
 
 
 @verb
-def auto(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def auto(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Points after each command that changed something: on or off."""
-    row = daemon.sessions.find(args.get("session"))
-    daemon.sessions.store.set_auto(row.id, auto=bool(args["on"]))
-    return {"session": daemon.sessions.describe(daemon.sessions.find(row.id))}
+    row = app.sessions.find(args.get("session"))
+    app.sessions.store.set_auto(row.id, auto=bool(args["on"]))
+    return {"session": app.sessions.describe(app.sessions.find(row.id))}
 
 
 @verb
-def redo(daemon: Daemon, _: Connection, args: dict[str, Any]) -> Any:
+def redo(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Takes the last undo back."""
-    return daemon.sessions.redo(daemon.sessions.find(args.get("session")), actor_of(args))
+    return app.sessions.redo(app.sessions.find(args.get("session")), actor_of(args))
 
 
 @verb
-def bisect(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
+def bisect(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """The first point at which a command fails, between one where it passes and one where it does not.
 
     Verified in throwaway forks, two at a time: each round asks about two points and keeps a third.
     """
-    sessions = daemon.sessions
+    sessions = app.sessions
     row = sessions.find_for(args.get("session"), args["good"], args["bad"])
     good, bad = sessions.point(row, args["good"]), sessions.point(row, args["bad"])
     line = [point for point in line_between(sessions.store.checkpoints(), good, bad) if not point.files_only]
     command, timeout = args["command"], float(args.get("timeout") or 600)
-    daemon.gate.check_trial(row, command)
+    app.gate.check_trial(row, command)
 
     def works(points: Sequence[Checkpoint]) -> list[bool]:
         with ThreadPoolExecutor(max_workers=2) as workers:
-            return list(workers.map(lambda point: _works(daemon, point, command, timeout), points))
+            return list(workers.map(lambda point: _works(app, point, command, timeout), points))
 
     def tried(point: Checkpoint, *, passed: bool) -> dict[str, Any]:
         step = {"checkpoint": point.id, "label": called(point, row.name), "passed": passed}
@@ -289,13 +289,13 @@ def bisect(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
             last_good = line[last_pass]
         line = line[last_pass + 1 : first_bad + 1]
     culprit = line[0]
-    with daemon.story.moment(row, last_good.id) as old, daemon.story.moment(row, culprit.id) as new:
-        found = daemon.story.difference(old, new)
+    with app.story.moment(row, last_good.id) as old, app.story.moment(row, culprit.id) as new:
+        found = app.story.difference(old, new)
     return {
         "culprit": culprit,
-        "parent": _parent(daemon, culprit),
+        "parent": _parent(app, culprit),
         "last_good": last_good,
-        "card": daemon.story.card(culprit),
+        "card": app.story.card(culprit),
         "summary": summarize(found),
         "sections": tell(found),
         "difference": found,
@@ -303,11 +303,11 @@ def bisect(daemon: Daemon, connection: Connection, args: dict[str, Any]) -> Any:
     }
 
 
-def _works(daemon: Daemon, point: Checkpoint, command: str, timeout: float) -> bool:
+def _works(app: App, point: Checkpoint, command: str, timeout: float) -> bool:
     """Asked and forgotten: what was looked for once is no verdict on a point, and must not move `good`."""
     check_trial(command, files_only=point.files_only)
     try:
-        found = daemon.trials.run(point, command, timeout=timeout)
+        found = app.trials.run(point, command, timeout=timeout)
     except (WaypointError, OSError) as error:
         raise UsageError(
             f"{point.label} could not be tried: {error}", hint="leave it out: bisect a shorter stretch"
