@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from waypoint.agent.trajectory import Stream, Trajectory
 from waypoint.history.redaction import MASK, Redactor
 from waypoint.model import BoxOptions, Checkpoint
-from waypoint.store.database import AgentState, NewEvent, Store, pack
+from waypoint.store import Store
+from waypoint.store.events import NewEvent, make_blob
+from waypoint.store.points import AgentState
 
 
 @pytest.fixture
@@ -34,16 +36,16 @@ def trajectory(store: Store) -> Iterator[Trajectory]:
 
 
 def add(store: Store, session: str = "a", head: str | None = None) -> str:
-    store.add_session(session, session, BoxOptions(), box=f"box-{session}", head=head)
+    store.sessions.add(session, session, BoxOptions(), box=f"box-{session}", head=head)
     return session
 
 
 def say(store: Store, session: str, *texts: str) -> None:
-    store.append(session, [NewEvent(kind="message", body={"text": text}) for text in texts])
+    store.events.append(session, [NewEvent(kind="message", body={"text": text}) for text in texts])
 
 
 def take(store: Store, session: str, point: str, state: AgentState | None = None) -> Checkpoint:
-    return store.add_checkpoint(
+    return store.points.add(
         *(point, session),
         name=None,
         intent=point,
@@ -61,11 +63,11 @@ def take(store: Store, session: str, point: str, state: AgentState | None = None
 
 def said(store: Store, position: int | None) -> list[str]:
     """A trajectory in short: texts, and what kinds of things happened between them."""
-    return [event.body.get("text", event.kind) for event in store.trace(position)]
+    return [event.body.get("text", event.kind) for event in store.events.trace(position)]
 
 
 def tip(store: Store, session: str) -> int | None:
-    row = store.session(session)
+    row = store.sessions.find(session)
     assert row
     return row.tip
 
@@ -85,12 +87,12 @@ def test_a_restore_goes_back_in_the_trajectory_and_the_rest_stays_readable(store
     point = take(store, "a", "p")
     say(store, "a", "a mistake")
     safety = take(store, "a", "safety")
-    store.moved("a", "restore", box="b", target="p", before="safety")
+    store.operations.record_move("a", "restore", box="b", target="p", before="safety")
     say(store, "a", "better")
     assert said(store, tip(store, "a")) == ["one", "checkpoint", "restored", "better"]
     assert said(store, safety.position) == ["one", "checkpoint", "a mistake", "checkpoint"]
     assert said(store, point.position) == ["one", "checkpoint"]
-    everything = [event.body.get("text", event.kind) for event in store.events("a")]
+    everything = [event.body.get("text", event.kind) for event in store.events.all("a")]
     assert everything == ["one", "checkpoint", "a mistake", "checkpoint", "restored", "better"]
 
 
@@ -103,7 +105,7 @@ def test_a_fork_begins_with_what_led_to_its_point(store: Store) -> None:
     say(store, "b", "other")
     assert said(store, tip(store, "b")) == ["one", "checkpoint", "forked", "other"]
     assert said(store, tip(store, "a")) == ["one", "checkpoint", "two"]
-    [one, *_, other] = store.trace(tip(store, "b"))
+    [one, *_, other] = store.events.trace(tip(store, "b"))
     assert (one.session, other.session) == ("a", "b")
 
 
@@ -113,39 +115,39 @@ def test_removing_a_session_leaves_what_a_fork_builds_on(store: Store) -> None:
     take(store, "a", "p")
     say(store, "a", "only mine")
     add(store, "b", head="p")
-    store.remove_session("a")
+    store.sessions.remove("a")
     assert said(store, tip(store, "b")) == ["one", "checkpoint", "forked"]
-    assert [event.body.get("text", event.kind) for event in store.events("a")] == ["one", "checkpoint"]
-    store.remove_session("b")
-    assert store.events("a") == store.events("b") == []
+    assert [event.body.get("text", event.kind) for event in store.events.all("a")] == ["one", "checkpoint"]
+    store.sessions.remove("b")
+    assert store.events.all("a") == store.events.all("b") == []
 
 
 def test_the_last_few_and_only_some_kinds(store: Store) -> None:
     add(store)
     say(store, "a", *(str(number) for number in range(10)))
-    store.append("a", [NewEvent(kind="note", body={"text": "note"})])
+    store.events.append("a", [NewEvent(kind="note", body={"text": "note"})])
     say(store, "a", "end")
     position = tip(store, "a")
-    assert [event.body["text"] for event in store.trace(position, limit=3)] == ["9", "note", "end"]
-    assert [event.body["text"] for event in store.trace(position, kinds=["note"], limit=3)] == ["note"]
-    seen = store.trace(position)[-3].id
-    assert [event.body["text"] for event in store.trace(position, after=seen)] == ["note", "end"]
+    assert [event.body["text"] for event in store.events.trace(position, limit=3)] == ["9", "note", "end"]
+    assert [event.body["text"] for event in store.events.trace(position, kinds=["note"], limit=3)] == ["note"]
+    seen = store.events.trace(position)[-3].id
+    assert [event.body["text"] for event in store.events.trace(position, after=seen)] == ["note", "end"]
 
 
 def test_equal_bytes_are_kept_once_and_go_with_the_last_who_means_them(store: Store, tmp_path: Path) -> None:
     add(store)
-    large = pack(b"line of output\n" * 10_000)
+    large = make_blob(b"line of output\n" * 10_000)
     assert len(large.data) < 1000
-    store.append("a", [NewEvent(kind="output", body={}, blob=large) for _ in range(3)])
-    state = AgentState(kind="bytes", blob=pack(b"\0state"), version="1")
+    store.events.append("a", [NewEvent(kind="output", body={}, blob=large) for _ in range(3)])
+    state = AgentState(kind="bytes", blob=make_blob(b"\0state"), version="1")
     take(store, "a", "p", state)
-    assert store.blob(large.hash) == b"line of output\n" * 10_000
-    assert store.agent_state("p") == ("bytes", b"\0state")
-    assert store.sweep_blobs() == 0
-    store.remove_checkpoint("p")
-    assert store.sweep_blobs() == len(state.blob.data)
-    store.remove_session("a")
-    assert store.sweep_blobs() == len(large.data)
+    assert store.events.blob(large.hash) == b"line of output\n" * 10_000
+    assert store.points.agent_state("p") == ("bytes", b"\0state")
+    assert store.events.sweep_blobs() == 0
+    store.points.remove("p")
+    assert store.events.sweep_blobs() == len(state.blob.data)
+    store.sessions.remove("a")
+    assert store.events.sweep_blobs() == len(large.data)
     with sqlite3.connect(tmp_path / "waypoint.db") as database:
         assert database.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
 
@@ -153,22 +155,22 @@ def test_equal_bytes_are_kept_once_and_go_with_the_last_who_means_them(store: St
 def test_tasks_go_back_and_along_with_their_session(store: Store) -> None:
     add(store)
     done = [NewEvent(kind="task", body={})]
-    store.set_tasks("a", b'["one"]', done)
+    store.sessions.set_tasks("a", b'["one"]', done)
     take(store, "a", "p")
-    store.set_tasks("a", b'["one", "two"]', done)
-    assert store.tasks("a") == b'["one", "two"]'
-    assert store.tasks("p") == b'["one"]'
+    store.sessions.set_tasks("a", b'["one", "two"]', done)
+    assert store.sessions.tasks("a") == b'["one", "two"]'
+    assert store.points.tasks("p") == b'["one"]'
     add(store, "b", head="p")
-    assert store.tasks("b") == b'["one"]'
-    store.moved("a", "restore", box="x", target="p", before=None)
-    assert store.tasks("a") == b'["one"]'
+    assert store.sessions.tasks("b") == b'["one"]'
+    store.operations.record_move("a", "restore", box="x", target="p", before=None)
+    assert store.sessions.tasks("a") == b'["one"]'
 
 
 def test_an_older_database_is_brought_along(tmp_path: Path) -> None:
     from waypoint.store import database as module
 
     with sqlite3.connect(tmp_path / "old.db") as database:
-        for script in module._MIGRATIONS[:4]:
+        for script in module.MIGRATIONS[:4]:
             database.executescript(script)
         database.execute(
             "INSERT INTO sessions (id, name, state, created_at, options) VALUES ('a', 'a', 'dead', 1, '{}')"
@@ -181,9 +183,9 @@ def test_an_older_database_is_brought_along(tmp_path: Path) -> None:
         database.execute("PRAGMA user_version=4")
     store = Store(tmp_path / "old.db")
     say(store, "a", "since")
-    store.moved("a", "restore", box="b", target="p", before=None)
+    store.operations.record_move("a", "restore", box="b", target="p", before=None)
     assert said(store, tip(store, "a")) == ["restored"], "nobody knows what led to such a point"
-    assert store.tasks("a") == b"[]"
+    assert store.sessions.tasks("a") == b"[]"
     store.close()
 
 
@@ -226,55 +228,55 @@ def _play(store: Store, steps: list[tuple[str, int, int]]) -> None:
             sessions[name] = known._replace(line=(*known.line, f"m{number}"))
         elif what == "tasks" and name:
             tasks = b'["%d"]' % number
-            store.set_tasks(name, tasks, [NewEvent(kind="task", body={})])
+            store.sessions.set_tasks(name, tasks, [NewEvent(kind="task", body={})])
             sessions[name] = Told((*known.line, "task"), tasks)
         elif what == "take" and name:
-            take(store, name, f"p{number}", AgentState(kind="bytes", blob=pack(b"%d" % (number % 3))))
+            take(store, name, f"p{number}", AgentState(kind="bytes", blob=make_blob(b"%d" % (number % 3))))
             sessions[name] = known._replace(line=(*known.line, "checkpoint"))
             points[f"p{number}"] = (name, sessions[name])
         elif what == "restore" and name and point:
-            store.moved(name, "restore", box=f"b{number}", target=point, before=None)
+            store.operations.record_move(name, "restore", box=f"b{number}", target=point, before=None)
             then = points[point][1]
             sessions[name] = then._replace(line=(*then.line, "restored"))
         elif what == "fork" and point:
             then = points[point][1]
             sessions[add(store, f"s{number + 1}", head=point)] = then._replace(line=(*then.line, "forked"))
         elif what == "remove" and name:
-            store.remove_session(name)
+            store.sessions.remove(name)
             del sessions[name]
             points = {one: kept for one, kept in points.items() if kept[0] != name}
         elif what == "forget" and point:
-            store.remove_checkpoint(point)
+            store.points.remove(point)
             del points[point]
     for name, known in sessions.items():
         assert tuple(said(store, tip(store, name))) == known.line
-        assert store.tasks(name) == known.tasks
+        assert store.sessions.tasks(name) == known.tasks
     for point, (_, then) in points.items():
-        found = store.checkpoint(point)
+        found = store.points.find(point)
         assert found
         assert tuple(said(store, found.position)) == then.line
-        assert store.tasks(point) == then.tasks
-        assert store.agent_state(point) == ("bytes", b"%d" % (int(point[1:]) % 3))
-    store.sweep_blobs()
+        assert store.points.tasks(point) == then.tasks
+        assert store.points.agent_state(point) == ("bytes", b"%d" % (int(point[1:]) % 3))
+    store.events.sweep_blobs()
     _consistent(store)
 
 
 def _consistent(store: Store) -> None:
     """The rules of docs/storage.md that are about events and blobs."""
-    events = {row["id"]: row for row in store._rows("SELECT * FROM events")}
+    events = {row["id"]: row for row in store.database.rows("SELECT * FROM events")}
     for number, row in events.items():
         assert row["parent"] is None or (row["parent"] < number and row["parent"] in events)
-    ends = [row["at"] for row in store._rows("SELECT tip AS at FROM sessions")]
-    ends += [row["at"] for row in store._rows("SELECT position AS at FROM checkpoints")]
+    ends = [row["at"] for row in store.database.rows("SELECT tip AS at FROM sessions")]
+    ends += [row["at"] for row in store.database.rows("SELECT position AS at FROM checkpoints")]
     reached: set[int] = set()
     for end in ends:
         while end is not None and end not in reached:
             reached.add(end)
             end = events[end]["parent"]  # noqa: PLW2901
-    there = {row["id"] for row in store._rows("SELECT id FROM sessions")}
+    there = {row["id"] for row in store.database.rows("SELECT id FROM sessions")}
     assert all(number in reached or row["session"] in there for number, row in events.items())
-    meant = {row["agent_state"] for row in store._rows("SELECT agent_state FROM checkpoints")}
-    assert {row["hash"] for row in store._rows("SELECT hash FROM blobs")} == meant - {None}
+    meant = {row["agent_state"] for row in store.database.rows("SELECT agent_state FROM checkpoints")}
+    assert {row["hash"] for row in store.database.rows("SELECT hash FROM blobs")} == meant - {None}
 
 
 # ---- the way there -------------------------------------------------------------------------------
@@ -328,12 +330,12 @@ def test_a_session_that_moves_tells_nothing_of_its_old_box_any_more(
     old.later("message", {"text": "abandoned"})
     with trajectory.moving(new):
         old.later("message", {"text": "too late"})
-        store.moved("a", "restore", box="b", target="p", before=None)
+        store.operations.record_move("a", "restore", box="b", target="p", before=None)
     trajectory.tell("a", "message", {"text": "told"})
     old.close()
     assert said(store, tip(store, "a")) == ["checkpoint", "restored", "the new box speaks", "told"]
     assert point.position
-    abandoned = [event.body.get("text") for event in store.events("a") if event.parent == point.position]
+    abandoned = [event.body.get("text") for event in store.events.all("a") if event.parent == point.position]
     assert abandoned == ["abandoned", None]
 
 
@@ -361,10 +363,10 @@ def test_secrets_are_taken_out_before_anything_is_kept(store: Store, trajectory:
     trajectory.adopt(opened(trajectory, "a", "correct-horse-1"))
     body = {"text": "it is correct-horse-1", "env": {"API_TOKEN": "k29dk20dk2m4"}}
     trajectory.tell("a", "message", body, data=b"\xff correct-horse-1\n")
-    [event] = store.trace(tip(store, "a"))
+    [event] = store.events.trace(tip(store, "a"))
     assert event.body == {"text": f"it is {MASK}", "env": {"API_TOKEN": MASK}, "redacted": 3}
     assert event.blob
-    assert store.blob(event.blob) == f"\udcff {MASK}\n".encode(errors="surrogateescape")
+    assert store.events.blob(event.blob) == f"\udcff {MASK}\n".encode(errors="surrogateescape")
 
 
 def test_the_key_of_an_effect_is_no_secret(store: Store, trajectory: Trajectory) -> None:
@@ -372,7 +374,7 @@ def test_the_key_of_an_effect_is_no_secret(store: Store, trajectory: Trajectory)
     trajectory.adopt(opened(trajectory, "a", "correct-horse-1"))
     trajectory.tell("a", "effect", {"command": "git push", "key": "git-push:2e4650e524a5"})
     trajectory.tell("a", "effect", {"command": "curl", "key": "order correct-horse-1"})
-    push, request = store.trace(tip(store, "a"))
+    push, request = store.events.trace(tip(store, "a"))
     assert push.body == {"command": "git push", "key": "git-push:2e4650e524a5"}
     assert request.body == {"command": "curl", "key": f"order {MASK}", "redacted": 1}
 

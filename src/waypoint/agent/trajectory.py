@@ -27,7 +27,8 @@ import msgspec
 from waypoint.errors import SessionDead, UsageError
 from waypoint.history.redaction import Redactor
 from waypoint.model import Actor, Event, EventKind
-from waypoint.store.database import NewEvent, Store, pack
+from waypoint.store import Store
+from waypoint.store.events import NewEvent, make_blob
 
 log = logging.getLogger("waypoint")
 
@@ -236,7 +237,7 @@ class Trajectory:
             if stream:
                 self.put(stream, item)
         if stream is None:
-            ids = self._store.append(session_id, [_prepare(item, redactor or Redactor())])
+            ids = self._store.events.append(session_id, [_prepare(item, redactor or Redactor())])
             return ids[0] if ids else 0
         with self._waiting():
             written = item.done.wait(_PATIENCE_SECONDS)
@@ -309,7 +310,7 @@ class Trajectory:
 
     def _write(self, stream: Stream, items: list[_Item]) -> None:
         redactor = stream.redactor()
-        ids = self._store.append(stream.session_id, [_prepare(item, redactor) for item in items])
+        ids = self._store.events.append(stream.session_id, [_prepare(item, redactor) for item in items])
         for item, number in zip(items, ids, strict=False):
             item.id = number
 
@@ -335,7 +336,11 @@ def _prepare(item: _Item, redactor: Redactor) -> NewEvent:
     if hidden:
         body["redacted"] = hidden
     return NewEvent(
-        kind=item.kind, body=body, actor=item.actor, at=item.at, blob=None if data is None else pack(data)
+        kind=item.kind,
+        body=body,
+        actor=item.actor,
+        at=item.at,
+        blob=None if data is None else make_blob(data),
     )
 
 

@@ -24,7 +24,7 @@ from waypoint.errors import WaypointError
 from waypoint.history.contacts import Contact
 from waypoint.kernel.network import dns, veth
 from waypoint.kernel.network.flows import Flow
-from waypoint.store.database import Counted
+from waypoint.store.contacts import TrafficCount
 from waypoint.terminal.terminal import Pump
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from waypoint.core.sessions import Live, Sessions
     from waypoint.model import Checkpoint
-    from waypoint.store.database import SessionRow
+    from waypoint.store.sessions import SessionRow
 
 log = logging.getLogger("waypoint")
 
@@ -165,7 +165,7 @@ class Outbound:
             box = self._names.get(live.box.id)
             known = dict(box.known) if box else {}
         counted = [
-            Counted(
+            TrafficCount(
                 address=flow.address,
                 protocol=flow.protocol,
                 port=flow.port,
@@ -179,7 +179,7 @@ class Outbound:
             if not (flow.port == _DNS_PORT and flow.address in self.nameservers)
         ]
         origin = self._sessions.apart.get(live.session_id)
-        self._sessions.store.count_contacts(
+        self._sessions.store.contacts.count(
             origin or live.session_id, live.box.id, counted, now, apart=origin is not None
         )
 
@@ -207,7 +207,7 @@ class Outbound:
         """A point was taken, and has what left before."""
         if row.id not in self._counted:  # files only: nothing stood still
             self._careful([one for one in self._sessions.lives() if one.session_id == row.id])
-        self._sessions.store.settle_contacts(row.id, point.id)
+        self._sessions.store.contacts.assign(row.id, point.id)
         self._counted.pop(row.id, None)
 
     def _ended(self, live: Live) -> None:
@@ -222,7 +222,7 @@ class Outbound:
         if box:
             self._pump.remove(box.listener.fileno())
             box.listener.close()
-        self._sessions.store.leave_contacts(live.box.id)
+        self._sessions.store.contacts.close(live.box.id)
         with contextlib.suppress(WaypointError, OSError):
             self._network.forget_flows(live.box.id)
 
@@ -231,7 +231,7 @@ class Outbound:
         """While the firewall's table is made anew, and its counters with it."""
         self._careful()
         yield
-        self._sessions.store.uncount()
+        self._sessions.store.contacts.reset_counters()
         self._nameservers = frozenset()
 
     def _now_and_then(self) -> None:
@@ -245,14 +245,14 @@ class Outbound:
         """What left in the steps that ended with these points; `present_of`: and since the last of them."""
         if present_of is not None:
             self._careful([one for one in self._sessions.lives() if one.session_id == present_of])
-        return self._sessions.store.contacts(points, present_of)
+        return self._sessions.store.contacts.of_points(points, present_of)
 
     def since(self, row: SessionRow, point: Checkpoint | None) -> list[Contact]:
         """What has left a session since a point was taken, in whichever line of its history; or ever."""
         self._careful([one for one in self._sessions.lives() if one.session_id == row.id])
         if point is None:
-            return self._sessions.store.contacts_of(row.id)
-        return self._sessions.store.contacts_since(row.id, point)
+            return self._sessions.store.contacts.of_session(row.id)
+        return self._sessions.store.contacts.since(row.id, point)
 
     def not_watched(self, net: str) -> tuple[str, ...]:
         """Why nothing can be said about what leaves such sessions, if so."""

@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from waypoint.core.sessions import Live, Sessions
 from waypoint.kernel.syscalls import set_io_priority
 from waypoint.model import Checkpoint
-from waypoint.store.database import SessionRow
+from waypoint.store.sessions import SessionRow
 
 log = logging.getLogger("waypoint")
 

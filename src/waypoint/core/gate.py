@@ -23,8 +23,8 @@ from waypoint.history.retention import duration_words
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState
 from waypoint.policy.approvals import Approvals
 from waypoint.policy.rules import Judgement, Policy, Rules, built_in, check
-from waypoint.store.database import SessionRow
-from waypoint.store.ledger import Ledger, NewEffect
+from waypoint.store.ledger import NewEffect
+from waypoint.store.sessions import SessionRow
 from waypoint.terminal.recording import Happened
 from waypoint.text import effects as telling
 
@@ -67,7 +67,7 @@ class Gate:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self.ledger = Ledger(sessions.store)
+        self.ledger = sessions.store.ledger
         self.approvals = Approvals(self.ledger)
         self._file = sessions.home.path / FILE
         self._lock = threading.Lock()
@@ -83,11 +83,11 @@ class Gate:
 
     def _pick_up(self) -> None:
         """What the daemon before left behind: it is not known what became of it, and it counts as done."""
-        left = self.ledger.left_over()
+        left = self.ledger.unfinished()
         self.ledger.interrupt()
         by_number = {one.id: one for one in self.ledger.effects()} if left else {}
         for session_id, number in left:
-            row = self._sessions.store.session(session_id)
+            row = self._sessions.store.sessions.find(session_id)
             if row:
                 body, actor = _body(number, by_number[number]), by_number[number].actor
                 self._sessions.tell(row, "effect", body, actor=actor)
@@ -135,7 +135,7 @@ class Gate:
         if text is not None:
             check(text)
         if row is not None:
-            self._sessions.store.set_policy(row.id, text)
+            self._sessions.store.sessions.set_policy(row.id, text)
             return
         if text is None:
             self._file.unlink(missing_ok=True)
@@ -310,7 +310,7 @@ class Gate:
     def _warnings(self, row: SessionRow, judgement: Judgement) -> tuple[str, ...]:
         found = []
         for part in judgement.outside:
-            before = self.ledger.done_before(part.key) if part.key else None
+            before = self.ledger.last_success(part.key) if part.key else None
             if before:
                 found.append(telling.warning(before, row.name))
         return tuple(dict.fromkeys(found))
@@ -326,7 +326,7 @@ class Gate:
             self._sessions.later(lambda: self._write_down(live, happened))
 
     def _write_down(self, live: Live, happened: Happened) -> None:
-        row = self._sessions.store.session(live.session_id)
+        row = self._sessions.store.sessions.find(live.session_id)
         if row is None or not happened.command:
             return
         policy = self.policy(row)
@@ -387,7 +387,7 @@ class Gate:
         self._sessions.trajectory.settle(row.id)
         tip = self._sessions.find(row.id).tip
         if since is None:
-            return self.ledger.on_the_way(row.id, tip)
+            return self.ledger.leading_to(row.id, tip)
         return self.ledger.since(row.id, tip, since.position)
 
     def outside(self, row: SessionRow, since: Checkpoint) -> tuple[list[str], list[str]]:

@@ -31,7 +31,10 @@ from waypoint.model import (
     Task,
     TaskState,
 )
-from waypoint.store.database import AgentState, NewEvent, SessionRow, iso, pack
+from waypoint.store.database import iso
+from waypoint.store.events import NewEvent, make_blob
+from waypoint.store.points import AgentState
+from waypoint.store.sessions import SessionRow
 from waypoint.text.resume import Standing, tell
 
 MOST_STATE_BYTES = 64 << 20
@@ -60,7 +63,7 @@ def packed_state(given: Mapping[str, Any] | None, version: str | None) -> AgentS
             f"that is {len(data) >> 20} MiB of agent state, and {MOST_STATE_BYTES >> 20} are the most",
             hint="keep what is large in a file of the session: it is part of the point too",
         )
-    return AgentState(kind="json" if is_json else "bytes", blob=pack(data), version=version)
+    return AgentState(kind="json" if is_json else "bytes", blob=make_blob(data), version=version)
 
 
 class Journal:
@@ -106,17 +109,17 @@ class Journal:
         session, what it went back from too. `full`: with what is kept apart."""
         if everything:
             self._sessions.settle(row)
-            found = self._store.events(row.id, kinds=kinds, limit=limit, after=after)
+            found = self._store.events.all(row.id, kinds=kinds, limit=limit, after=after)
         else:
-            found = self._store.trace(self.position(row, ref), kinds=kinds, limit=limit, after=after)
+            found = self._store.events.trace(self.position(row, ref), kinds=kinds, limit=limit, after=after)
         return [self._whole(event) for event in found] if full else found
 
     def _whole(self, event: Event) -> Event:
-        return whole(event, self._store.blob(event.blob)) if event.blob else event
+        return whole(event, self._store.events.blob(event.blob)) if event.blob else event
 
     def event(self, number: int) -> Event:
         """One event, with all that belongs to it."""
-        found = self._store.event(number)
+        found = self._store.events.find(number)
         if found is None:
             raise NotFound(f"there is no event {number}", hint="`waypoint trace` lists them")
         return self._whole(found)
@@ -128,20 +131,20 @@ class Journal:
 
     def conversation(self, position: int | None) -> list[Event]:
         """What was said on the way to a position."""
-        return [self._whole(event) for event in self._store.trace(position, kinds=CONVERSATION)]
+        return [self._whole(event) for event in self._store.events.trace(position, kinds=CONVERSATION)]
 
     # ---- state -------------------------------------------------------------------------------
 
     def with_state(self, row: SessionRow) -> Checkpoint | None:
         """The last point on the way to where a session stands that an agent left something with."""
-        found = self._store.checkpoint(row.head) if row.head else None
+        found = self._store.points.find(row.head) if row.head else None
         while found and not found.agent_state_kind:
-            found = self._store.checkpoint(found.parent) if found.parent else None
+            found = self._store.points.find(found.parent) if found.parent else None
         return found
 
     def agent_state(self, point: Checkpoint) -> dict[str, Any]:
         """What an agent left with a point: `text` (JSON) or `base64`, neither when it left nothing."""
-        kept = self._store.agent_state(point.id)
+        kept = self._store.points.agent_state(point.id)
         found: dict[str, Any] = {"checkpoint": point, "agent_version": point.agent_version}
         if kept is None:
             return found
@@ -154,7 +157,9 @@ class Journal:
 
     def tasks(self, row: SessionRow, ref: str | None = None) -> Tasks:
         """Those of a session, or as they stood at a point."""
-        return plan.load(self._store.tasks(self._sessions.point(row, ref).id if ref else row.id))
+        if ref:
+            return plan.load(self._store.points.tasks(self._sessions.point(row, ref).id))
+        return plan.load(self._store.sessions.tasks(row.id))
 
     def add_tasks(
         self, row: SessionRow, titles: Sequence[str], *, parent: str | None, once: bool, actor: Actor
@@ -176,7 +181,7 @@ class Journal:
                 made.append(task)
                 events.append(_task_event(task, None, actor))
             if events:
-                self._store.set_tasks(row.id, plan.dump(now), events)
+                self._store.sessions.set_tasks(row.id, plan.dump(now), events)
         return made
 
     def set_task(
@@ -198,7 +203,7 @@ class Journal:
             now = self.tasks(row)
             task = plan.find(now, given)
             if point is None and state == "completed" and row.head and task.started_at:
-                head = self._store.checkpoint(row.head)
+                head = self._store.points.find(row.head)
                 point = head if head and head.created_at >= task.started_at else None
             now, before, after = plan.change(
                 *(now, given, state),
@@ -206,7 +211,7 @@ class Journal:
                 note=note,
                 checkpoint=point.id if point else None,
             )
-            self._store.set_tasks(row.id, plan.dump(now), [_task_event(after, before, actor)])
+            self._store.sessions.set_tasks(row.id, plan.dump(now), [_task_event(after, before, actor)])
         return after
 
     def done_with_point(
@@ -220,13 +225,13 @@ class Journal:
         except BaseException:
             with self._sessions.trajectory.turn(row.id):
                 told = [_task_event(before, task, "automatic")]
-                self._store.set_tasks(row.id, plan.dump(_with(self.tasks(row), before)), told)
+                self._store.sessions.set_tasks(row.id, plan.dump(_with(self.tasks(row), before)), told)
             raise
         shown = msgspec.structs.replace(task, checkpoint=point.id)
         with self._sessions.trajectory.turn(row.id):
-            self._store.set_tasks(row.id, plan.dump(_with(self.tasks(row), shown)), [])
-        at_point = plan.load(self._store.tasks(point.id))
-        self._store.set_point_tasks(point.id, plan.dump(_with(at_point, shown)))
+            self._store.sessions.set_tasks(row.id, plan.dump(_with(self.tasks(row), shown)), [])
+        at_point = plan.load(self._store.points.tasks(point.id))
+        self._store.points.set_tasks(point.id, plan.dump(_with(at_point, shown)))
         return shown, point
 
     # ---- going on ----------------------------------------------------------------------------
@@ -243,12 +248,14 @@ class Journal:
                     f"session {row.name!r} does not run and has no point to go back to",
                     hint="`waypoint new` starts another",
                 )
-            head = self._store.checkpoint(row.head)
-            left_behind = self._store.trace(row.tip, after=head.position if head else None, limit=_MOST_SINCE)
+            head = self._store.points.find(row.head)
+            left_behind = self._store.events.trace(
+                row.tip, after=head.position if head else None, limit=_MOST_SINCE
+            )
             self._sessions.restore(row, row.head, actor=actor)
             restored = state != "parked"
         row = self._sessions.find(row.id)
-        point = self._store.checkpoint(row.head) if row.head else None
+        point = self._store.points.find(row.head) if row.head else None
         session = self._sessions.describe(row)
         since = self.trace(row, after=point.position if point else None, limit=_MOST_SINCE)
         tasks = self.tasks(row)
@@ -291,7 +298,7 @@ class Journal:
         """What the points are called that tasks refer to."""
         found = {}
         for one in {task.checkpoint for task in tasks if task.checkpoint}:
-            if point := self._store.checkpoint(one):
+            if point := self._store.points.find(one):
                 found[one] = point.label if point.session == session else f"{point.session}:{point.label}"
         return found
 

@@ -90,7 +90,11 @@ from waypoint.model import (
     Session,
     Size,
 )
-from waypoint.store.database import UNDOABLE, AgentState, SessionRow, Store, iso
+from waypoint.store import Store
+from waypoint.store.database import iso
+from waypoint.store.operations import UNDOABLE
+from waypoint.store.points import AgentState
+from waypoint.store.sessions import SessionRow
 from waypoint.terminal.recording import Happened, tell
 from waypoint.terminal.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
 
@@ -258,7 +262,7 @@ class Sessions:
         """After whatever happened to the daemon before: live boxes are taken over, the rest is cleaned up."""
         standing = keepers(self.home)
         kept_boxes: set[str] = set()
-        for row in self.store.sessions():
+        for row in self.store.sessions.all():
             if row.state != "live":
                 continue
             box = (
@@ -267,7 +271,7 @@ class Sessions:
                 else None
             )
             if box is None:
-                self.store.set_state(row.id, "dead", box=row.box)
+                self.store.sessions.set_state(row.id, "dead", box=row.box)
                 continue
             try:
                 self._take_over(row, box)
@@ -275,7 +279,7 @@ class Sessions:
             except (OSError, WaypointError):
                 log.exception("session %s could not be taken over", row.name)
                 box.kill(self.home)
-                self.store.set_state(row.id, "dead", box=row.box)
+                self.store.sessions.set_state(row.id, "dead", box=row.box)
         for box_id, pid in standing.items():
             if box_id not in kept_boxes:
                 log.info("ending box %s, which nobody owns", box_id)
@@ -296,12 +300,12 @@ class Sessions:
 
     def _unknown(self) -> list[Path]:
         """What is in the pool and in no row: remains, or about to become something."""
-        volumes = {row.box for row in self.store.sessions() if row.box}
+        volumes = {row.box for row in self.store.sessions.all() if row.box}
         return [
             path
             for folder, wanted in (
                 (self.home.staging, set()),
-                (self.home.checkpoints, self.store.checkpoint_ids()),
+                (self.home.checkpoints, self.store.points.ids()),
                 (self.home.sessions, volumes),
             )
             for path in folder.iterdir()
@@ -364,13 +368,13 @@ class Sessions:
 
     def stop_all(self) -> None:
         """Ends every box; what was live is dead afterwards and can be restored."""
-        for known in self.store.sessions():
+        for known in self.store.sessions.all():
             with self._moving(known.id):
-                row, live = self.store.session(known.id), self._lives.get(known.id)
+                row, live = self.store.sessions.find(known.id), self._lives.get(known.id)
                 if row and live:
                     with live.state:
                         self._end(live, "the session was stopped")
-                        self.store.set_state(row.id, "dead", box=row.box)
+                        self.store.sessions.set_state(row.id, "dead", box=row.box)
 
     def teardown_network(self) -> None:
         self.network.teardown()
@@ -418,11 +422,11 @@ class Sessions:
     def find(self, name: str | None) -> SessionRow:
         """The session of that name (or id); without a name the only one there is."""
         if name:
-            row = self.store.session(name)
+            row = self.store.sessions.find(name)
             if row is None:
                 raise NotFound(f"there is no session {name!r}", hint=self._listing())
             return row
-        rows = self.store.sessions()
+        rows = self.store.sessions.all()
         if len(rows) == 1:
             return rows[0]
         if not rows:
@@ -435,7 +439,7 @@ class Sessions:
         return self.find(name or next(filter(None, named), None))
 
     def _listing(self) -> str:
-        names = [row.name for row in self.store.sessions()]
+        names = [row.name for row in self.store.sessions.all()]
         return f"there are: {', '.join(names)}" if names else "there are none: start one with `waypoint new`"
 
     def lives(self) -> list[Live]:
@@ -482,9 +486,11 @@ class Sessions:
         other, ref = refs.split(ref)
         if other:
             row = self.find(other)
-        if found := self.store.checkpoint(ref) or self.store.checkpoint(self.store.tags(row.id).get(ref, "")):
+        if found := self.store.points.find(ref) or self.store.points.find(
+            self.store.points.tags(row.id).get(ref, "")
+        ):
             return found
-        everything = self.store.checkpoints()
+        everything = self.store.points.all()
         own = [point for point in everything if point.session == row.name]
         return refs.resolve(ref, own, everything, row.head, datetime.now().astimezone())
 
@@ -509,11 +515,11 @@ class Sessions:
         )
 
     def all(self) -> list[Session]:
-        return [self.describe(row) for row in self.store.sessions()]
+        return [self.describe(row) for row in self.store.sessions.all()]
 
     def log(self, row: SessionRow | None) -> list[Checkpoint]:
         """The checkpoints of a session, or of all; oldest first."""
-        return self.store.checkpoints(row.id if row else None)
+        return self.store.points.all(row.id if row else None)
 
     # ---- boxes -------------------------------------------------------------------------------
 
@@ -648,9 +654,9 @@ class Sessions:
             if live.ended.is_set():
                 return
             self._end(live, "the session ended")
-            row = self.store.session(live.session_id)
+            row = self.store.sessions.find(live.session_id)
             if row and row.state == "live":
-                self.store.set_state(row.id, "dead", box=row.box)
+                self.store.sessions.set_state(row.id, "dead", box=row.box)
 
     def _start_shell(self, live: Live, cwd: str) -> None:
         """A fresh interactive bash on the terminal."""
@@ -725,13 +731,13 @@ class Sessions:
 
     def new(self, name: str | None, options: BoxOptions, size: Size, *, join: bool = False) -> Session:
         """Starts a session: a box over its base with a shell at its prompt."""
-        if name and join and (row := self.store.session(name)):
+        if name and join and (row := self.store.sessions.find(name)):
             return self.describe(row)
         if name is None:
-            taken = {row.name for row in self.store.sessions()}
+            taken = {row.name for row in self.store.sessions.all()}
             name = next(f"s{n}" for n in range(1, len(taken) + 2) if f"s{n}" not in taken)
         refs.check_name(name, "session")
-        if self.store.session(name):
+        if self.store.sessions.find(name):
             raise AlreadyExists(
                 f"there is a session {name!r} already",
                 hint=f"attach to it with `waypoint shell {name}`, or choose another name",
@@ -754,7 +760,7 @@ class Sessions:
             self._start_shell(live, "/root" if (base / "root").is_dir() else "/")
             live.terminal.wait_ready()
             began = observe(box, live.terminal, (), own_network=False).shell
-            row = self.store.add_session(session_id, name, options, box=box.id, began=began)
+            row = self.store.sessions.add(session_id, name, options, box=box.id, began=began)
             with self._lock:
                 self._lives[session_id] = live
             self.trajectory.adopt(live.stream)
@@ -766,11 +772,11 @@ class Sessions:
         with self._moving(row.id):
             row = self.find(row.id)
             live = self._lives.get(row.id)
-            points = self.store.checkpoints(row.id)
+            points = self.store.points.all(row.id)
             if live:
                 with live.state:
                     self._end(live, "the session was removed")
-            self.store.remove_session(row.id)
+            self.store.sessions.remove(row.id)
             if leaving := self._leaving.pop(row.id, None):
                 wait((leaving,))
             self.spares.want(row.id, ())
@@ -780,7 +786,7 @@ class Sessions:
             for point in points:
                 self._delete(self.home.checkpoints / point.id)
         self._moves.pop(row.id, None)
-        self.later(lambda: log.debug("%s bytes of blobs went", self.store.sweep_blobs()))
+        self.later(lambda: log.debug("%s bytes of blobs went", self.store.events.sweep_blobs()))
 
     # ---- commands ----------------------------------------------------------------------------
 
@@ -931,7 +937,7 @@ class Sessions:
         live = self._lives.get(row.id)
         if live and (found := self._redactor(live.box, live.terminal)):
             return found
-        head = self.store.checkpoint(row.head) if row.head else None
+        head = self.store.points.find(row.head) if row.head else None
         return Redactor.knowing(self.facts(head).shell.exported) if head else Redactor()
 
     def _redactor(self, box: Box, terminal: Terminal) -> Redactor | None:
@@ -957,7 +963,9 @@ class Sessions:
             refs.check_name(name, "checkpoint")
         with self._steady(row) as live:
             row = self.find(row.id)
-            if name is not None and (self.store.name_taken(row.id, name) or name in self.store.tags(row.id)):
+            if name is not None and (
+                self.store.points.name_taken(row.id, name) or name in self.store.points.tags(row.id)
+            ):
                 raise AlreadyExists(
                     f"session {row.name!r} has a checkpoint {name!r} already",
                     hint="choose another name; `waypoint log` lists them",
@@ -1057,7 +1065,7 @@ class Sessions:
             undo.callback(live.stream.release)
             undo.callback(self._delete, published)
             live.stream.flush()
-            point = self.store.add_checkpoint(
+            point = self.store.points.add(
                 checkpoint_id,
                 row.id,
                 name=name,
@@ -1112,7 +1120,7 @@ class Sessions:
     def using(self, point: Checkpoint) -> Iterator[None]:
         """Until then the point cannot be forgotten."""
         with self._lock:
-            if self.store.checkpoint(point.id) is None:
+            if self.store.points.find(point.id) is None:
                 raise NotFound(
                     f"{point.label} has just been forgotten", hint="`waypoint log` lists the points"
                 )
@@ -1127,9 +1135,9 @@ class Sessions:
     def forget(self, point_id: str) -> bool:
         """Removes a point: its row, then its folder. False when a session stands on it or is about to."""
         with self._lock:
-            if self._in_use[point_id] or any(row.head == point_id for row in self.store.sessions()):
+            if self._in_use[point_id] or any(row.head == point_id for row in self.store.sessions.all()):
                 return False
-            self.store.remove_checkpoint(point_id)
+            self.store.points.remove(point_id)
         self.spares.drop([point_id])
         self._delete(self.home.checkpoints / point_id)
         return True
@@ -1252,7 +1260,7 @@ class Sessions:
     # ---- spares ------------------------------------------------------------------------------
 
     def _make_spare(self, point_id: str) -> Twin:
-        point = self.store.checkpoint(point_id)
+        point = self.store.points.find(point_id)
         if point is None:
             raise NotFound(f"point {point_id} is gone")
         origin = self.find(point.session)
@@ -1272,11 +1280,11 @@ class Sessions:
 
     def want_spares(self, session_id: str) -> None:
         """Says which points of a session should have one: where it stands, then its newest named ones."""
-        row = self.store.session(session_id)
+        row = self.store.sessions.find(session_id)
         number = 0
         if row and row.state == "live":
             number = spares.per_session() if row.options.spares is None else row.options.spares
-        points = self.store.likely_targets(session_id, number) if number else []
+        points = self.store.points.likely_targets(session_id, number) if number else []
         self.spares.want(session_id, [spares.Wanted(point, size) for point, size in points])
 
     def restore(
@@ -1328,7 +1336,7 @@ class Sessions:
             )
             try:
                 with self.trajectory.moving(live.stream):
-                    self.store.moved(
+                    self.store.operations.record_move(
                         row.id,
                         verb,
                         box=live.box.id,
@@ -1375,7 +1383,7 @@ class Sessions:
     def undo(self, row: SessionRow, actor: Actor = "person") -> Restored:
         """Takes the last restore (of everything or of files, or redo) back."""
         with self._moving(row.id):
-            done = [op for op in self.store.operations(row.id) if op.verb in UNDOABLE and not op.undone]
+            done = [op for op in self.store.operations.all(row.id) if op.verb in UNDOABLE and not op.undone]
             if not done:
                 raise NotFound(
                     "there is nothing to undo",
@@ -1391,7 +1399,7 @@ class Sessions:
     def redo(self, row: SessionRow, actor: Actor = "person") -> Restored:
         """Takes the last undo back, if nothing else has moved the session since."""
         with self._moving(row.id):
-            done = [op for op in self.store.operations(row.id) if not op.undone]
+            done = [op for op in self.store.operations.all(row.id) if not op.undone]
             if not done or done[-1].verb != "undo" or done[-1].before is None:
                 raise NotFound(
                     "there is nothing to redo", hint="only an undo can be redone, and only right after it"
@@ -1406,7 +1414,7 @@ class Sessions:
             raise UsageError(f"cannot make {n} forks", hint=f"between 1 and {_MOST_FORKS}")
         point = self.point(row, ref)
         with self.using(point):
-            return self._fork(self.store.session(point.session) or row, point, n, name, actor)
+            return self._fork(self.store.sessions.find(point.session) or row, point, n, name, actor)
 
     def _fork(
         self, origin: SessionRow, point: Checkpoint, n: int, name: str | None, actor: Actor
@@ -1432,7 +1440,7 @@ class Sessions:
             if failures:
                 raise failures[0]
             for live, fork in made:
-                self.store.add_session(
+                self.store.sessions.add(
                     *(fork.id, fork.name, origin.options),
                     box=live.box.id,
                     head=point.id,
@@ -1446,7 +1454,7 @@ class Sessions:
         except BaseException as error:
             for live, fork in made:
                 self._end(live, "a fork beside it failed")
-                self.store.remove_session(fork.id)
+                self.store.sessions.remove(fork.id)
                 self._delete(live.box.volume)
             if isinstance(error, OSError):
                 raise CannotRestore(f"the fork failed: {error}") from error
@@ -1454,7 +1462,7 @@ class Sessions:
         return [fork for _, fork in made]
 
     def _fork_names(self, name: str | None, n: int, origin: str) -> list[str]:
-        taken = {row.name for row in self.store.sessions()}
+        taken = {row.name for row in self.store.sessions.all()}
         if name is not None:
             refs.check_name(name, "session")
             names = [name] if n == 1 else [f"{name}-{number}" for number in range(1, n + 1)]
@@ -1478,7 +1486,7 @@ class Sessions:
             row = self.find(row.id)
             point = self._capture(row, live, "parked", name=None, files_only=False, kind="park")
             self._end(live, "the session was parked")
-            self.store.set_state(row.id, "parked", box=None)
+            self.store.sessions.set_state(row.id, "parked", box=None)
         self.want_spares(row.id)
         if row.box:
             self._delete(self.home.sessions / row.box)

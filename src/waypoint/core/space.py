@@ -40,7 +40,8 @@ from waypoint.model import (
     Pruned,
     VolumeUse,
 )
-from waypoint.store.database import UNDOABLE, SessionRow
+from waypoint.store.operations import UNDOABLE
+from waypoint.store.sessions import SessionRow
 
 log = logging.getLogger("waypoint")
 
@@ -109,24 +110,24 @@ class Upkeep:
 
     def protected(self) -> dict[str, str]:
         """The points that nothing may forget, each with the reason."""
-        found = dict.fromkeys(self._store.being_verified(), "it is being verified")
-        for row in self._store.sessions():
-            done = [op for op in self._store.operations(row.id) if not op.undone]
+        found = dict.fromkeys(self._store.points.being_verified(), "it is being verified")
+        for row in self._store.sessions.all():
+            done = [op for op in self._store.operations.all(row.id) if not op.undone]
             for op in done[-1:] + [op for op in done if op.verb in UNDOABLE][-1:]:
                 if op.before:
                     verb = "redo" if op.verb == "undo" else "undo"
                     found[op.before] = f"`waypoint {verb} -s {row.name}` goes back to it"
             if row.forked_from:
                 found[row.forked_from] = f"session {row.name!r} was forked from it"
-        for row in self._store.sessions():
+        for row in self._store.sessions.all():
             if row.head:
                 found[row.head] = f"session {row.name!r} stands on it"
         return found
 
     def pin(self, point: Checkpoint, *, pinned: bool) -> Checkpoint:
         """Keeps a point whatever a policy says, or no longer."""
-        self._store.set_pinned(point.id, pinned=pinned)
-        return self._store.checkpoint(point.id) or point
+        self._store.points.set_pinned(point.id, pinned=pinned)
+        return self._store.points.find(point.id) or point
 
     # ---- forgetting --------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class Upkeep:
         """What a policy does not keep, of a session or of all. `only`: nothing but what was shown before."""
         policy.check()
         with self._turn:
-            points = self._store.checkpoints(row.id if row else None)
+            points = self._store.points.all(row.id if row else None)
             decision = choose(points, policy, protected=self.protected(), now=datetime.now().astimezone())
             by_id = {point.id: point for point in points}
             going = [by_id[one] for one in decision.forget if only is None or one in only]
@@ -202,7 +203,7 @@ class Upkeep:
         if self._sessions.pool.kind != "btrfs":
             trees = [self._files(point.id) for point in points]
             return extents.freed_by_walk([*trees, *images], seconds=seconds)
-        lines = _Lines(self._store.checkpoints(), self._store.sessions(), self._files, self._home.sessions)
+        lines = _Lines(self._store.points.all(), self._store.sessions.all(), self._files, self._home.sessions)
         group = {point.id for point in points}
         return extents.freed([lines.growth(point, group) for point in points], images, seconds=seconds)
 
@@ -211,8 +212,8 @@ class Upkeep:
         pool = self._sessions.pool
         self._settle()
         left = _countdown(_COST_SECONDS)
-        everything = self._store.checkpoints()
-        rows = self._store.sessions()
+        everything = self._store.points.all()
+        rows = self._store.sessions.all()
         lines = _Lines(everything, rows, self._files, self._home.sessions)
         costs, volumes = [], []
         for point in everything:
@@ -267,7 +268,7 @@ class Upkeep:
             else:
                 gone = [point for point in points if self._sessions.forget(point.id)]
                 self._sessions.clear(remains)
-                self._store.sweep_blobs()
+                self._store.events.sweep_blobs()
                 self._settle()
                 freed = max(0, before.used_bytes - pool.usage().used_bytes)
         return Pruned(
@@ -280,7 +281,7 @@ class Upkeep:
 
     def _thinnable(self) -> list[Checkpoint]:
         """Points that Waypoint took by itself and that nothing keeps, oldest first."""
-        points = self._store.checkpoints()
+        points = self._store.points.all()
         policy = Policy(keep_last=AUTOMATIC_KEPT, kinds=AUTOMATIC)
         decision = choose(points, policy, protected=self.protected(), now=datetime.now().astimezone())
         by_id = {point.id: point for point in points}

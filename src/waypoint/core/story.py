@@ -34,8 +34,7 @@ from waypoint.history.view import PointView
 from waypoint.kernel import processes
 from waypoint.kernel.pool.deltas import differences
 from waypoint.model import Checkpoint, Effect
-from waypoint.store.database import SessionRow
-from waypoint.store.ledger import Ledger
+from waypoint.store.sessions import SessionRow
 from waypoint.text.cards import write_card
 from waypoint.text.difference import PlanWords, tell_plan
 from waypoint.text.effects import known, phrase
@@ -71,11 +70,11 @@ class Story:
         self._sessions = sessions
         self._card_written = threading.Condition()
         self.outbound = Outbound(sessions)
-        self._ledger = Ledger(sessions.store)
+        self._ledger = sessions.store.ledger
         self.outside: Outside = lambda _row, _since: ((), ())
         """What was done outside since a point, and what could not be looked into; whoever keeps the gate
         puts it here."""
-        for checkpoint_id in sessions.store.without_card():
+        for checkpoint_id in sessions.store.points.without_card():
             self.write_later(checkpoint_id)
 
     # ---- moments -----------------------------------------------------------------------------
@@ -113,14 +112,14 @@ class Story:
         except SessionDead:
             left = self._sessions.home.sessions / (row.box or "")
             if not row.box or not left.is_dir():
-                head = self._sessions.store.checkpoint(row.head) if row.head else None
+                head = self._sessions.store.points.find(row.head) if row.head else None
                 if head is None:
                     raise
                 yield self._past(head)
                 return
             self._sessions.pool.snapshot(left, volume, readonly=True)
             # Of its shell nobody knows more than its last point does.
-            head = self._sessions.store.checkpoint(row.head) if row.head else None
+            head = self._sessions.store.points.find(row.head) if row.head else None
             seen = Facts(shell=self._sessions.facts(head).shell if head else row.began or self._fresh_shell())
         else:
             live.terminal.wait_prompt()
@@ -185,7 +184,7 @@ class Story:
         """What left on the way from the one to the other; nothing where no way leads."""
         row = new.present_of
         at = row.head if row else new.point.id if new.point else None
-        parents, steps = self._sessions.store.parents(), []
+        parents, steps = self._sessions.store.points.parents(), []
         while at and not (old.point and at == old.point.id):
             steps.append(at)
             at = parents.get(at)
@@ -205,13 +204,13 @@ class Story:
 
     def write(self, checkpoint_id: str) -> None:
         """Computes a card, be it there already, and keeps it."""
-        point = self._sessions.store.checkpoint(checkpoint_id)
+        point = self._sessions.store.points.find(checkpoint_id)
         if point is None:
             return
         card = self.compute(point)
-        self._sessions.store.set_card(point.id, msgspec.json.encode(card), card.summary)
+        self._sessions.store.points.set_card(point.id, msgspec.json.encode(card), card.summary)
         if (card.intent, card.intent_from) != (point.intent, point.intent_from):
-            self._sessions.store.set_intent(point.id, card.intent, card.intent_from)
+            self._sessions.store.points.set_intent(point.id, card.intent, card.intent_from)
         with self._card_written:
             self._card_written.notify_all()
 
@@ -219,7 +218,7 @@ class Story:
         """The card of a checkpoint, from the checkpoint itself and its parent (or the base)."""
         row = self._sessions.find(point.session)
         covered = self._coverage(row)
-        parent = self._sessions.store.checkpoint(point.parent) if point.parent else None
+        parent = self._sessions.store.points.find(point.parent) if point.parent else None
         try:
             with self.moment(row, BASE) as base:
                 found = self.difference(self._past(parent) if parent else base, self._past(point))
@@ -238,8 +237,8 @@ class Story:
             ]
             intent, source = (commits[0].commits[0].subject, "git") if commits else ("", "none")
         whole = tuple(dict.fromkeys((*covered, *point.coverage)))
-        before = tasks.load(self._sessions.store.tasks(point.parent)) if point.parent else ()
-        done = tasks.differences(before, tasks.load(self._sessions.store.tasks(point.id)))
+        before = tasks.load(self._sessions.store.points.tasks(point.parent)) if point.parent else ()
+        done = tasks.differences(before, tasks.load(self._sessions.store.points.tasks(point.id)))
         own = point.kind in ("safety", "park")
         card = write_card(
             *(intent, source, found, whole), own_words=own, tasks=done, outside=self.effects(point, parent)
@@ -254,8 +253,8 @@ class Story:
     def card(self, point: Checkpoint, *, wait: float = 10.0) -> Card | None:
         """The card of a point, if it is there or comes within `wait` seconds."""
         with self._card_written:
-            self._card_written.wait_for(lambda: self._sessions.store.card(point.id) is not None, wait)
-        text = self._sessions.store.card(point.id)
+            self._card_written.wait_for(lambda: self._sessions.store.points.card(point.id) is not None, wait)
+        text = self._sessions.store.points.card(point.id)
         return msgspec.json.decode(text, type=Card) if text else None
 
     # ---- automatic points --------------------------------------------------------------------
@@ -294,7 +293,7 @@ class Story:
     def plan(self, row: SessionRow, ref: str, *, files_only: bool = False) -> tuple[Plan, PlanWords]:
         """What a restore would do, computed from the live state against the target."""
         plan, words, ground = self._plan(row, ref, files_only=files_only)
-        self._sessions.store.add_plan(plan.id, row.id, plan.target.id, ground)
+        self._sessions.store.operations.add_plan(plan.id, row.id, plan.target.id, ground)
         return plan, words
 
     def _plan(self, row: SessionRow, ref: str, *, files_only: bool) -> tuple[Plan, PlanWords, str]:
@@ -302,11 +301,11 @@ class Story:
         then = self._past(target)
         if files_only or target.files_only:
             then.facts = Facts(shell=self._fresh_shell())
-        head = self._sessions.store.checkpoint(row.head) if row.head else None
+        head = self._sessions.store.points.find(row.head) if row.head else None
         with self.moment(row, None) as now:
             lost = self.difference(then, now)
             since = self.difference(self._past(head), now) if head else self._since_base(row, now)
-            planned = self._sessions.store.tasks(row.id)
+            planned = self._sessions.store.sessions.tasks(row.id)
             ground = _ground(row, lost, now.view, planned)
         not_undone, unseen = self.outside(row, target)
         # An effect that somebody has not seen in the plan is nothing that they agreed to leave.
@@ -323,14 +322,16 @@ class Story:
             head=head,
             lost=lost,
             uncheckpointed=since,
-            tasks=tasks.differences(tasks.load(planned), tasks.load(self._sessions.store.tasks(target.id))),
+            tasks=tasks.differences(
+                tasks.load(planned), tasks.load(self._sessions.store.points.tasks(target.id))
+            ),
             coverage=self._coverage(row),
             contacts=contacts,
             not_undone=tuple(filter(None, (*not_undone, phrase(contacts, amounts=True)))),
             unseen=unseen,
         )
         state = self._sessions.describe(row).state
-        label = f"c{self._sessions.store.next_number(row.id)}"
+        label = f"c{self._sessions.store.points.next_number(row.id)}"
         return plan, tell_plan(plan, self._redacted(then.facts), state=state, next_label=label), ground
 
     def _since_base(self, row: SessionRow, now: Moment) -> Difference:
@@ -343,7 +344,7 @@ class Story:
 
     def check_plan(self, row: SessionRow, plan_id: str, *, files_only: bool = False) -> str:
         """The target of a plan whose ground has not moved."""
-        kept = self._sessions.store.plan(plan_id)
+        kept = self._sessions.store.operations.plan(plan_id)
         if kept is None or kept[0] != row.id:
             raise NotFound(
                 f"session {row.name!r} has no plan {plan_id!r}", hint="`waypoint preview REF` makes one"

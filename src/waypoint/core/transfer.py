@@ -35,7 +35,7 @@ from waypoint.kernel import files
 from waypoint.kernel.files import Entry
 from waypoint.kernel.placement import ANYTHING, Dress, Expected, Folder, Moved
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
-from waypoint.store.database import SessionRow
+from waypoint.store.sessions import SessionRow
 
 _MOST_CONFLICTS_TOLD = 200
 _AT_ONCE = 200
@@ -162,7 +162,7 @@ class Transfers:
             ground = None
             with contextlib.suppress(FileNotFoundError):
                 ground = held.enter_context(outside.enter(to, durable=True))
-            landed = self._sessions.store.landed(row.id)
+            landed = self._sessions.store.landings.stamps(row.id)
             known = set(landed.values())
             selection = found.selection
             if ground and request.since is None:
@@ -201,7 +201,7 @@ class Transfers:
             ) from moved
         finally:
             # What has landed is known as such, whatever became of the rest.
-            self._sessions.store.set_landed(row.id, stamps)
+            self._sessions.store.landings.add(row.id, stamps)
 
     def _began_ns(self, row: SessionRow, view: PointView) -> int:
         """When what a session has been layered on was last known to be what the session saw. A fork has seen
@@ -209,8 +209,8 @@ class Transfers:
         began = [int(row.created_at * 1e9)]
         origin: SessionRow | None = row
         while origin and origin.forked_from:
-            point = self._sessions.store.checkpoint(origin.forked_from)
-            origin = self._sessions.store.session(point.session) if point else None
+            point = self._sessions.store.points.find(origin.forked_from)
+            origin = self._sessions.store.sessions.find(point.session) if point else None
             if origin:
                 began.append(int(origin.created_at * 1e9))
         # Its layer keeps its birth through snapshots, where the pool knows births at all.
@@ -277,7 +277,9 @@ class Transfers:
                 kept = self._keep(row, point) if safety else None
                 # Before, so that an undo finds its way also from the middle of it.
                 before = kept.id if kept else None
-                self._sessions.store.changed(row.id, "restore_files", target=point.id, before=before)
+                self._sessions.store.operations.record_change(
+                    row.id, "restore_files", target=point.id, before=before
+                )
                 for _ in carry_out(plan.steps, then.view, root, times=True, insist=False):
                     pass
             done = msgspec.structs.replace(plan.landing, done=True)

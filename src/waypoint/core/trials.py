@@ -39,7 +39,7 @@ class Trials:
         self._sessions = sessions
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="trial")
         self._done = threading.Condition()
-        sessions.store.drop_running_verdicts()
+        sessions.store.points.drop_running_verdicts()
 
     @contextlib.contextmanager
     def throwaway(self, point: Checkpoint) -> Iterator[Live]:
@@ -66,7 +66,7 @@ class Trials:
         """Starts a verification; returns its number. The verdict is kept with the checkpoint."""
         check_trial(command, files_only=point.files_only)
         redactor = self._redactor(point)
-        verdict_id = self._sessions.store.add_verdict(point.id, redactor.redact(command).text)
+        verdict_id = self._sessions.store.points.add_verdict(point.id, redactor.redact(command).text)
         self._pool.submit(self._judge, verdict_id, point, command, timeout)
         return verdict_id
 
@@ -84,7 +84,7 @@ class Trials:
             state, code, duration = "passed" if passed else "failed", result.exit_code, result.duration_ms
         except (WaypointError, OSError) as error:
             state, code, duration, said = "error", None, None, str(error)
-        self._sessions.store.finish_verdict(
+        self._sessions.store.points.finish_verdict(
             verdict_id, state, exit_code=code, duration_ms=duration, output=said
         )
         with self._done:
@@ -94,7 +94,9 @@ class Trials:
         """The verdict, once it is there."""
         with self._done:
             while True:
-                found = next((v for v in self._sessions.store.verdicts(point.id) if v.id == verdict_id), None)
+                found = next(
+                    (v for v in self._sessions.store.points.verdicts(point.id) if v.id == verdict_id), None
+                )
                 if found is None:
                     raise NotFound("the checkpoint was removed during its verification")
                 if found.state != "running":

@@ -25,7 +25,7 @@ from waypoint.errors import MissingFeature, UsageError
 from waypoint.home import Home
 from waypoint.kernel.pool import Pool, open_pool
 from waypoint.machine import setup
-from waypoint.store.database import Store
+from waypoint.store import Store
 
 if TYPE_CHECKING:
     from waypoint.daemon.main import Daemon
@@ -54,7 +54,7 @@ class App:
         self.sessions.after_typing.append(self._after_typing)
 
     def _after_typing(self, session_id: str) -> None:
-        row = self.sessions.store.session(session_id)
+        row = self.sessions.store.sessions.find(session_id)
         if row:
             self.story.auto_point(row, None)
 

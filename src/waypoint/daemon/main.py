@@ -189,13 +189,13 @@ def new(app: App, _: Connection, args: dict[str, Any]) -> Any:
     own = args.get("policy")
     if own is not None:
         check_policy(own)  # before anything is made
-        if args.get("join") and args.get("name") and app.sessions.store.session(args["name"]):
+        if args.get("join") and args.get("name") and app.sessions.store.sessions.find(args["name"]):
             own = None  # one that is there keeps the rules it has
     found = app.sessions.new(args.get("name"), options, _size(args), join=bool(args.get("join")))
     if own is not None:
-        app.sessions.store.set_policy(found.id, own)
+        app.sessions.store.sessions.set_policy(found.id, own)
     if args.get("auto"):
-        app.sessions.store.set_auto(found.id, auto=True)
+        app.sessions.store.sessions.set_auto(found.id, auto=True)
         found = app.sessions.describe(app.sessions.find(found.id))
     return {"session": found}
 
@@ -369,7 +369,7 @@ def checkpoint(app: App, _: Connection, args: dict[str, Any]) -> Any:
         number = app.trials.verify(point, args["verify"])
         verdict = app.trials.wait(point, number) if args.get("wait") else None
     return {
-        "checkpoint": app.sessions.store.checkpoint(point.id),
+        "checkpoint": app.sessions.store.points.find(point.id),
         "verdict": verdict,
         "warnings": app.upkeep.warnings(telling=True),
     }
@@ -552,7 +552,7 @@ def base_ls(app: App, _: Connection, __: dict[str, Any]) -> Any:
 def base_rm(app: App, _: Connection, args: dict[str, Any]) -> Any:
     from waypoint.bases import store
 
-    used = [row.name for row in app.sessions.store.sessions() if row.options.base == args["name"]]
+    used = [row.name for row in app.sessions.store.sessions.all() if row.options.base == args["name"]]
     store.remove_base(app.sessions.pool, args["name"], used_by=used)
     return {}
 
@@ -564,7 +564,7 @@ def daemon_status(app: App, _: Connection, __: dict[str, Any]) -> Any:
         "pid": os.getpid(),
         "version": __version__,
         "started_at": iso(app.started_at),
-        "sessions": len(app.sessions.store.sessions()),
+        "sessions": len(app.sessions.store.sessions.all()),
         "home": str(app.home.path),
         "pool": {"kind": app.sessions.pool.kind, **msgspec.to_builtins(app.sessions.pool.usage())},
         "warnings": app.upkeep.warnings(telling=False),

@@ -1,6 +1,45 @@
 """The database: one SQLite file that says which sessions and points exist, and what moved them.
 
-Nothing is true before its row. **Session row**, **point**, **operation** (what moved a session, and
-what undo goes back to), **event** (one thing of a trajectory), **contact**, **effect** (the ledger),
-**landing** (files that a session has brought to this machine).
+A row is what makes a checkpoint exist: its folder is in place before the row is written and is removed only
+after the row is gone. A crash leaves at worst a folder without a row (swept at start-up), never a row without
+its bytes.
+
+**Session row**, **point**, **operation** (what moved a session, and what undo goes back to), **event** (one
+thing of a trajectory), **blob**, **contact**, **effect** (the ledger), **landing** (files that a session has
+brought to this machine). Each group of tables has a module; `Store` holds all of them:
+
+    database.py     the file, the schema and its migrations, transactions
+    sessions.py  points.py  events.py  operations.py  contacts.py  landings.py  ledger.py
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from waypoint.store.contacts import ContactTable
+from waypoint.store.database import Database
+from waypoint.store.events import EventTable
+from waypoint.store.landings import LandingTable
+from waypoint.store.ledger import Ledger
+from waypoint.store.operations import OperationTable
+from waypoint.store.points import PointTable
+from waypoint.store.sessions import SessionTable
+
+__all__ = ["Store"]
+
+
+class Store:
+    """The database of one home, table by table."""
+
+    def __init__(self, path: Path) -> None:
+        self.database = Database(path)
+        self.events = EventTable(self.database)
+        self.sessions = SessionTable(self.database, self.events)
+        self.points = PointTable(self.database, self.events)
+        self.operations = OperationTable(self.database, self.events)
+        self.contacts = ContactTable(self.database)
+        self.landings = LandingTable(self.database)
+        self.ledger = Ledger(self.database)
+
+    def close(self) -> None:
+        self.database.close()

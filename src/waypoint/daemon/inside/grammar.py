@@ -30,7 +30,7 @@ from waypoint.daemon.service import VERBS, Connection
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
 from waypoint.model import Checkpoint, Task
-from waypoint.store.database import SessionRow
+from waypoint.store.sessions import SessionRow
 from waypoint.text import views
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class Inside:
         never is."""
         deadline = time.monotonic() + _BORN_SECONDS
         while True:
-            row = self._sessions.store.session(door.session_id)
+            row = self._sessions.store.sessions.find(door.session_id)
             if row and row.box == door.box_id and row.id == door.session_id:
                 return row
             apart = door.session_id in self._sessions.apart
@@ -323,17 +323,17 @@ class Inside:
     def _copied(self, live: Live, point: Checkpoint, own: Own) -> Answer:
         """For whoever took this point from inside and wakes up in a copy of it."""
         # A fork is in the database only when it runs.
-        copy = "restored" if self._sessions.store.session(live.session_id) else "forked"
+        copy = "restored" if self._sessions.store.sessions.find(live.session_id) else "forked"
         found, text, status = _taken(msgspec.to_builtins(point), copy, ())
         if split(own.words)[0].startswith("task"):
-            held = tasks.load(self._sessions.store.tasks(point.id))
+            held = tasks.load(self._sessions.store.points.tasks(point.id))
             shown = [task for task in held if task.checkpoint == point.id]
             found |= msgspec.to_builtins({"task": shown[0] if shown else None, "tasks": held})
             text = "\n".join([*tasks.listing(shown), text])
         return _answer(found, text, status, json=_wants_json(own.words))
 
     def _visible(self, row: SessionRow) -> Visible:
-        return Visible(row, self._sessions.store.checkpoints())
+        return Visible(row, self._sessions.store.points.all())
 
     def _log(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
         number = given.values.get("-n")

@@ -126,7 +126,7 @@ def task_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
     return {
         "session": row.name,
         "task": task,
-        "checkpoint": app.sessions.store.checkpoint(point.id) if point else None,
+        "checkpoint": app.sessions.store.points.find(point.id) if point else None,
         "tasks": app.journal.tasks(row),
     }
 

@@ -15,7 +15,8 @@ from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
 from waypoint.history.redaction import Redactor
 from waypoint.model import Checkpoint
-from waypoint.store.database import SessionRow, iso
+from waypoint.store.database import iso
+from waypoint.store.sessions import SessionRow
 from waypoint.text.cards import summarize
 from waypoint.text.difference import SECTIONS, Section, called, outside, tell, within
 
@@ -28,8 +29,8 @@ def log_(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The points of a session, oldest first; of all with `all`. `family`: with the line they grew from and
     the last point of each fork of theirs ("tips"), or with all of those ("whole"). `since`: no older ones."""
     sessions = app.sessions
-    rows = sessions.store.sessions() if args.get("all") else [sessions.find(args.get("session"))]
-    everything = sessions.store.checkpoints()
+    rows = sessions.store.sessions.all() if args.get("all") else [sessions.find(args.get("session"))]
+    everything = sessions.store.points.all()
     points = everything
     if not args.get("all"):
         points = lineage.family(everything, rows[0].name, rows[0].head, args.get("family"))
@@ -61,23 +62,23 @@ def show(app: App, _: Connection, args: dict[str, Any]) -> Any:
     card = app.story.card(point)
     store = app.sessions.store
     return {
-        "checkpoint": store.checkpoint(point.id),
+        "checkpoint": store.points.find(point.id),
         "parent": _parent(app, point),
         "card": card,
         "sections": (*tell(card.difference), *_outside(app, point)) if card else (),
-        "verdicts": store.verdicts(point.id),
-        "notes": store.notes(point.id),
+        "verdicts": store.points.verdicts(point.id),
+        "notes": store.points.notes(point.id),
     }
 
 
 def _outside(app: App, point: Checkpoint) -> tuple[Section, ...]:
-    parent = app.sessions.store.checkpoint(point.parent) if point.parent else None
+    parent = app.sessions.store.points.find(point.parent) if point.parent else None
     return outside(app.story.effects(point, parent))
 
 
 def _parent(app: App, point: Checkpoint) -> str | None:
     """What the point before it is called."""
-    parent = app.sessions.store.checkpoint(point.parent) if point.parent else None
+    parent = app.sessions.store.points.find(point.parent) if point.parent else None
     return called(parent, point.session) if parent else None
 
 
@@ -119,7 +120,7 @@ def status(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Where a session stands: its last point, and what has changed since."""
     row = app.sessions.find(args.get("session"))
     described = app.sessions.describe(row)
-    head = app.sessions.store.checkpoint(row.head) if row.head else None
+    head = app.sessions.store.points.find(row.head) if row.head else None
     found, missing = None, None
     try:
         before = head.id if head else BASE
@@ -162,7 +163,7 @@ def verify(app: App, _: Connection, args: dict[str, Any]) -> Any:
     app.gate.check_trial(row, args["command"])
     number = app.trials.verify(point, args["command"], timeout=timeout)
     found = app.trials.wait(point, number) if args.get("wait", True) else None
-    return {"checkpoint": app.sessions.store.checkpoint(point.id), "verdict": found}
+    return {"checkpoint": app.sessions.store.points.find(point.id), "verdict": found}
 
 
 @verb
@@ -172,14 +173,16 @@ def tag(app: App, _: Connection, args: dict[str, Any]) -> Any:
     name = refs.check_name(args["name"], "checkpoint")
     store = app.sessions.store
     if args.get("delete"):
-        if not store.set_tag(row.id, name, None):
-            raise NotFound(f"session {row.name!r} has no tag {name!r}", hint=_tag_listing(store.tags(row.id)))
+        if not store.points.set_tag(row.id, name, None):
+            raise NotFound(
+                f"session {row.name!r} has no tag {name!r}", hint=_tag_listing(store.points.tags(row.id))
+            )
         return {"tag": name}
-    if store.name_taken(row.id, name):
+    if store.points.name_taken(row.id, name):
         raise UsageError(f"{name!r} is the name of a checkpoint", hint="choose another tag")
     point = app.sessions.point(row, args.get("ref") or "@")
-    store.set_tag(row.id, name, point.id)
-    return {"tag": name, "checkpoint": store.checkpoint(point.id)}
+    store.points.set_tag(row.id, name, point.id)
+    return {"tag": name, "checkpoint": store.points.find(point.id)}
 
 
 def _tag_listing(tags: dict[str, str]) -> str:
@@ -190,8 +193,8 @@ def _tag_listing(tags: dict[str, str]) -> str:
 def tags(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The tags of a session."""
     row, store = app.sessions.find(args.get("session")), app.sessions.store
-    found = store.tags(row.id)
-    return {"tags": [{"tag": name, "checkpoint": store.checkpoint(point)} for name, point in found.items()]}
+    found = store.points.tags(row.id)
+    return {"tags": [{"tag": name, "checkpoint": store.points.find(point)} for name, point in found.items()]}
 
 
 @verb
@@ -202,15 +205,15 @@ def note(app: App, _: Connection, args: dict[str, Any]) -> Any:
     words = Redactor.knowing(app.sessions.facts(point).shell.exported).redact(args["text"].strip()).text
     if not words:
         raise UsageError("a note needs words", hint="waypoint note REF 'what you know now'")
-    app.sessions.store.add_note(point.id, words)
-    return {"checkpoint": point, "notes": app.sessions.store.notes(point.id)}
+    app.sessions.store.points.add_note(point.id, words)
+    return {"checkpoint": point, "notes": app.sessions.store.points.notes(point.id)}
 
 
 @verb
 def ops(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Everything that moved a session, oldest first. `to` and `back_to`: what the points are called."""
     row = app.sessions.find(args.get("session"))
-    points = {point.id: called(point, row.name) for point in app.sessions.store.checkpoints()}
+    points = {point.id: called(point, row.name) for point in app.sessions.store.points.all()}
     return {
         "operations": [
             {
@@ -223,7 +226,7 @@ def ops(app: App, _: Connection, args: dict[str, Any]) -> Any:
                 "back_to": points.get(op.before or ""),
                 "undone": op.undone,
             }
-            for op in app.sessions.store.operations(row.id)
+            for op in app.sessions.store.operations.all(row.id)
         ]
     }
 
@@ -232,7 +235,7 @@ def ops(app: App, _: Connection, args: dict[str, Any]) -> Any:
 def auto(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Points after each command that changed something: on or off."""
     row = app.sessions.find(args.get("session"))
-    app.sessions.store.set_auto(row.id, auto=bool(args["on"]))
+    app.sessions.store.sessions.set_auto(row.id, auto=bool(args["on"]))
     return {"session": app.sessions.describe(app.sessions.find(row.id))}
 
 
@@ -251,7 +254,7 @@ def bisect(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     sessions = app.sessions
     row = sessions.find_for(args.get("session"), args["good"], args["bad"])
     good, bad = sessions.point(row, args["good"]), sessions.point(row, args["bad"])
-    line = [point for point in line_between(sessions.store.checkpoints(), good, bad) if not point.files_only]
+    line = [point for point in line_between(sessions.store.points.all(), good, bad) if not point.files_only]
     command, timeout = args["command"], float(args.get("timeout") or 600)
     app.gate.check_trial(row, command)
 

@@ -1,0 +1,329 @@
+"""Points: checkpoints, with their cards, verdicts, tags, notes, and what an agent left with them."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import Literal
+
+import msgspec
+
+from waypoint.errors import AlreadyExists
+from waypoint.model import Actor, Checkpoint, IntentFrom, Kind, Note, Record, Verdict
+from waypoint.store.database import Database, iso
+from waypoint.store.events import Blob, EventTable, NewEvent
+
+
+class AgentState(Record, frozen=True):
+    """What an agent leaves with a checkpoint, to go on from there."""
+
+    kind: Literal["json", "bytes"]
+    blob: Blob
+    version: str | None = None
+
+
+# The last verdict and the card's summary are part of it: a log of a thousand points is one query.
+_POINTS = """
+    SELECT c.*, s.name AS session_name,
+           v.id AS v_id, v.command AS v_command, v.state AS v_state, v.at AS v_at,
+           v.exit_code AS v_exit_code, v.duration_ms AS v_duration_ms, v.output AS v_output,
+           (SELECT group_concat(t.name, ' ') FROM tags t WHERE t.checkpoint = c.id) AS tags
+    FROM checkpoints c
+    JOIN sessions s ON s.id = c.session
+    LEFT JOIN verdicts v ON v.id = (SELECT max(id) FROM verdicts WHERE checkpoint = c.id)
+"""
+
+
+class PointTable:
+    """The checkpoints of one home."""
+
+    def __init__(self, database: Database, events: EventTable) -> None:
+        self._database = database
+        self._events = events
+
+    def all(self, session_id: str | None = None) -> list[Checkpoint]:
+        """Those of a session, or of all sessions; oldest first."""
+        where, values = ("WHERE c.session = ?", [session_id]) if session_id else ("", [])
+        rows = self._database.rows(f"{_POINTS} {where} ORDER BY c.created_at, c.number", *values)
+        return [_checkpoint(row) for row in rows]
+
+    def find(self, checkpoint_id: str) -> Checkpoint | None:
+        row = self._database.row(f"{_POINTS} WHERE c.id = ?", checkpoint_id)
+        return _checkpoint(row) if row else None
+
+    def likely_targets(self, session_id: str, most: int) -> list[tuple[str, int]]:
+        """The whole points that the session is most likely restored to next, with their sizes: the one it
+        stands on, then the newest that have a name or are pinned."""
+        rows = self._database.rows(
+            "SELECT c.id, c.size_bytes FROM sessions s JOIN checkpoints c"
+            " ON c.id = s.head OR (c.session = s.id AND (c.name IS NOT NULL OR c.pinned))"
+            " WHERE s.id = ? AND NOT c.files_only ORDER BY c.id = s.head DESC, c.created_at DESC LIMIT ?",
+            session_id,
+            most,
+        )
+        return [(row["id"], row["size_bytes"]) for row in rows]
+
+    def parents(self) -> dict[str, str | None]:
+        """The parent of each point."""
+        return {row["id"]: row["parent"] for row in self._database.rows("SELECT id, parent FROM checkpoints")}
+
+    def ids(self) -> set[str]:
+        return {row["id"] for row in self._database.rows("SELECT id FROM checkpoints")}
+
+    def name_taken(self, session_id: str, name: str) -> bool:
+        query = "SELECT 1 FROM checkpoints WHERE session = ? AND name = ?"
+        return self._database.row(query, session_id, name) is not None
+
+    def next_number(self, session_id: str) -> int:
+        """The number of the session's next checkpoint."""
+        row = self._database.row("SELECT points + 1 AS number FROM sessions WHERE id = ?", session_id)
+        return int(row["number"]) if row else 1
+
+    def add(
+        self,
+        checkpoint_id: str,
+        session_id: str,
+        *,
+        name: str | None,
+        intent: str,
+        kind: Kind,
+        parent: str | None,
+        pause_ms: float,
+        total_ms: float,
+        size_bytes: int,
+        processes: int,
+        files_only: bool,
+        coverage: tuple[str, ...],
+        actor: Actor = "person",
+        intent_from: IntentFrom = "given",
+        state: AgentState | None = None,
+    ) -> Checkpoint:
+        """The row that makes a checkpoint exist. In the same transaction it becomes the session's head and
+        gets its position in the trajectory."""
+        try:
+            with self._database.transaction() as connection:
+                if state:
+                    self._events.keep_blob(state.blob)
+                number = self.next_number(session_id)
+                connection.execute(
+                    "UPDATE sessions SET points = ?, head = ? WHERE id = ?",
+                    (number, checkpoint_id, session_id),
+                )
+                values = {
+                    "id": checkpoint_id,
+                    "session": session_id,
+                    "number": number,
+                    "name": name,
+                    "intent": intent,
+                    "kind": kind,
+                    "parent": parent,
+                    "created_at": time.time(),
+                    "pause_ms": pause_ms,
+                    "total_ms": total_ms,
+                    "size_bytes": size_bytes,
+                    "processes": processes,
+                    "files_only": int(files_only),
+                    "coverage": msgspec.json.encode(coverage).decode(),
+                    "actor": actor,
+                    "intent_from": intent_from,
+                    "agent_state": state.blob.hash if state else None,
+                    "agent_state_kind": state.kind if state else None,
+                    "agent_version": state.version if state else None,
+                    "tasks": self._session_tasks(session_id),
+                }
+                columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
+                connection.execute(f"INSERT INTO checkpoints ({columns}) VALUES ({marks})", values)
+                body = {
+                    "checkpoint": checkpoint_id,
+                    "label": f"c{number}",
+                    "name": name,
+                    "intent": intent,
+                    "kind": kind,
+                    "agent_state": bool(state),
+                }
+                event = NewEvent(kind="checkpoint", body=body, actor=actor)
+                [position] = self._events.append(session_id, [event])
+                connection.execute(
+                    "UPDATE checkpoints SET position = ? WHERE id = ?", (position, checkpoint_id)
+                )
+        except sqlite3.IntegrityError as error:
+            raise AlreadyExists(
+                f"the session has a checkpoint {name!r} already", hint="choose another name"
+            ) from error
+        point = self.find(checkpoint_id)
+        assert point
+        return point
+
+    def _session_tasks(self, session_id: str) -> str:
+        row = self._database.row("SELECT tasks FROM sessions WHERE id = ?", session_id)
+        return str(row["tasks"]) if row else "[]"
+
+    def set_pinned(self, checkpoint_id: str, *, pinned: bool) -> None:
+        self._database.execute("UPDATE checkpoints SET pinned = ? WHERE id = ?", int(pinned), checkpoint_id)
+
+    def set_intent(self, checkpoint_id: str, intent: str, source: IntentFrom) -> None:
+        self._database.execute(
+            "UPDATE checkpoints SET intent = ?, intent_from = ? WHERE id = ?", intent, source, checkpoint_id
+        )
+
+    def remove(self, checkpoint_id: str) -> None:
+        """Its children get its parent, so that the line of history stays connected."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE checkpoints SET parent = (SELECT parent FROM checkpoints WHERE id = ?1)"
+                " WHERE parent = ?1",
+                (checkpoint_id,),
+            )
+            connection.execute("DELETE FROM checkpoints WHERE id = ?", (checkpoint_id,))
+
+    # ---- cards -------------------------------------------------------------------------------
+
+    def set_card(self, checkpoint_id: str, card: bytes, summary: str) -> None:
+        """A card, computed for the first time or again; nothing when its checkpoint is gone."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO cards (checkpoint, at, card)"
+                " SELECT id, ?, ? FROM checkpoints WHERE id = ?",
+                (time.time(), card.decode(), checkpoint_id),
+            )
+            # In the point's own row, where a log reads it without the cards, which may be large.
+            connection.execute("UPDATE checkpoints SET summary = ? WHERE id = ?", (summary, checkpoint_id))
+
+    def card(self, checkpoint_id: str) -> bytes | None:
+        row = self._database.row("SELECT card FROM cards WHERE checkpoint = ?", checkpoint_id)
+        return str(row["card"]).encode() if row else None
+
+    def without_card(self) -> list[str]:
+        """Checkpoints whose card was never finished: the daemon ended before."""
+        rows = self._database.rows(
+            "SELECT id FROM checkpoints WHERE id NOT IN (SELECT checkpoint FROM cards) ORDER BY created_at"
+        )
+        return [row["id"] for row in rows]
+
+    # ---- verdicts ----------------------------------------------------------------------------
+
+    def add_verdict(self, checkpoint_id: str, command: str) -> int:
+        """A verification that starts now."""
+        with self._database.transaction() as connection:
+            number = connection.execute(
+                "INSERT INTO verdicts (checkpoint, at, command, state) VALUES (?, ?, ?, 'running')",
+                (checkpoint_id, time.time(), command),
+            ).lastrowid
+            assert number is not None
+            return number
+
+    def finish_verdict(
+        self, verdict_id: int, state: str, *, exit_code: int | None, duration_ms: float | None, output: str
+    ) -> None:
+        self._database.execute(
+            "UPDATE verdicts SET state = ?, exit_code = ?, duration_ms = ?, output = ? WHERE id = ?",
+            state,
+            exit_code,
+            duration_ms,
+            output,
+            verdict_id,
+        )
+
+    def drop_running_verdicts(self) -> None:
+        """A verification that a daemon did not finish says nothing about its checkpoint."""
+        self._database.execute(
+            "UPDATE verdicts SET state = 'error', output = 'the daemon ended during the verification'"
+            " WHERE state = 'running'"
+        )
+
+    def being_verified(self) -> set[str]:
+        """Checkpoints with a verification under way."""
+        rows = self._database.rows("SELECT checkpoint FROM verdicts WHERE state = 'running'")
+        return {row["checkpoint"] for row in rows}
+
+    def verdicts(self, checkpoint_id: str) -> list[Verdict]:
+        """All of a checkpoint, oldest first."""
+        rows = self._database.rows("SELECT * FROM verdicts WHERE checkpoint = ? ORDER BY id", checkpoint_id)
+        return [_verdict(row) for row in rows]
+
+    # ---- tags and notes ----------------------------------------------------------------------
+
+    def set_tag(self, session_id: str, name: str, checkpoint_id: str | None) -> bool:
+        """Another name for a point; None removes it. Returns whether the session had this tag before."""
+        with self._database.transaction() as connection:
+            removed = connection.execute(
+                "DELETE FROM tags WHERE session = ? AND name = ?", (session_id, name)
+            ).rowcount
+            if checkpoint_id is not None:
+                connection.execute("INSERT INTO tags VALUES (?, ?, ?)", (session_id, name, checkpoint_id))
+            return bool(removed)
+
+    def tags(self, session_id: str) -> dict[str, str]:
+        """The tags of a session and the points they name, which may be another session's."""
+        rows = self._database.rows(
+            "SELECT name, checkpoint FROM tags WHERE session = ? ORDER BY name", session_id
+        )
+        return {row["name"]: row["checkpoint"] for row in rows}
+
+    def add_note(self, checkpoint_id: str, text: str) -> None:
+        self._database.execute(
+            "INSERT INTO notes (checkpoint, at, text) VALUES (?, ?, ?)", checkpoint_id, time.time(), text
+        )
+
+    def notes(self, checkpoint_id: str) -> list[Note]:
+        rows = self._database.rows("SELECT * FROM notes WHERE checkpoint = ? ORDER BY id", checkpoint_id)
+        return [Note(at=iso(row["at"]), text=row["text"]) for row in rows]
+
+    # ---- what the agent left -----------------------------------------------------------------
+
+    def agent_state(self, checkpoint_id: str) -> tuple[str, bytes] | None:
+        """What an agent left with a checkpoint: `json` or `bytes`, and the data."""
+        row = self._database.row(
+            "SELECT agent_state, agent_state_kind FROM checkpoints WHERE id = ?", checkpoint_id
+        )
+        data = self._events.blob(row["agent_state"]) if row and row["agent_state"] else None
+        return None if row is None or data is None else (row["agent_state_kind"], data)
+
+    def tasks(self, checkpoint_id: str) -> bytes:
+        """The tasks as they were at a checkpoint: JSON."""
+        row = self._database.row("SELECT tasks FROM checkpoints WHERE id = ?", checkpoint_id)
+        return str(row["tasks"]).encode() if row else b"[]"
+
+    def set_tasks(self, checkpoint_id: str, tasks: bytes) -> None:
+        """For a point that has just become the evidence of one of its own tasks."""
+        self._database.execute("UPDATE checkpoints SET tasks = ? WHERE id = ?", tasks.decode(), checkpoint_id)
+
+
+def _checkpoint(row: sqlite3.Row) -> Checkpoint:
+    return Checkpoint(
+        id=row["id"],
+        name=row["name"],
+        intent=row["intent"],
+        session=row["session_name"],
+        label=f"c{row['number']}",
+        parent=row["parent"],
+        created_at=iso(row["created_at"]),
+        kind=row["kind"],
+        pause_ms=row["pause_ms"],
+        total_ms=row["total_ms"],
+        size_bytes=row["size_bytes"],
+        processes=row["processes"],
+        files_only=bool(row["files_only"]),
+        coverage=tuple(msgspec.json.decode(row["coverage"])),
+        actor=row["actor"],
+        intent_from=row["intent_from"],
+        pinned=bool(row["pinned"]),
+        tags=tuple(row["tags"].split(" ")) if row["tags"] else (),
+        verdict=_verdict(row, "v_") if row["v_id"] is not None else None,
+        summary=row["summary"],
+        position=row["position"],
+        agent_state_kind=row["agent_state_kind"],
+        agent_version=row["agent_version"],
+    )
+
+
+def _verdict(row: sqlite3.Row, prefix: str = "") -> Verdict:
+    return Verdict(
+        id=row[f"{prefix}id"],
+        command=row[f"{prefix}command"],
+        state=row[f"{prefix}state"],
+        at=iso(row[f"{prefix}at"]),
+        exit_code=row[f"{prefix}exit_code"],
+        duration_ms=row[f"{prefix}duration_ms"],
+        output=row[f"{prefix}output"],
+    )

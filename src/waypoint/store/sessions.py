@@ -1,0 +1,143 @@
+"""Sessions: which exist, where they stand, and the tasks they have now."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from waypoint.errors import AlreadyExists
+from waypoint.history.facts import ShellFact
+from waypoint.model import Actor, BoxOptions, Record, State
+from waypoint.store.database import Database
+from waypoint.store.events import EventTable, NewEvent
+
+
+class SessionRow(Record, frozen=True):
+    """A session as it is stored."""
+
+    id: str
+    name: str
+    state: State
+    created_at: float
+    options: BoxOptions
+    head: str | None
+    forked_from: str | None
+    box: str | None
+    auto: bool = False
+    """Whether a point is taken after each command that changed something."""
+    policy: str | None = None
+    """The session's own rules about commands: the text of a policy file."""
+    began: ShellFact | None = None
+    """Its shell at the first prompt. What the start-up files of every shell set is not a change of the
+    session."""
+    tip: int | None = None
+    """The last event of its trajectory."""
+
+
+class SessionTable:
+    """The sessions of one home."""
+
+    def __init__(self, database: Database, events: EventTable) -> None:
+        self._database = database
+        self._events = events
+
+    def all(self) -> list[SessionRow]:
+        """Oldest first."""
+        return [
+            _session(row) for row in self._database.rows("SELECT * FROM sessions ORDER BY created_at, name")
+        ]
+
+    def find(self, name: str) -> SessionRow | None:
+        """By name or by id."""
+        row = self._database.row("SELECT * FROM sessions WHERE name = ? OR id = ?", name, name)
+        return _session(row) if row else None
+
+    def add(
+        self,
+        session_id: str,
+        name: str,
+        options: BoxOptions,
+        *,
+        box: str,
+        head: str | None = None,
+        began: ShellFact | None = None,
+        actor: Actor = "person",
+        policy: str | None = None,
+    ) -> SessionRow:
+        """A new session, which exists from here on. `head`: the checkpoint it is forked from. Its trajectory
+        begins with the events that led to that point, and its tasks are those of that point."""
+        values = {
+            "id": session_id,
+            "name": name,
+            "created_at": time.time(),
+            "options": msgspec.json.encode(options).decode(),
+            "head": head,
+            "box": box,
+            "began": msgspec.json.encode(began).decode() if began else None,
+            "policy": policy,
+        }
+        try:
+            with self._database.transaction() as connection:
+                connection.execute(
+                    "INSERT INTO sessions"
+                    " (id, name, state, created_at, options, head, forked_from, box, began, policy)"
+                    " VALUES (:id, :name, 'live', :created_at, :options, :head, :head, :box, :began,"
+                    " :policy)",
+                    values,
+                )
+                if head is not None:
+                    self._events.go_to(session_id, head, "forked", {}, actor)
+        except sqlite3.IntegrityError as error:
+            raise AlreadyExists(f"there is a session {name!r} already", hint="choose another name") from error
+        row = self.find(session_id)
+        assert row
+        return row
+
+    def set_state(self, session_id: str, state: State, *, box: str | None) -> None:
+        self._database.execute("UPDATE sessions SET state = ?, box = ? WHERE id = ?", state, box, session_id)
+
+    def set_auto(self, session_id: str, *, auto: bool) -> None:
+        self._database.execute("UPDATE sessions SET auto = ? WHERE id = ?", int(auto), session_id)
+
+    def set_policy(self, session_id: str, policy: str | None) -> None:
+        self._database.execute("UPDATE sessions SET policy = ? WHERE id = ?", policy, session_id)
+
+    def tasks(self, session_id: str) -> bytes:
+        """The tasks of a session: JSON."""
+        row = self._database.row("SELECT tasks FROM sessions WHERE id = ?", session_id)
+        return str(row["tasks"]).encode() if row else b"[]"
+
+    def set_tasks(self, session_id: str, tasks: bytes, events: Sequence[NewEvent]) -> None:
+        """The tasks of a session, and in the same transaction the events about them."""
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE sessions SET tasks = ? WHERE id = ?", (tasks.decode(), session_id))
+            self._events.append(session_id, events)
+
+    def remove(self, session_id: str) -> None:
+        """The session with its checkpoints and operations, and the events that no other trajectory leads
+        through."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            # Effects that are known to have acted outside stay on record. Those that only may have do not.
+            connection.execute("DELETE FROM effects WHERE session = ? AND class = 'unknown'", (session_id,))
+            self._events.sweep()
+
+
+def _session(row: sqlite3.Row) -> SessionRow:
+    return SessionRow(
+        id=row["id"],
+        name=row["name"],
+        state=row["state"],
+        created_at=row["created_at"],
+        options=msgspec.json.decode(row["options"], type=BoxOptions),
+        head=row["head"],
+        forked_from=row["forked_from"],
+        box=row["box"],
+        auto=bool(row["auto"]),
+        policy=row["policy"],
+        began=msgspec.json.decode(row["began"], type=ShellFact) if row["began"] else None,
+        tip=row["tip"],
+    )
