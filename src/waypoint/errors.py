@@ -36,6 +36,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from waypoint.api import hints
+
 
 class WaypointError(Exception):
     """The root of all errors that Waypoint raises on purpose."""
@@ -47,14 +49,26 @@ class WaypointError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        """A plain text or a `Hint`; as text it is worded for a user of the SDK."""
         self.details = details
 
-    def as_dict(self) -> dict[str, Any]:
-        """What travels over the socket and what `--json` prints."""
-        found: dict[str, Any] = {"code": self.code, "message": self.message, "hint": self.hint}
+    def as_dict(self, wording: hints.Wording = hints.in_python) -> dict[str, Any]:
+        """What a face answers with: `{"code", "message", "hint"}`, the hint in the words of that face."""
+        fields: dict[str, Any] = {
+            "code": self.code,
+            "message": self.message,
+            "hint": hints.word(self.hint, wording),
+        }
         if self.details:
-            found["details"] = self.details
-        return found
+            fields["details"] = self.details
+        return fields
+
+    def to_wire(self) -> dict[str, Any]:
+        """What travels over the socket: the hint with its structure, so that each face can word it."""
+        fields = self.as_dict()
+        if isinstance(self.hint, hints.Hint):
+            fields["hint_parts"] = self.hint.to_wire()
+        return fields
 
 
 class UsageError(WaypointError):
@@ -225,8 +239,9 @@ def _tree(root: type[WaypointError]) -> list[type[WaypointError]]:
     return [root, *(below for child in root.__subclasses__() for below in _tree(child))]
 
 
-def from_dict(found: dict[str, Any]) -> WaypointError:
-    """The error that `as_dict` was called on, on the other side of the socket."""
+def from_dict(fields: dict[str, Any]) -> WaypointError:
+    """The error that `to_wire` or `as_dict` was called on, on the other side of the socket."""
     kinds = {kind.code: kind for kind in _tree(WaypointError)}
-    kind = kinds.get(found.get("code", ""), WaypointError)
-    return kind(found.get("message", ""), hint=found.get("hint", ""), **found.get("details", {}))
+    kind = kinds.get(fields.get("code", ""), WaypointError)
+    hint = hints.from_wire(fields["hint_parts"]) if "hint_parts" in fields else fields.get("hint", "")
+    return kind(fields.get("message", ""), hint=hint, **fields.get("details", {}))

@@ -1,4 +1,5 @@
 """What can be asked of the daemon, and what it answers.
 
 **Wire**: the frames that travel over the daemon's socket.
+**Hint**: what to do about an error, as data; each face puts it into its own words.
 """

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from waypoint import errors
+from waypoint.api import hints
 
 if TYPE_CHECKING:
     from waypoint.cli.render import Paint
@@ -245,12 +246,12 @@ def write_json(value: Any) -> None:
 def report(error: errors.WaypointError, *, json: bool) -> int:
     """Tells an error the way it was asked for. Returns the exit status."""
     if json:
-        write_json({"error": error.as_dict()})
+        write_json({"error": error.as_dict(hints.in_command)})
     else:
         from waypoint.cli.render import Paint
 
         paint = Paint.of(sys.stderr)
         print(f"{paint.bad('waypoint:')} {error.message}", file=sys.stderr)
-        for line in error.hint.splitlines():
+        for line in hints.word(error.hint, hints.in_command).splitlines():
             print(f"  {line}", file=sys.stderr)
     return error.exit_status

@@ -29,6 +29,7 @@ import msgspec
 
 from waypoint import __version__
 from waypoint.api import wire
+from waypoint.api.hints import Do, Hint
 from waypoint.box.box import allow_many_files
 from waypoint.core.journal import packed_state
 from waypoint.core.sessions import Live
@@ -136,7 +137,7 @@ class Daemon:
             if request.api != wire.API:
                 raise VersionMismatch(
                     f"the daemon speaks version {wire.API} of the API, the client {request.api}",
-                    hint="`waypoint daemon stop` ends the old daemon; sessions live on",
+                    hint=Hint(Do("daemon_stop"), " ends the old daemon; sessions live on"),
                 )
             function = VERBS.get(request.verb)
             if function is None:
@@ -164,7 +165,7 @@ class Daemon:
 
     def _refuse(self, connection: Connection, error: WaypointError) -> None:
         with connection.lock:
-            wire.send(connection.socket, {"error": error.as_dict()})
+            wire.send(connection.socket, {"error": error.to_wire()})
 
 
 # ---- verbs ---------------------------------------------------------------------------------------
@@ -735,7 +736,7 @@ def _claim(home: Home) -> tuple[socket.socket | None, Any]:
 
 
 def _write_error(report: Any, error: WaypointError) -> None:
-    report.write(msgspec.json.encode({"error": error.as_dict()}).decode() + "\n")
+    report.write(msgspec.json.encode({"error": error.to_wire()}).decode() + "\n")
 
 
 def _complain(error: WaypointError) -> int:

@@ -15,6 +15,7 @@ from mcp.types import CallToolResult, InputRequiredResult, Resource, TextContent
 from pydantic import ValidationError
 
 from waypoint import __version__, errors
+from waypoint.api import hints
 from waypoint.client.session import Client, Session
 from waypoint.mcp.tools.agent import JournalTools
 from waypoint.mcp.tools.tools import Answer, Tools
@@ -209,11 +210,14 @@ def _answering(
 
 def _failed(error: errors.WaypointError) -> CallToolResult:
     words = f"{error.code}: {error.message}"
-    error.hint = error.hint.replace("say it with -s or WAYPOINT_SESSION", "give `session`")
-    if error.hint:
-        words += f"\n{error.hint}"
+    if "say it with -s or WAYPOINT_SESSION" in error.hint:
+        error.hint = error.hint.replace("say it with -s or WAYPOINT_SESSION", "give `session`")
+    if hint := hints.word(error.hint, hints.in_tool):
+        words += f"\n{hint}"
     text = TextContent(type="text", text=words)
-    return CallToolResult(content=[text], structured_content={"error": error.as_dict()}, is_error=True)
+    return CallToolResult(
+        content=[text], structured_content={"error": error.as_dict(hints.in_tool)}, is_error=True
+    )
 
 
 def _add_resources(server: MCPServer[Any], client: Client) -> None:
@@ -246,9 +250,11 @@ async def _read(work: Awaitable[T]) -> T:
     try:
         return await work
     except errors.NotFound as error:
-        raise ResourceNotFoundError(f"{error.message} ({error.hint})") from error
+        raise ResourceNotFoundError(f"{error.message} ({hints.word(error.hint, hints.in_tool)})") from error
     except errors.WaypointError as error:
-        raise ResourceError(f"{error.code}: {error.message} ({error.hint})") from error
+        raise ResourceError(
+            f"{error.code}: {error.message} ({hints.word(error.hint, hints.in_tool)})"
+        ) from error
 
 
 def _add_prompts(server: MCPServer[Any]) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from waypoint import __version__
 from waypoint.agent import tasks
+from waypoint.api import hints
 from waypoint.core.sessions import Live
 from waypoint.core.story import BASE, NOW
 from waypoint.daemon.inside.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
@@ -546,7 +547,8 @@ def _answer(found: Any, text: str, status: int, *, json: bool) -> Answer:
 def _refusal(error: WaypointError, *, json: bool) -> Answer:
     if json:
         return Answer(
-            status=error.exit_status, out=msgspec.json.encode({"error": error.as_dict()}).decode() + "\n"
+            status=error.exit_status,
+            out=msgspec.json.encode({"error": error.as_dict(hints.in_command)}).decode() + "\n",
         )
-    hint = "".join(f"\n  {line}" for line in error.hint.splitlines())
+    hint = "".join(f"\n  {line}" for line in hints.word(error.hint, hints.in_command).splitlines())
     return Answer(status=error.exit_status, err=f"waypoint: {error.message}{hint}\n")

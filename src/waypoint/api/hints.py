@@ -1,0 +1,262 @@
+"""Hints: what to do about an error, as data that each face puts into its own words.
+
+    raise SessionDead(
+        f"session {name!r} does not run",
+        hint=Hint(Do("restore", session=name, ref="@"), " brings it back"),
+    )
+
+A `Do` names a request of the API (api/requests.py) and its arguments. The command line shows
+`` `waypoint restore -s work @` ``, the SDK `` `s.restore("@")` ``, MCP the tool `restore`. So no layer below
+a face needs to know how that face is operated. A `Hint` is also the text of its Python wording, because a
+user of the SDK reads `error.hint`; the structure (`parts`) travels over the socket.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+Wording = Callable[["Do"], str]
+"""How a face writes a request."""
+
+MACHINE = frozenset(("setup", "doctor"))
+"""What is done to this machine without a daemon. It is a command in every face."""
+
+
+class Do:
+    """A request that the reader can make. `blanks`: arguments the reader has to fill in."""
+
+    __slots__ = ("args", "blanks", "verb")
+
+    def __init__(self, verb: str, /, *blanks: str, **args: Any) -> None:
+        self.verb, self.blanks, self.args = verb, blanks, args
+
+    def to_wire(self) -> dict[str, Any]:
+        return {type(self).__name__.lower(): self.verb, "args": self.args, "blanks": self.blanks}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Do) and self.to_wire() == other.to_wire()
+
+    def __hash__(self) -> int:
+        return hash((self.verb, self.blanks))
+
+    def __repr__(self) -> str:
+        args = [repr(self.verb), *map(repr, self.blanks), *(f"{k}={v!r}" for k, v in self.args.items())]
+        return f"{type(self).__name__}({', '.join(args)})"
+
+
+class Arg(Do):
+    """One argument of a request, without the request: `--files-only`, `files_only=True`, `files_only`."""
+
+    __slots__ = ()
+
+
+class Hint(str):
+    """A text with requests in it. As a string it is worded for the SDK."""
+
+    __slots__ = ("parts",)
+    parts: tuple[str | Do, ...]
+
+    def __new__(cls, *parts: str | Do) -> Self:
+        flat: list[str | Do] = []
+        for part in parts:
+            flat += part.parts if isinstance(part, Hint) else (part,)
+        text = super().__new__(
+            cls, "".join(part if isinstance(part, str) else in_python(part) for part in flat)
+        )
+        text.parts = tuple(flat)
+        return text
+
+    def to_wire(self) -> list[Any]:
+        return [part if isinstance(part, str) else part.to_wire() for part in self.parts]
+
+
+def from_wire(parts: Iterable[Any]) -> Hint:
+    """The hint whose `to_wire` this is."""
+    return Hint(*(part if isinstance(part, str) else _do_from_wire(part) for part in parts))
+
+
+def _do_from_wire(part: Mapping[str, Any]) -> Do:
+    kind, verb = (Arg, part["arg"]) if "arg" in part else (Do, part["do"])
+    return kind(verb, *part["blanks"], **part["args"])
+
+
+def word(hint: str, wording: Wording) -> str:
+    """The text of a hint for a face."""
+    if not isinstance(hint, Hint):
+        return hint
+    return "".join(part if isinstance(part, str) else wording(part) for part in hint.parts)
+
+
+# ---- the SDK -------------------------------------------------------------------------------------
+
+_METHODS = {
+    "agent_state": "s.agent_state()",
+    "approvals": "s.approvals",
+    "approve": "s.approve",
+    "attach": "s.type",
+    "base_import": "client.bases.import_",
+    "base_ls": "client.bases.list",
+    "base_rm": "client.bases.remove",
+    "classify": "s.judge",
+    "daemon_status": "client.daemon.status",
+    "daemon_stop": "client.daemon.stop",
+    "deny": "s.deny",
+    "du": "client.du",
+    "exec": "s.run",
+    "ls": "waypoint.sessions",
+    "new": "waypoint.session",
+    "ops": "s.operations",
+    "pin": "s.pin",
+    "policy_set": "s.set_policy",
+    "prune": "client.prune",
+    "rm": "s.stop",
+    "show": "s.point",
+    "task_add": "s.tasks.add",
+    "task_set": "s.tasks.done",
+    "tasks": "s.tasks.list",
+}
+"""Where the call is not `s.VERB`, with `s` a session and `client` a `waypoint.Client`."""
+_UNNAMED = {
+    "approval", "argv", "command", "file", "good", "id", "intent", "name", "paths", "ref", "sources",
+    "target", "task", "text", "titles", "to", "what",
+}  # fmt: skip
+"""Arguments that a call does not name."""
+_OF_THE_OBJECT = ("session", "sessions")
+
+
+def in_python(do: Do) -> str:
+    """`` `s.restore("@")` ``."""
+    if do.verb in MACHINE:
+        return in_command(do)
+    args = {name: value for name, value in do.args.items() if name not in _OF_THE_OBJECT}
+    blanks = [name for name in do.blanks if name not in _OF_THE_OBJECT]
+    if isinstance(do, Arg):
+        return f"`{', '.join([*blanks, *(f'{name}={_python(args[name])}' for name in args)])}`"
+    words = [
+        _python(value) if name in _UNNAMED else f"{name}={_python(value)}" for name, value in args.items()
+    ]
+    words += [name if name in _UNNAMED else f"{name}={name}" for name in blanks]
+    return f"`{_METHODS.get(do.verb, f's.{do.verb}')}({', '.join(words)})`"
+
+
+def _python(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+_COMMANDS = {
+    "attach": "shell",
+    "classify": "policy check",
+    "spawn": "exec --pipe",
+    "task_set": "task done",
+    "tasks": "task ls",
+    "agent_state": "agent-state",
+}
+"""Where a verb's words are not its name with spaces."""
+_POSITIONALS = {
+    "approve": ("id",),
+    "apply": ("paths",),
+    "attach": ("session",),
+    "auto": ("on",),
+    "base_import": ("name", "file"),
+    "base_rm": ("name",),
+    "checkpoint": ("intent",),
+    "classify": ("command",),
+    "deny": ("id",),
+    "exec": ("command",),
+    "export": ("paths",),
+    "forget": ("refs",),
+    "fork": ("ref",),
+    "new": ("name",),
+    "note": ("ref", "text"),
+    "park": ("session",),
+    "pin": ("ref",),
+    "preview": ("ref",),
+    "restore": ("ref",),
+    "rm": ("sessions",),
+    "show": ("ref",),
+    "spawn": ("argv",),
+    "tag": ("name", "ref"),
+    "task_add": ("titles",),
+    "task_set": ("task",),
+    "type": ("text",),
+    "verify": ("ref", "command"),
+}
+"""The arguments of a verb that are words of their own, in order."""
+_OPTIONS = {"session": "-s", "source": "--from", "on": ""}
+"""Where an option is not its name with dashes."""
+_METAVARS = {"argv": "CMD…", "command": "CMD", "refs": "REF…", "sessions": "SESSION…", "titles": "TITLE…"}
+
+
+def in_command(do: Do) -> str:
+    """`` `waypoint restore -s work @` ``."""
+    words: list[str] = (
+        [] if isinstance(do, Arg) else ["waypoint", _COMMANDS.get(do.verb, do.verb.replace("_", " "))]
+    )
+    positionals = _POSITIONALS.get(do.verb, ())
+    values = dict(do.args)
+    if do.verb == "policy_set" and values.get("text", "") is None:
+        values = {**values, "none": True}
+        del values["text"]
+    for name, value in values.items():
+        if name not in positionals:
+            words += _options(value) if isinstance(value, Mapping) else _option(name, value)
+    words += [
+        _option_name(name) if isinstance(do, Arg) else f"{_option_name(name)} {_metavar(name)}"
+        for name in do.blanks
+        if name not in positionals
+    ]
+    for name in positionals:
+        if name in values:
+            value = values[name]
+            words += [
+                shlex.quote(str(one)) for one in (value if isinstance(value, list | tuple) else (value,))
+            ]
+        elif name in do.blanks:
+            words.append(_metavar(name))
+    return f"`{' '.join(words)}`"
+
+
+def _options(values: Mapping[str, Any]) -> list[str]:
+    return [word for name, value in values.items() for word in _option(name, value)]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    if value is False:
+        return [f"--no-{name.replace('_', '-')}"]
+    return [_option_name(name)] if value is True else [_option_name(name), shlex.quote(str(value))]
+
+
+def _option_name(name: str) -> str:
+    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+
+
+def _metavar(name: str) -> str:
+    return _METAVARS.get(name, name.upper())
+
+
+# ---- MCP -----------------------------------------------------------------------------------------
+
+_TOOLS = {
+    **{name: name for name in (
+        "approvals", "checkpoint", "diff", "effect", "effects", "fork", "log", "new", "preview", "record",
+        "restore", "resume", "show", "status", "tasks", "trace", "undo", "verify",
+    )},
+    "classify": "judge", "exec": "run", "ls": "sessions", "rm": "stop", "task_add": "task",
+    "task_set": "task",
+}  # fmt: skip
+"""The tool for a request. What is not here is a person's to do, on the command line."""
+
+
+def in_tool(do: Do) -> str:
+    """`` `restore` (session="work", ref="@") ``."""
+    words = [*do.blanks, *(f"{name}={_python(value)}" for name, value in do.args.items())]
+    if isinstance(do, Arg):
+        return ", ".join(f"`{one}`" for one in words)
+    if do.verb not in _TOOLS:
+        return in_command(do)
+    return f"`{_TOOLS[do.verb]}`" + (f" ({', '.join(words)})" if words else "")
