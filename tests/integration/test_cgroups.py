@@ -15,6 +15,7 @@ import pytest
 from waypoint.errors import MachineError, MissingFeature, UsageError
 from waypoint.kernel import cgroups
 from waypoint.kernel.cgroups import Cgroup, Hierarchy, Limits
+from waypoint.kernel.mounts import parse_mountinfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,23 +72,6 @@ def unified() -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        *(("512M", 512 * MEBIBYTE), ("2G", 2 << 30), ("2g", 2 << 30), ("1.5GiB", 3 << 29), ("64 kb", 65536)),
-        *(("1048576", MEBIBYTE), ("1T", 1 << 40), ("10b", 10), (" 1k ", 1024)),
-    ],
-)
-def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
-    assert cgroups.parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "M", "-1M", "1X", "1 2", "1e3", "nan", "infG", "½G"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a size"):
-        cgroups.parse_size(text)
-
-
-@pytest.mark.parametrize(
     "limits", [{"memory_bytes": 0}, {"cpus": 0.001}, {"cpus": float("nan")}, {"pids": 1}]
 )
 def test_limits_that_nothing_can_run_in_are_refused(limits: dict[str, float]) -> None:
@@ -107,7 +91,7 @@ def test_both_generations_are_found_in_the_mount_table(tmp_path: Path) -> None:
         "40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
         f"41 31 0:38 / {escaped} rw - cgroup2 cgroup2 rw\n"
     )
-    assert cgroups.hierarchies(table) == [
+    assert cgroups.hierarchies(parse_mountinfo(table)) == [
         Hierarchy(1, Path("/sys/fs/cgroup/memory"), frozenset({"memory"})),
         Hierarchy(1, Path("/sys/fs/cgroup/cpu,cpuacct"), frozenset({"cpu"})),
         Hierarchy(2, both, frozenset({"cpu", "memory", "pids"})),

@@ -49,12 +49,18 @@ for face in ("mcp", "hooks", "bench", "cli"):
 EXCEPT: dict[str, tuple[str, ...]] = {
     # Reading files of a snapshot, and what two of them do not share, is what history is derived from.
     "history": ("kernel.files", "kernel.pool.deltas"),
+    # Taking escape sequences out of a text looks at nothing else.
+    "text": ("terminal.escapes",),
+    # A file that they write is replaced as a whole. It is the one mechanism that loads nothing else.
+    "client": ("kernel.atomic",),
+    "hooks": ("kernel.atomic",),
 }
 
 TOGETHER = {
     "network.veth": {"network.netlink", "network.flows"},
     "network.flows": {"network.netlink"},
     "pool": {"pool.loop", "copytree"},
+    "cgroups": {"mounts"},
     "pool.deltas": {"files"},
     "placement": {"files", "copytree"},
 }

@@ -197,11 +197,11 @@ def note_moved_mounts(box: Box) -> None:
     above. To be called before each snapshot."""
     layers = {layer.name: unquote(layer.name) for layer in (box.volume / "mounts").iterdir()}
     moved = {}
-    for line in Path(f"/proc/{box.pid}/mountinfo").read_text().splitlines() if layers else ():
+    for mount in mounts.mounts(box.pid) if layers else ():
         for name, path in layers.items():
-            now = mounts.unescape(line.split(" ")[4])
-            if f"/{box.volume.name}/mounts/{name},workdir=" in line and now != path:
-                moved[path] = now
+            is_layer = f"/{box.volume.name}/mounts/{name},workdir=" in mount.super_options
+            if is_layer and mount.path != path:
+                moved[path] = mount.path
     if moved:
         (box.volume / _MOVED).write_text(json.dumps(moved))
     else:

@@ -33,6 +33,7 @@ from waypoint import errors, model
 from waypoint.api import wire
 from waypoint.client import agent
 from waypoint.home import Home, locate
+from waypoint.kernel import atomic
 from waypoint.text import views
 
 _START_SECONDS = 120.0
@@ -483,20 +484,10 @@ def _sent(path: str) -> str | dict[str, str]:
 
 @contextlib.contextmanager
 def _complete(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file that has its name when all of it is there."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as file:  # a pipe or a device
-            yield file
-        return
-    passing = f"{os.fspath(path)}.partial"
-    try:
-        with open(passing, "wb") as file:
-            yield file
-        os.replace(passing, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(passing)
-        raise
+    """A file that has its name when all of it is there; a pipe or a device is written as it is."""
+    is_special = os.path.exists(path) and not os.path.isfile(path)
+    with open(path, "wb") if is_special else atomic.replaced(path) as file:
+        yield file
 
 
 class Session:

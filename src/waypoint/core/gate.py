@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from waypoint.core.sessions import Live, Sessions
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history.retention import duration_words
+from waypoint.kernel import atomic
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState
 from waypoint.policy.approvals import Approvals
 from waypoint.policy.rules import Judgement, Policy, Rules, built_in, check
@@ -140,10 +140,7 @@ class Gate:
         if text is None:
             self._file.unlink(missing_ok=True)
             return
-        passing = Path(f"{self._file}.new")
-        passing.write_text(text)
-        passing.chmod(0o600)
-        passing.rename(self._file)
+        atomic.write(self._file, text, mode=0o600)
 
     def judge(
         self, row: SessionRow, command: str | Sequence[str], *, stdin: bytes | None = None

@@ -7,7 +7,7 @@ and the session runs on as if nobody had asked.
 Locks. A session has one for whoever takes it elsewhere or ends it (`_moving`: restore, park, stop, remove),
 and after that comes `Live.state`, held by whoever changes what it is in its box (checkpoint, starting a
 program, and all of the former). Who had to wait for `Live.state` may find that the session has moved
-(`_steady`). A terminal has its own turn for commands, so a checkpoint can be taken while a command runs.
+(`steady`). A terminal has its own turn for commands, so a checkpoint can be taken while a command runs.
 Reading the database needs none of them.
 """
 
@@ -71,7 +71,7 @@ from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
 from waypoint.home import Home
-from waypoint.kernel import cgroups, processes
+from waypoint.kernel import atomic, cgroups, processes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network import veth
 from waypoint.kernel.pool import Pool
@@ -289,7 +289,7 @@ class Sessions:
         for path in self.home.run.glob("*.sock"):
             if path != self.home.socket and path.stem not in kept_boxes:
                 path.unlink(missing_ok=True)
-        for path in (*self.home.run.glob("*.terminal"), *self.home.run.glob("*.new")):
+        for path in (*self.home.run.glob("*.terminal"), *self.home.run.glob(".*.terminal.*")):
             if path.stem not in kept_boxes:
                 path.unlink(missing_ok=True)
         for path in self.home.run.glob("*.inside"):
@@ -472,8 +472,8 @@ class Sessions:
             yield
 
     @contextlib.contextmanager
-    def _steady(self, row: SessionRow) -> Iterator[Live]:
-        """The running session, which nobody else changes meanwhile."""
+    def steady(self, row: SessionRow) -> Iterator[Live]:
+        """A running session that no checkpoint, restore or other verb changes during the block."""
         while True:
             live = self.live(self.find(row.id))
             with live.state:
@@ -630,8 +630,7 @@ class Sessions:
                 while len(live.early_exits) > 256:
                     live.early_exits.pop(next(iter(live.early_exits)))
         if program:
-            code = os.waitstatus_to_exitcode(status)
-            program.exit_code = 128 - code if code < 0 else code
+            program.exit_code = processes.exit_code(status)
             program.ended.set()
         shell = live.terminal.shell
         if shell and shell.pid == pid:
@@ -724,8 +723,7 @@ class Sessions:
             return
         path = self.home.run / f"{live.box.id}.terminal"
         with contextlib.suppress(OSError, WaypointError, ValueError):
-            path.with_suffix(".new").write_bytes(msgspec.json.encode(live.terminal.picture()))
-            path.with_suffix(".new").rename(path)
+            atomic.write(path, msgspec.json.encode(live.terminal.picture()))
 
     # ---- new, stop ---------------------------------------------------------------------------
 
@@ -961,7 +959,7 @@ class Sessions:
         """Captures the session whole; it goes on running. `state`: what its agent leaves with it."""
         if name is not None:
             refs.check_name(name, "checkpoint")
-        with self._steady(row) as live:
+        with self.steady(row) as live:
             row = self.find(row.id)
             if name is not None and (
                 self.store.points.name_taken(row.id, name) or name in self.store.points.tags(row.id)
@@ -1482,7 +1480,7 @@ class Sessions:
 
     def park(self, row: SessionRow) -> tuple[Session, Checkpoint]:
         """A checkpoint, and then the processes end: memory is free, `restore` brings it back."""
-        with self._moving(row.id), self._steady(row) as live:
+        with self._moving(row.id), self.steady(row) as live:
             row = self.find(row.id)
             point = self._capture(row, live, "parked", name=None, files_only=False, kind="park")
             self._end(live, "the session was parked")

@@ -254,7 +254,7 @@ class Transfers:
             _in_words(),
             self._story.moment(row, None) as now,
             self._story.moment(row, point.id) as then,
-            self._steady(row) as live,
+            self._sessions.steady(row) as live,
             self._root(live) as root,
         ):
             views = (then.view, now.view)
@@ -305,7 +305,7 @@ class Transfers:
         self, row: SessionRow, outside: Folder, sources: Sequence[str], target: str, *, follow: bool = False
     ) -> Copied:
         """Files and folders of the host into a live session."""
-        with _in_words(), self._steady(row) as live, self._root(live) as root:
+        with _in_words(), self._sessions.steady(row) as live, self._root(live) as root:
             cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
             given = [(path, _pieces_outside(outside, path, follow=follow)) for path in sources]
             return _copy(given, root, posixpath.join(cwd, target))
@@ -333,16 +333,6 @@ class Transfers:
                 paths = [posixpath.join(cwd, path) for path in sources]
                 given = [(path, _pieces_outside(root, path, follow=follow)) for path in paths]
                 return _copy(given, outside, target, rights=False)
-
-    @contextlib.contextmanager
-    def _steady(self, row: SessionRow) -> Iterator[Live]:
-        """A session that no checkpoint finds half changed and no restore takes away meanwhile."""
-        while True:
-            live = self._sessions.live(self._sessions.find(row.id))
-            with live.state:
-                if not live.ended.is_set():
-                    yield live
-                    return
 
     @contextlib.contextmanager
     def _root(self, live: Live) -> Iterator[Folder]:

@@ -6,11 +6,11 @@ The verbs reach everything through one `App`. Nothing else in the daemon constru
 from __future__ import annotations
 
 import os
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from waypoint.api.sizes import parse_size
 from waypoint.core.dedupe import Sharing
 from waypoint.core.gate import Gate
 from waypoint.core.journal import Journal
@@ -23,6 +23,7 @@ from waypoint.daemon.inside.grammar import Inside
 from waypoint.engine import probe
 from waypoint.errors import MissingFeature, UsageError
 from waypoint.home import Home
+from waypoint.kernel import atomic
 from waypoint.kernel.pool import Pool, open_pool
 from waypoint.machine import setup
 from waypoint.store import Store
@@ -64,10 +65,10 @@ def _pool_size() -> int | None:
     given = os.environ.get("WAYPOINT_POOL_SIZE")
     if not given:
         return None
-    found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", given.strip(), re.IGNORECASE)
-    if not found:
-        raise UsageError(f"WAYPOINT_POOL_SIZE is {given!r}, which is no size", hint="write 512M or 20G")
-    return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
+    try:
+        return parse_size(given)
+    except ValueError as error:
+        raise UsageError(f"WAYPOINT_POOL_SIZE: {error}", hint="write 512M or 20G") from error
 
 
 def _prepare(home: Home) -> tuple[Home, Path, Pool, Store, Path]:
@@ -82,7 +83,5 @@ def _prepare(home: Home) -> tuple[Home, Path, Pool, Store, Path]:
     kdat = home.run / "criu.kdat"
     # It belongs to one engine: another may know more of the kernel, or show CRIU more (native/shim.c).
     if not kdat.exists() or kdat.stat().st_mtime < (engine / "engine.json").stat().st_mtime:
-        data = probe.kernel_data(engine)
-        kdat.with_suffix(".new").write_bytes(data)
-        kdat.with_suffix(".new").rename(kdat)
+        atomic.write(kdat, probe.kernel_data(engine))
     return home, engine, pool, Store(home.database), kdat

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from waypoint.errors import UsageError
+from waypoint.kernel import atomic
 
 _OURS = re.compile(r"\bwaypoint\b.*\bhook\b.* (claude|codex)$", re.DOTALL)
 _BEGIN, _END = "# >>> waypoint", "# <<< waypoint"
@@ -65,7 +66,7 @@ class Edit:
         return self.before != self.after
 
     def write(self) -> None:
-        """Complete under a passing name, then renamed; where the path is a link, what it leads to."""
+        """Replaces the file as a whole; where the path is a link, the file that it leads to."""
         if not self.changes:
             return
         target = Path(os.path.realpath(self.path))
@@ -77,11 +78,7 @@ class Edit:
                         target.parent.rmdir()  # made for it, and empty again
                 return
             target.parent.mkdir(parents=True, exist_ok=True)
-            passing = target.with_name(f"{target.name}.waypoint-new")
-            passing.write_text(self.after)
-            with contextlib.suppress(FileNotFoundError):
-                passing.chmod(target.stat().st_mode & 0o7777)
-            passing.replace(target)
+            atomic.write(target, self.after)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
 

@@ -19,6 +19,7 @@ from waypoint.errors import UsageError, WaypointError
 from waypoint.hooks.claude import Claude
 from waypoint.hooks.codex import Codex
 from waypoint.hooks.events import Agent, Happening, Ruling
+from waypoint.kernel import atomic
 
 AGENTS: Mapping[str, Agent] = {"claude": Claude(), "codex": Codex()}
 
@@ -189,10 +190,7 @@ def _remember(happening: Happening, what: Mapping[str, Any]) -> None:
     path = _state_path(happening)
     with contextlib.suppress(OSError):
         os.makedirs(_STATE, mode=0o700, exist_ok=True)
-        passing = f"{path}.{os.getpid()}"
-        with open(os.open(passing, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump({**_recall(happening), **what}, file)
-        os.replace(passing, path)
+        atomic.write(path, json.dumps({**_recall(happening), **what}), mode=0o600)
 
 
 def _mark(words: str) -> str:

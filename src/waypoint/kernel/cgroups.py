@@ -25,18 +25,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from waypoint.errors import MachineError, MissingFeature, UsageError
+from waypoint.kernel import mounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from waypoint.kernel.mounts import Mount
+
 CONTROLLERS = ("memory", "cpu", "pids")
 COUNTED = frozenset({"memory", "pids"})
-MOUNTINFO = Path("/proc/self/mountinfo")
 CPU_PERIOD_US = 100_000
 CPU_QUOTA_MIN_US = 1_000
 """Below that the kernel refuses a quota."""
 
-_UNITS = {"": 1, "b": 1, **{unit: 1024**power for power, unit in enumerate("kmgtp", start=1)}}
 _REMOVE_SECONDS = 2.0
 
 
@@ -75,30 +76,20 @@ class Hierarchy:
     controllers: frozenset[str]
 
 
-def parse_size(text: str) -> int:
-    """A size as people write it, in bytes: 512M, 2G, 1.5g, 64KiB, 1048576. Units are powers of 1024."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?\s*", text.lower())
-    if not match:
-        raise UsageError(f"not a size: {text!r}", hint="write it like 512M or 2G")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def hierarchies(mountinfo: str | None = None) -> list[Hierarchy]:
+def hierarchies(table: list[Mount] | None = None) -> list[Hierarchy]:
     """The trees that have one of our controllers, and the unified one, whatever it has."""
-    found: dict[Path, Hierarchy] = {}
-    for line in (MOUNTINFO.read_text() if mountinfo is None else mountinfo).splitlines():
-        before, _, after = line.partition(" - ")
-        fstype, _, options = after.split(" ", 2)
-        path = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split(" ")[4]))
-        if fstype == "cgroup":
-            named = frozenset(options.split(",")) & frozenset(CONTROLLERS)
-            if named:
-                found[path] = Hierarchy(1, path, named)
-        elif fstype == "cgroup2":
+    trees: dict[Path, Hierarchy] = {}
+    for mount in mounts.mounts() if table is None else table:
+        path = Path(mount.path)
+        if mount.fstype == "cgroup":
+            controllers = frozenset(mount.super_options.split(",")) & frozenset(CONTROLLERS)
+            if controllers:
+                trees[path] = Hierarchy(1, path, controllers)
+        elif mount.fstype == "cgroup2":
             with contextlib.suppress(OSError):
                 offered = (path / "cgroup.controllers").read_text().split()
-                found[path] = Hierarchy(2, path, frozenset(offered) & frozenset(CONTROLLERS))
-    return list(found.values())
+                trees[path] = Hierarchy(2, path, frozenset(offered) & frozenset(CONTROLLERS))
+    return list(trees.values())
 
 
 def limit_files(version: int, limits: Limits) -> dict[str, list[tuple[str, str]]]:

@@ -45,6 +45,8 @@ class Mount:
     fstype: str
     source: str
     options: str
+    super_options: str
+    """Of the file system, not of this mount of it: an overlay's layers, the controllers of a cgroup tree."""
 
 
 def unescape(word: str) -> str:
@@ -57,7 +59,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
-        before, after = left.split(" "), right.split(" ")
+        before, after = left.split(" "), right.split(" ", 2)
         found.append(
             Mount(
                 mount_id=int(before[0]),
@@ -67,14 +69,21 @@ def parse_mountinfo(text: str) -> list[Mount]:
                 fstype=after[0],
                 source=unescape(after[1]),
                 options=before[5],
+                super_options=unescape(after[2]),
             )
         )
     return found
 
 
-def mounts() -> list[Mount]:
-    """What is mounted in this process's mount namespace."""
-    return parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+def mounts(pid: int | str = "self") -> list[Mount]:
+    """What is mounted in the mount namespace of a process."""
+    return parse_mountinfo(Path(f"/proc/{pid}/mountinfo").read_text())
+
+
+def mount_at(path: Path, table: list[Mount] | None = None) -> Mount | None:
+    """What is mounted at a path and not covered by another mount; None when nothing is."""
+    table = mounts() if table is None else table
+    return next((mount for mount in reversed(table) if mount.path == str(path)), None)
 
 
 def mounts_below(folder: str, table: list[Mount]) -> list[Mount]:

@@ -80,6 +80,12 @@ def read(host_pid: int) -> Process | None:
     )
 
 
+def exit_code(status: int) -> int:
+    """What a shell would say of a wait status: the exit code, 128 and the signal's number for a signal."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
 def is_over(host_pid: int) -> bool:
     """Whether it has ended, waited for or not."""
     try:

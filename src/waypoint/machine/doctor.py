@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.engine.criu import criu_argv, criu_environment
+from waypoint.kernel import mounts
 from waypoint.machine import setup
 from waypoint.machine.apt import which
 
@@ -330,12 +331,8 @@ def _space(home: Path) -> _Found:
 
 def _pool(home: Path) -> _Found:
     pool, image = home / "pool", home / "pool.img"
-    kinds = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mount, _, source = line.partition(" - ")
-        kinds[mount.split()[4]] = source.split()[0]
-    if kind := kinds.get(str(pool)):
-        return _Found(ok=True, version=f"{kind} at {pool}")
+    if mount := mounts.mount_at(pool):
+        return _Found(ok=True, version=f"{mount.fstype} at {pool}")
     if image.exists():
         return _Found(ok=True, version=f"{image}, mounted when it is needed")
     if pool.is_dir() and any(pool.iterdir()):

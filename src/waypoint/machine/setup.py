@@ -45,6 +45,7 @@ from typing import Literal
 
 from waypoint.engine.criu import criu_argv
 from waypoint.errors import MissingFeature, NotRoot, SetupFailed
+from waypoint.kernel import atomic
 from waypoint.machine.apt import (
     Progress,
     archive_sources,
@@ -304,16 +305,12 @@ def _publish(built: Engine, staging: Path) -> None:
     for part in ("bin", "criu"):
         for path in (staging / part).rglob("*"):
             if path.is_file():
-                _flush(path)
+                atomic.sync(path)
         _exchange(staging / part, built.folder / part)
     _go_on_keeping(staging / "bin" / "kept", built.folder / "bin" / "kept")
     said = {"layout": LAYOUT, **asdict(built)}
     del said["folder"]
-    draft = staging / "engine.json"
-    draft.write_text(json.dumps(said, indent=2) + "\n")
-    _flush(draft)
-    draft.replace(built.folder / "engine.json")
-    _flush(built.folder)
+    atomic.write(built.folder / "engine.json", json.dumps(said, indent=2) + "\n", durable=True)
 
 
 def _go_on_keeping(before: Path, now: Path) -> None:
@@ -324,16 +321,8 @@ def _go_on_keeping(before: Path, now: Path) -> None:
     for made in now.iterdir():
         if not (before / made.name).exists():
             os.link(made, before / made.name)
-    _flush(before)
+    atomic.sync(before)
     _exchange(before, now)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _exchange(new: Path, present: Path) -> None:

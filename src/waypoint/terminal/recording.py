@@ -62,44 +62,69 @@ class Happened(Record, frozen=True):
     timed_out: bool = False
 
 
+class Excerpt:
+    """The beginning and the end of a stream of bytes, each of at most `half_bytes`; the rest is counted."""
+
+    def __init__(self, half_bytes: int) -> None:
+        self.total = 0
+        self.head = bytearray()
+        self._tail = bytearray()
+        self._half_bytes = half_bytes
+
+    def add(self, data: bytes) -> bytes:
+        """Appends. Returns the part that belongs to the beginning."""
+        self.total += len(data)
+        first = data[: max(0, self._half_bytes - len(self.head))]
+        self.head += first
+        self._tail += data[len(first) :]
+        if len(self._tail) > 2 * self._half_bytes:
+            del self._tail[: len(self._tail) - self._half_bytes]
+        return first
+
+    @property
+    def tail(self) -> bytes:
+        return bytes(self._tail[max(0, len(self._tail) - self._half_bytes) :])
+
+    @property
+    def left_out_bytes(self) -> int:
+        """How many bytes are missing between the two."""
+        return self.total - len(self.head) - min(len(self._tail), self._half_bytes)
+
+
 @dataclass
 class _Tape:
-    """Bytes as they come, bounded."""
+    """Bytes as they come, bounded, with the times at which they came."""
 
     began: float = 0.0
-    head: bytearray = field(default_factory=bytearray)
-    tail: bytearray = field(default_factory=bytearray)
-    total: int = 0
+    excerpt: Excerpt = field(default_factory=lambda: Excerpt(_HALF_BYTES))
     marks: list[tuple[int, int]] = field(default_factory=list)
     last: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return self.excerpt.total
 
     def take(self, data: bytes) -> None:
         now = time.monotonic()
         self.began = self.began or now
-        room = _HALF_BYTES - len(self.head)
-        if room > 0:
-            if self.head and now - self.last > _MARK_SECONDS and len(self.marks) < _MOST_MARKS:
-                self.marks.append((round((self.last - self.began) * 1000), len(self.head)))
-            self.head += data[:room]
+        head = self.excerpt.head
+        in_head = 0 < len(head) < _HALF_BYTES
+        if in_head and now - self.last > _MARK_SECONDS and len(self.marks) < _MOST_MARKS:
+            self.marks.append((round((self.last - self.began) * 1000), len(head)))
         self.last = now
-        self.total += len(data)
-        if len(data) > room:
-            self.tail += data[max(0, room) :]
-            if len(self.tail) > 2 * _HALF_BYTES:
-                del self.tail[:-_HALF_BYTES]
+        self.excerpt.add(data)
 
     def printed(self) -> Printed:
-        tail = bytes(self.tail[-_HALF_BYTES:])
-        left_out = self.total - len(self.head) - len(tail)
-        marks = [*self.marks, (round((self.last - self.began) * 1000), len(self.head))] if self.head else []
+        head, tail, left_out = bytes(self.excerpt.head), self.excerpt.tail, self.excerpt.left_out_bytes
+        marks = [*self.marks, (round((self.last - self.began) * 1000), len(head))] if head else []
         age_ms = round((time.monotonic() - self.began) * 1000) if self.began else 0
         if not left_out:
-            return Printed(data=bytes(self.head) + tail, marks=tuple(marks), age_ms=age_ms)
+            return Printed(data=head + tail, marks=tuple(marks), age_ms=age_ms)
         # Whole lines, where there are any: half a letter or half a sequence would spoil what follows.
         start = tail.find(b"\n", 0, 4096) + 1
         notice = f"\r\n[waypoint: {left_out + start:,} bytes left out here]\r\n".encode()
         return Printed(
-            data=bytes(self.head) + notice + tail[start:],
+            data=head + notice + tail[start:],
             left_out=left_out + start,
             marks=tuple(marks),
             age_ms=age_ms,

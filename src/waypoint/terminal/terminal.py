@@ -33,7 +33,8 @@ from waypoint.box.keeper import Keeper
 from waypoint.errors import SessionBusy, SessionDead, UsageError
 from waypoint.kernel import processes
 from waypoint.model import Actor, Record, RunResult, Size
-from waypoint.terminal.recording import Happened, Recording
+from waypoint.terminal import escapes
+from waypoint.terminal.recording import Excerpt, Happened, Recording
 from waypoint.terminal.screen import Screen
 
 _STASH, _UNSTASH, _PASTE, _PASTE_END = b"\x18\x1ds", b"\x18\x1du", b"\x18\x1dp", b"\x1b[201~"
@@ -102,11 +103,12 @@ class Run:
     notice: str | None = None
     gone: str | None = None
     """Why there will be no result: the session was restored or ended meanwhile."""
-    head: bytearray = field(default_factory=bytearray)
-    tail: bytearray = field(default_factory=bytearray)
-    total: int = 0
+    kept: Excerpt = field(init=False)
     held_return: bool = False
     """Whether the last byte seen was a "\\r" that may belong to a "\\r\\n"."""
+
+    def __post_init__(self) -> None:
+        self.kept = Excerpt(self.limit // 2)
 
     def take(self, data: bytes) -> None:
         """Output of the command, as the terminal printed it."""
@@ -121,31 +123,19 @@ class Run:
         if self.held_return:
             self.held_return = False
             self._keep(b"\r")
-        if self.on_output and self.tail:
-            self.on_output(self.output()[0][len(self.head) :])
+        if self.on_output and self.kept.tail:
+            self.on_output(self.output()[0][len(self.kept.head) :])
 
     def _keep(self, data: bytes) -> None:
-        self.total += len(data)
-        room = self.limit // 2 - len(self.head)
-        if room > 0:
-            part = data[:room]
-            self.head += part
-            if self.on_output and part:
-                self.on_output(part)
-            data = data[room:]
-        if data:
-            self.tail += data
-            if len(self.tail) > self.limit:
-                del self.tail[: -(self.limit // 2)]
+        first = self.kept.add(data)
+        if self.on_output and first:
+            self.on_output(first)
 
     def output(self) -> tuple[bytes, bool]:
         """What is kept of the output, and whether that is not all of it."""
-        kept = bytes(self.tail[-(self.limit // 2) :])
-        left_out = self.total - len(self.head) - len(kept)
-        if left_out <= 0:
-            return bytes(self.head) + kept, False
-        notice = f"\n[waypoint: {left_out:,} bytes left out here]\n".encode()
-        return bytes(self.head) + notice + kept, True
+        left_out = self.kept.left_out_bytes
+        notice = f"\n[waypoint: {left_out:,} bytes left out here]\n".encode() if left_out else b""
+        return bytes(self.kept.head) + notice + self.kept.tail, bool(left_out)
 
 
 @dataclass(eq=False)
@@ -388,9 +378,7 @@ class Terminal:
                 return
             run = self._run
             if run:
-                run.exit_code = os.waitstatus_to_exitcode(status)
-                if run.exit_code < 0:
-                    run.exit_code = 128 - run.exit_code
+                run.exit_code = processes.exit_code(status)
                 run.notice = "the shell ended; a new one was started"
                 self._end_run(run)
             else:
@@ -724,7 +712,7 @@ def _typed_line(run_id: str, command: str, stdin: bytes | None, *, on_terminal: 
 
 
 _HISTORY_LINE = re.compile(r"\s*\d+\*?\s{1,2}(.*)", re.DOTALL)
-_SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[^\[\]])|[\r\n\x07\x08]")
+_CONTROLS = bytes.maketrans(b"", b""), b"\r\n\x07\x08"
 
 
 def _typed_command(mark: str, recording: Recording) -> str | None:
@@ -735,7 +723,7 @@ def _typed_command(mark: str, recording: Recording) -> str | None:
     if not told:
         return None
     if ";n=0;" in mark:
-        typed = _SEQUENCE.sub(b"", recording.echo)
+        typed = escapes.strip_bytes(recording.echo).translate(*_CONTROLS)
         return told[1] if recording.running and told[1].encode() in typed else None
     return told[1]
 
@@ -760,7 +748,7 @@ def _result(run: Run, *, timed_out: bool, duration_ms: float) -> RunResult:
         duration_ms=round(duration_ms, 3),
         timed_out=timed_out,
         truncated=truncated,
-        output_bytes=run.total,
+        output_bytes=run.kept.total,
         base64=encoded,
         notice=run.notice,
     )

@@ -7,18 +7,17 @@ wrote them, commands were **observed**, changes are **derived** from the snapsho
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from waypoint.agent.tasks import ancestors, listing
 from waypoint.history.cards import Card
 from waypoint.model import Checkpoint, Event, Task
+from waypoint.terminal import escapes
 from waypoint.text.units import plural, shown
 
 _MOST_EVENTS = 20
 _WORDS = 200
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[^\[\]])")
 
 
 @dataclass
@@ -144,7 +143,7 @@ def line_of(event: Event) -> str:
 
 def plain(text: str) -> str:
     """What a terminal was given, without what it obeys."""
-    return _SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "")
+    return escapes.strip(text).replace("\r\n", "\n").replace("\r", "")
 
 
 def _text(content: object) -> str:
