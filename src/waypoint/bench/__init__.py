@@ -1,16 +1,16 @@
-"""`waypoint bench`: what Waypoint costs here, and what its neighbours cost for the same work.
+"""`waypoint bench`: what Waypoint costs on this machine, and what other tools cost for the same work.
 
-It is a user like any other: it speaks to a daemon of its own, in a throwaway home, through the SDK.
+The benchmark uses Waypoint through the SDK, with a daemon of its own in a throwaway home.
 
-    results     what was measured: figures with all their rounds, and the numbers to reach
-    runner      the throwaway home, the clock, and who is measured when
-    workloads   what Waypoint is asked to do
-    peers       the same work done in other ways
-    report      the table, the markdown
-    charts      the picture, as SVG and as PNG
+    results     the measured figures with all their rounds, and the targets
+    runner      the throwaway home, the clock, and the order of the workloads
+    workloads   what is measured of Waypoint
+    peers       the same work done with other tools
+    report      the tables, as text and as markdown
+    charts      the charts, as SVG
     compare     ratios against a recorded run: `make bench-check`
     reference   `make bench-reference`: fills docs/performance.md
 
-Three windows are told of each operation. *pause*: how long the processes stood still. *api*: from the call
-to its answer. *until*: from the call until the next command has run.
+Each operation is measured over up to three windows. *pause*: how long the processes were stopped. *api*: from
+the call to its answer. *until*: from the call until the next command has run.
 """

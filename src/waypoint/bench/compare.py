@@ -1,9 +1,8 @@
-"""`make bench-check`: does it still cost what it did, compared with what else runs on this machine?
+"""`make bench-check`: has an operation become slower since the recorded run?
 
-Milliseconds of two machines say nothing about each other, those of one machine little about its next hour.
-So ratios are compared, of two figures of one run each, with those of a recorded run, and the bounds are wide:
-this finds what became several times as slow, not what became a tenth slower. What looks slower is measured
-again before it is called so.
+Times measured on two machines, or at two hours on one machine, cannot be compared. Ratios of two figures of
+the same run can. They are compared with the ratios of a recorded run, with a wide bound: the check finds
+what became several times slower, not ten percent. A ratio that looks worse is measured a second time.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Side(NamedTuple):
     who: str = OURS
 
     def p50(self, report: Report) -> float | None:
-        found = report.find(*self)
-        return found.p50 if found else None
+        figure = report.find(*self)
+        return figure.p50 if figure else None
 
 
 class Ratio(NamedTuple):
@@ -54,19 +53,19 @@ class Ratio(NamedTuple):
         return above / below if above is not None and below else None
 
 
-def _beside_criu(name: str, case: str, what: str, window: Window, who: str = OURS) -> Ratio:
+def _against_criu(name: str, case: str, what: str, window: Window, who: str = OURS) -> Ratio:
     ours, theirs = Side("peers", case, what, window, who), Side("peers", case, what, window, "criu")
     return Ratio(name, ours, theirs)
 
 
 RATIOS = (
-    _beside_criu("pause of a checkpoint / CRIU's dump and restore", "tree", "checkpoint", "pause"),
-    _beside_criu("checkpoint / CRIU's dump and restore", "tree", "checkpoint", "until"),
-    _beside_criu("rollback with a spare / CRIU's restore", "tree", "rollback", "until"),
-    _beside_criu("rollback without / CRIU's restore", "tree", "rollback", "until", COLD),
-    _beside_criu("pause with 64 MB / CRIU's dump and restore", "memory 64 MB", "checkpoint", "pause"),
-    _beside_criu("rollback with 64 MB, spare / CRIU's restore", "memory 64 MB", "rollback", "until"),
-    _beside_criu("rollback with 64 MB, cold / CRIU's restore", "memory 64 MB", "rollback", "until", COLD),
+    _against_criu("pause of a checkpoint / CRIU's dump and restore", "tree", "checkpoint", "pause"),
+    _against_criu("checkpoint / CRIU's dump and restore", "tree", "checkpoint", "until"),
+    _against_criu("rollback with a spare / CRIU's restore", "tree", "rollback", "until"),
+    _against_criu("rollback without / CRIU's restore", "tree", "rollback", "until", COLD),
+    _against_criu("pause with 64 MB / CRIU's dump and restore", "memory 64 MB", "checkpoint", "pause"),
+    _against_criu("rollback with 64 MB, spare / CRIU's restore", "memory 64 MB", "rollback", "until"),
+    _against_criu("rollback with 64 MB, cold / CRIU's restore", "memory 64 MB", "rollback", "until", COLD),
     Ratio(
         "pause of 32 processes / of one",
         Side("processes", "32 processes", "checkpoint", "pause"),
@@ -103,7 +102,7 @@ RATIOS = (
         Side("api", "python -c pass", "cli", "api", "python"),
     ),
     Ratio(
-        "the pause seen from inside / the one told",
+        "pause as a process in the session sees it / pause as reported",
         Side(
             "tree",
             "the same, with a process that watches the clock",
@@ -129,7 +128,7 @@ class Baseline(Record, frozen=True):
 
 
 class Outcome(NamedTuple):
-    """One ratio, then and now. None: it was not measured."""
+    """One ratio, as recorded (`then`) and as measured (`now`). None: it was not measured."""
 
     name: str
     then: float | None
@@ -141,69 +140,78 @@ class Outcome(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        """Recorded, and not measured any more: that is no success."""
+        """Recorded, but not measured any more, which counts as a failure."""
         return self.then is not None and self.now is None
 
 
 def ratios(report: Report) -> dict[str, float]:
-    found = {one.name: one.of(report) for one in RATIOS}
-    return {name: round(value, 3) for name, value in found.items() if value is not None}
+    values = {ratio.name: ratio.of(report) for ratio in RATIOS}
+    return {name: round(value, 3) for name, value in values.items() if value is not None}
 
 
 def record(report: Report) -> bytes:
-    """A baseline, as it is kept."""
+    """The ratios of a run as the JSON of a baseline."""
     machine = f"{report.machine.cpu}, {report.machine.cores} cores, Linux {report.machine.kernel}"
-    kept = Baseline(at=report.at, machine=machine, ratios=ratios(report))
-    return msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n"
+    baseline = Baseline(at=report.at, machine=machine, ratios=ratios(report))
+    return msgspec.json.format(msgspec.json.encode(baseline), indent=1) + b"\n"
 
 
 def compare(now: Mapping[str, float], then: Mapping[str, float]) -> list[Outcome]:
-    """All ratios of either, in the order of the recorded ones."""
+    """All ratios of both, in the order of the recorded ones."""
     names = dict.fromkeys([*then, *now])
     return [Outcome(name, then.get(name), now.get(name)) for name in names]
 
 
-def again(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    """What was measured twice counts as it was at its best: other people's load only ever adds."""
+def best(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """The smaller value of each ratio that was measured twice: other load on the machine only adds time."""
     return {name: min(value, second.get(name, value)) for name, value in {**second, **first}.items()}
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Ratio by ratio, and what became of it."""
-    wide = max((len(one.name) for one in outcomes), default=0)
+    """The outcomes as a text table."""
+    wide = max((len(outcome.name) for outcome in outcomes), default=0)
     lines = [f"{'ratio'.ljust(wide)}  recorded     now   bound"]
-    for one in outcomes:
-        bound = f"{one.then * BOUND:.2f}" if one.then is not None else "–"
-        then, now = (f"{value:.2f}" if value is not None else "–" for value in (one.then, one.now))
-        mark = "✖ slower" if one.worse else "✖ not measured" if one.lost else "✔" if one.then else "new"
-        lines.append(f"{one.name.ljust(wide)}  {then:>8}  {now:>6}  {bound:>6}  {mark}")
+    for outcome in outcomes:
+        bound = f"{outcome.then * BOUND:.2f}" if outcome.then is not None else "–"
+        then, now = (f"{value:.2f}" if value is not None else "–" for value in (outcome.then, outcome.now))
+        mark = (
+            "✖ slower"
+            if outcome.worse
+            else "✖ not measured"
+            if outcome.lost
+            else "✔"
+            if outcome.then
+            else "new"
+        )
+        lines.append(f"{outcome.name.ljust(wide)}  {then:>8}  {now:>6}  {bound:>6}  {mark}")
     return "\n".join(lines)
 
 
 def workloads_of(names: Sequence[str]) -> list[str]:
     """The workloads that these ratios come from."""
-    return list(dict.fromkeys(side.workload for one in RATIOS if one.name in names for side in one[1:]))
+    sides = (side for ratio in RATIOS if ratio.name in names for side in (ratio.above, ratio.below))
+    return list(dict.fromkeys(side.workload for side in sides))
 
 
 def measure(names: Sequence[str], say: runner.Say) -> Report:
-    """A quick run of what these ratios need, and nothing else."""
+    """A quick run of only the workloads that these ratios need."""
     engine = setup.engine_dir(locate().path)
     return runner.run(engine, quick=True, only=workloads_of(names), peers=["criu"], say=say)
 
 
 def main() -> int:
-    """Measures, compares, says so. 1 when something became slower, or is not measured any more."""
+    """Measures, compares and prints. Exits with 1 if a ratio became worse or is not measured any more."""
 
-    def say(words: str) -> None:
-        sys.stderr.write(f"  {words}\n")
+    def say(text: str) -> None:
+        sys.stderr.write(f"  {text}\n")
 
     try:
         then = msgspec.json.decode(BASELINE.read_bytes(), type=Baseline)
         now = ratios(measure(list(then.ratios), say))
-        doubtful = [one.name for one in compare(now, then.ratios) if one.worse]
-        if doubtful:
-            say(f"again, to be sure: {', '.join(doubtful)}")
-            now = again(now, ratios(measure(doubtful, say)))
+        worse = [outcome.name for outcome in compare(now, then.ratios) if outcome.worse]
+        if worse:
+            say(f"measured a second time: {', '.join(worse)}")
+            now = best(now, ratios(measure(worse, say)))
     except (OSError, msgspec.DecodeError) as error:
         sys.stderr.write(f"the recorded ratios cannot be read: {error}\n")
         return 2
@@ -212,7 +220,7 @@ def main() -> int:
         return error.exit_status
     outcomes = compare(now, then.ratios)
     sys.stdout.write(f"{table(outcomes)}\n")
-    return 1 if any(one.worse or one.lost for one in outcomes) else 0
+    return 1 if any(outcome.worse or outcome.lost for outcome in outcomes) else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The same work done in other ways, in the same run, on the same machine.
+"""The same work done with other tools, in the same run, on the same machine.
 
-Everybody gets the same job: a folder of 1,000 files of which ten change, a shell, a `sleep` and a Python HTTP
-server (`tree`), or one process with a lot of memory of which 1% changes (`memory`). Everybody is asked
-for the same: keep this moment, go on; go back to it, and run a command there. What somebody does not bring
-back at all (memory, a terminal, files) is said beside the figures, not hidden in them.
+Each tool gets the same job: a folder of 1,000 files of which ten change, a shell, a `sleep` and a Python HTTP
+server (`tree`), or one process with much memory of which 1% changes (`memory`). Each has to save that state
+and continue, then go back to it and run a command there. What a tool does not restore at all (memory,
+terminal, files) is reported beside its figures (`Peer.covers`).
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from waypoint.bench.results import OURS
-from waypoint.bench.runner import Bench, Timed, chosen, now_ms
-from waypoint.bench.workloads import WAIT, Wrong
+from waypoint.bench.runner import Bench, Timed, now_ms, select
+from waypoint.bench.workloads import WAIT, WrongState
 from waypoint.client.session import Checkpoint, Session
 
 COLD = "waypoint, cold"
 _FILES = 1000
 _CHANGED = 10
-_PATIENCE_SECONDS = 60
+_TIMEOUT_SECONDS = 60
 
 
 class Job(NamedTuple):
-    """What is to be kept and brought back."""
+    """The state that is saved and restored."""
 
     name: str
     megabytes: int
-    """Of memory in one process; 0 for the tree with the server."""
+    """The memory of its one process; 0 for the tree with the server."""
     files: int
 
 
 class Run(Protocol):
-    """A job under way at one of those who are measured."""
+    """A job that is running under one of the tools."""
 
     def change(self, number: int) -> None:
-        """Ten files, or 1% of the memory, are written; the shell is told."""
+        """Writes ten files, or 1% of the memory, and sets a shell variable."""
 
     def checkpoint(self) -> Timed: ...
 
     def rollback(self) -> Timed:
-        """To the last checkpoint. Checks that what is covered is back."""
+        """Goes back to the last checkpoint. Checks that what the tool covers is restored."""
 
 
 class Peer(NamedTuple):
-    """One of those who are measured."""
+    """One of the tools that are measured."""
 
     covers: str
     missing: Callable[[Bench], str | None]
-    """Why it cannot be measured here, if it cannot."""
+    """Returns why it cannot be measured on this machine, if so."""
     jobs: tuple[str, ...]
-    working: Callable[[Bench, Job], contextlib.AbstractContextManager[Run]]
+    start: Callable[[Bench, Job], contextlib.AbstractContextManager[Run]]
 
 
 # ---- the job ---------------------------------------------------------------------------------------
 
-# Holds memory, and writes to 1% of its pages whenever it is told to by a signal.
+# Holds memory, and writes to 1% of its pages at each signal.
 _HOLDER = """
 import os, signal, sys
 size = int(sys.argv[1]) << 20
@@ -113,16 +113,16 @@ def _change_line(job: Job, number: int) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
-def _ended(process: subprocess.Popen[Any]) -> None:
-    """Ends a process and its whole group."""
+def _kill_group(process: subprocess.Popen[Any]) -> None:
+    """Kills a process and its whole group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
-    process.wait(_PATIENCE_SECONDS)
+    process.wait(_TIMEOUT_SECONDS)
     for stream in (process.stdin, process.stdout):
         if stream:
             with contextlib.suppress(OSError):
@@ -152,9 +152,9 @@ class _OurRun:
         if self._spares:
             self._bench.wait_for_spare(self._point)
         took = self._bench.rollback(self._session, self._point)[1]
-        said = self._session.run("echo $state").output.strip()
-        if said != str(self._state):
-            raise Wrong(f"the shell is at {said!r} after a restore, not at {self._state}")
+        state = self._session.run("echo $state").output.strip()
+        if state != str(self._state):
+            raise WrongState(f"the shell is at {state!r} after a restore, not at {self._state}")
         return took
 
 
@@ -182,38 +182,37 @@ def _in_session(bench: Bench, job: Job, *, spares: bool) -> Iterator[Run]:
 
 # ---- CRIU alone ------------------------------------------------------------------------------------
 
-# Pid 1 of a namespace of its own, with CRIU beside the tree as it is in a box. Its tree is a shell that
-# reads from one FIFO and writes to another. Answers each line on stdin with one on stdout.
-_INSIDE = r"""
+# Pid 1 of its own namespaces, with CRIU beside the tree as in a box. The tree is a shell that reads from one
+# FIFO and writes to another. Each line on stdin is answered by one on stdout.
+_CRIU_DRIVER = r"""
 import fcntl, json, os, signal, socket, struct, subprocess, sys, time
-given = json.loads(sys.argv[1])
-images, criu = given["images"], given["criu"]
-with socket.socket() as one:  # the loopback interface, up
-    fcntl.ioctl(one, 0x8914, struct.pack("16sH14s", b"lo", 0x1 | 0x40, b""))
-# Where CRIU keeps what it knows of the kernel.
+setting = json.loads(sys.argv[1])
+images, criu = setting["images"], setting["criu"]
+with socket.socket() as probe:  # brings the loopback interface up
+    fcntl.ioctl(probe, 0x8914, struct.pack("16sH14s", b"lo", 0x1 | 0x40, b""))
+# CRIU caches the features of the kernel in /run.
 subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
-os.chdir(given["folder"])
+os.chdir(setting["folder"])
 for name in ("in", "out"):
     os.mkfifo(f"/run/{name}")
 ins, outs = (os.open(f"/run/{name}", os.O_RDWR) for name in ("in", "out"))
-heard = os.fdopen(os.dup(outs), "r")
+output = os.fdopen(os.dup(outs), "r")
 
-def ask(line):
+def shell_run(line):
     os.write(ins, (line + "\necho done $?\n").encode())
-    while not (said := heard.readline()).startswith("done"):
+    while not output.readline().startswith("done"):
         pass
-    return said
 
 def members(root):
-    found = [root]
-    for pid in found:
+    pids = [root]
+    for pid in pids:
         try:
-            found += map(int, open(f"/proc/{pid}/task/{pid}/children").read().split())
+            pids += map(int, open(f"/proc/{pid}/task/{pid}/children").read().split())
         except OSError:
             pass
-    return found
+    return pids
 
-def end():
+def kill_tree():
     for pid in members(shell):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -228,7 +227,7 @@ def reap(until_none=False):
     except ChildProcessError:
         pass
 
-def run(*words):
+def run_criu(*words):
     options = ["-D", images, "-v1", "-o", "log", "--tcp-established", "--network-lock", "skip"]
     options += ["--manage-cgroups=ignore", "--file-locks", "--link-remap"]
     done = subprocess.run([*criu, *words, *options])
@@ -237,23 +236,23 @@ def run(*words):
 
 def restore():
     open("/proc/sys/kernel/ns_last_pid", "w").write("3000000")
-    run("restore", "-d")
+    run_criu("restore", "-d")
 
 shell = subprocess.Popen(["bash", "--norc", "--noprofile"], stdin=ins, stdout=outs, stderr=subprocess.DEVNULL,
                          start_new_session=True).pid
-ask(given["start"])
+shell_run(setting["start"])
 print("ready", flush=True)
 for line in sys.stdin:
     verb, _, rest = line.strip().partition(" ")
     began = time.perf_counter()
-    if verb == "ask":
-        ask(rest)
+    if verb == "run":
+        shell_run(rest)
     elif verb == "checkpoint":
-        run("dump", "-t", str(shell))
+        run_criu("dump", "-t", str(shell))
         reap()
         restore()
     elif verb == "rollback":
-        end()
+        kill_tree()
         restore()
     print(json.dumps((time.perf_counter() - began) * 1000), flush=True)
 """
@@ -261,34 +260,35 @@ for line in sys.stdin:
 
 class _CriuRun:
     def __init__(self, driver: subprocess.Popen[str], job: Job) -> None:
-        self._driver, self._job, self._state = driver, job, 0
+        self._driver, self._job = driver, job
 
-    def _tell(self, line: str) -> float:
+    def _send(self, line: str) -> float:
+        """Sends a line to the driver; returns how long it took there, in milliseconds."""
         assert self._driver.stdin
         assert self._driver.stdout
         self._driver.stdin.write(f"{line}\n")
         self._driver.stdin.flush()
-        said = self._driver.stdout.readline()
-        if not said:
-            raise Wrong("CRIU alone did not manage it", hint=line)
-        return float(said)
+        answer = self._driver.stdout.readline()
+        if not answer:
+            raise WrongState("CRIU alone failed", hint=line)
+        return float(answer)
 
     def change(self, number: int) -> None:
-        self._tell(f"ask {_change_line(self._job, number)}")
-        self._tell(f"ask state={number}")
+        self._send(f"run {_change_line(self._job, number)}")
+        self._send(f"run state={number}")
 
     def checkpoint(self) -> Timed:
         began = now_ms()
-        took = self._tell("checkpoint")  # the tree is killed, and has to be restored to go on
+        took = self._send("checkpoint")  # the dump kills the tree, so it has to be restored to continue
         answered = now_ms()
-        self._tell("ask true")
+        self._send("run true")
         return Timed(took, answered - began, now_ms() - began)
 
     def rollback(self) -> Timed:
         began = now_ms()
-        self._tell("rollback")
+        self._send("rollback")
         answered = now_ms()
-        self._tell("ask true")
+        self._send("run true")
         return Timed(None, answered - began, now_ms() - began)
 
 
@@ -298,20 +298,16 @@ def _criu(bench: Bench, job: Job) -> Iterator[Run]:
     folder, images = bench.work / "criu" / "folder", bench.work / "criu" / "images"
     _make_folder(folder, job)
     images.mkdir()
-    given = {
-        "criu": [
-            *(f"{prefix}/ld.so", "--inhibit-cache", "--library-path", f"{prefix}/lib", f"{prefix}/criu"),
-            *("--no-default-config", "--libdir", f"{prefix}/plugins"),
-        ],
+    loader = [f"{prefix}/ld.so", "--inhibit-cache", "--library-path", f"{prefix}/lib"]
+    setting = {
+        "criu": [*loader, f"{prefix}/criu", "--no-default-config", "--libdir", f"{prefix}/plugins"],
         "images": str(images),
         "folder": str(folder),
         "start": _start_line(bench, job, 8000),
     }
+    unshare = ["unshare", "--pid", "--net", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc"]
     driver = subprocess.Popen(
-        [
-            *("unshare", "--pid", "--net", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc"),
-            *(bench.python, "-c", _INSIDE, json.dumps(given)),
-        ],
+        [*unshare, bench.python, "-c", _CRIU_DRIVER, json.dumps(setting)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -321,10 +317,10 @@ def _criu(bench: Bench, job: Job) -> Iterator[Run]:
     try:
         assert driver.stdout
         if driver.stdout.readline() != "ready\n":
-            raise Wrong("CRIU alone could not be started")
+            raise WrongState("CRIU alone could not be started")
         yield _CriuRun(driver, job)
     finally:
-        _ended(driver)
+        _kill_group(driver)
         shutil.rmtree(bench.work / "criu")
 
 
@@ -332,7 +328,7 @@ def _criu(bench: Bench, job: Job) -> Iterator[Run]:
 
 
 class _Shell:
-    """A shell on this machine, with the job running below it."""
+    """A shell on this machine that runs the job."""
 
     def __init__(self, bench: Bench, job: Job, folder: Path) -> None:
         self._start = _start_line(bench, job, _free_port())
@@ -350,9 +346,9 @@ class _Shell:
             text=True,
             start_new_session=True,
         )
-        self.ask(self._start)
+        self.run(self._start)
 
-    def ask(self, line: str) -> None:
+    def run(self, line: str) -> None:
         assert self._process
         assert self._process.stdin
         assert self._process.stdout
@@ -363,46 +359,46 @@ class _Shell:
 
     def end(self) -> None:
         if self._process:
-            _ended(self._process)
+            _kill_group(self._process)
             self._process = None
 
 
 class _CopyRun:
-    """`cp -a` of the folder; to go back everything is ended, copied back and started again. What it leaves
-    behind is deleted after the last round and counted nowhere."""
+    """`cp -a` of the folder. To go back, the programs are killed, the folder is copied back and the programs
+    are started again. Old copies are deleted after the last round; that time is not counted."""
 
     def __init__(self, shell: _Shell, folder: Path, job: Job) -> None:
         self._shell, self._folder, self._job = shell, folder, job
         self._copies = 0
 
-    def _other(self, kind: str) -> Path:
+    def _sibling(self, kind: str) -> Path:
         return self._folder.with_name(f"{kind}-{self._copies}")
 
     def change(self, number: int) -> None:
-        self._shell.ask(_change_line(self._job, number))
+        self._shell.run(_change_line(self._job, number))
 
     def checkpoint(self) -> Timed:
         self._copies += 1
         began = now_ms()
-        subprocess.run(["cp", "-a", self._folder, self._other("kept")], check=True)
+        subprocess.run(["cp", "-a", self._folder, self._sibling("copy")], check=True)
         answered = now_ms()
-        self._shell.ask("true")
+        self._shell.run("true")
         return Timed(None, answered - began, now_ms() - began)
 
     def rollback(self) -> Timed:
         began = now_ms()
         self._shell.end()
-        self._folder.rename(self._other("left"))
-        subprocess.run(["cp", "-a", self._other("kept"), self._folder], check=True)
+        self._folder.rename(self._sibling("old"))
+        subprocess.run(["cp", "-a", self._sibling("copy"), self._folder], check=True)
         self._shell.start()
         answered = now_ms()
-        self._shell.ask("true")
+        self._shell.run("true")
         return Timed(None, answered - began, now_ms() - began)
 
 
 @contextlib.contextmanager
-def _beside(bench: Bench, job: Job, name: str, run: Callable[[_Shell, Path, Job], Run]) -> Iterator[Run]:
-    """The job in a folder of this machine, with a shell that is not Waypoint's."""
+def _on_host(bench: Bench, job: Job, name: str, run: Callable[[_Shell, Path, Job], Run]) -> Iterator[Run]:
+    """The job in a folder of this machine, with an ordinary shell."""
     place = bench.work / name
     folder = place / "folder"
     _make_folder(folder, job)
@@ -416,11 +412,11 @@ def _beside(bench: Bench, job: Job, name: str, run: Callable[[_Shell, Path, Job]
 
 
 def _copy(bench: Bench, job: Job) -> contextlib.AbstractContextManager[Run]:
-    return _beside(bench, job, "copy", _CopyRun)
+    return _on_host(bench, job, "copy", _CopyRun)
 
 
 class _GitRun:
-    """A repository beside the folder, as agents' own checkpoints are made."""
+    """A git repository beside the folder: how coding agents make their own checkpoints."""
 
     def __init__(self, shell: _Shell, folder: Path, job: Job) -> None:
         self._shell, self._folder, self._job = shell, folder, job
@@ -439,14 +435,14 @@ class _GitRun:
         subprocess.run(["git", *words], env=self._environment, cwd=self._folder, check=True)
 
     def change(self, number: int) -> None:
-        self._shell.ask(_change_line(self._job, number))
+        self._shell.run(_change_line(self._job, number))
 
     def checkpoint(self) -> Timed:
         began = now_ms()
         self._git("add", "-A")
         self._git("commit", "-q", "--allow-empty", "-m", "bench")
         answered = now_ms()
-        self._shell.ask("true")
+        self._shell.run("true")
         return Timed(None, answered - began, now_ms() - began)
 
     def rollback(self) -> Timed:
@@ -454,44 +450,44 @@ class _GitRun:
         self._git("reset", "-q", "--hard")
         self._git("clean", "-qfd")
         answered = now_ms()
-        self._shell.ask("true")
+        self._shell.run("true")
         return Timed(None, answered - began, now_ms() - began)
 
 
 def _git(bench: Bench, job: Job) -> contextlib.AbstractContextManager[Run]:
-    return _beside(bench, job, "git", _GitRun)
+    return _on_host(bench, job, "git", _GitRun)
 
 
 # ---- a process that forks itself -------------------------------------------------------------------
 
-# The process keeps a copy of itself that waits. To go back it tells the copy, and ends; the copy makes
-# another copy of itself first, so that the point stays.
+# The process forks a copy of itself that waits: its checkpoint. To go back it wakes the copy and exits. The
+# copy first forks another copy of itself, so that the checkpoint remains.
 _FORKER = """
 import os, sys
 size = int(sys.argv[1]) << 20
 memory = bytearray(size)
 for at in range(0, size, 4096):
     memory[at:at + 8] = os.urandom(8)
-state, kept, turn = 0, None, 0
+state, copy, turn = 0, None, 0
 def say(text):
     os.write(1, (text + "\\n").encode())
-def keep():
-    global kept
-    if kept is not None:
-        os.close(kept)
+def checkpoint():
+    global copy
+    if copy is not None:
+        os.close(copy)
     reader, writer = os.pipe()
     if os.fork():
         os.close(reader)
-        kept = writer
+        copy = writer
         return
     os.close(writer)
     while True:
-        if os.read(reader, 1) != b"b":  # forgotten
+        if os.read(reader, 1) != b"b":  # closed: a newer checkpoint exists
             os._exit(0)
-        os.read(reader, 1)  # until the one before has ended
+        os.read(reader, 1)  # until the process that woke this one has exited
         os.close(reader)
-        kept = None
-        keep()
+        copy = None
+        checkpoint()
         return
 buffer = b""
 say("ready")
@@ -503,10 +499,10 @@ while True:
         buffer += more
     line, _, buffer = buffer.partition(b"\\n")
     verb, _, rest = line.decode().partition(" ")
-    if verb == "keep":
-        keep()
+    if verb == "checkpoint":
+        checkpoint()
     elif verb == "back":
-        os.write(kept, b"b")
+        os.write(copy, b"b")
         os._exit(0)
     elif verb == "change":
         state, turn = int(rest), turn + 1
@@ -520,39 +516,34 @@ class _ForkRun:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process, self._state = process, 0
 
-    def _tell(self, line: str) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-
-    def _hear(self) -> str:
+    def read(self) -> str:
         assert self._process.stdout
         return self._process.stdout.readline().strip()
 
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        return self.read()
+
     def change(self, number: int) -> None:
-        self._tell(f"change {number}")
-        self._hear()
+        self._ask(f"change {number}")
 
     def checkpoint(self) -> Timed:
         began = now_ms()
-        self._tell("keep")
-        self._state = int(self._hear())
+        self._state = int(self._ask("checkpoint"))
         answered = now_ms()
-        self._tell("ask")
-        self._hear()
+        self._ask("state")
         return Timed(answered - began, answered - began, now_ms() - began)
 
     def rollback(self) -> Timed:
-        self._tell(f"change {self._state + 1}")
-        self._hear()
+        self._ask(f"change {self._state + 1}")
         began = now_ms()
-        self._tell("back")
-        said = self._hear()  # from the copy
+        state = self._ask("back")  # the copy answers
         answered = now_ms()
-        self._tell("ask")
-        self._hear()
-        if said != str(self._state):
-            raise Wrong(f"the process is at {said!r} after going back, not at {self._state}")
+        self._ask("state")
+        if state != str(self._state):
+            raise WrongState(f"the process is at {state!r} after going back, not at {self._state}")
         return Timed(None, answered - began, now_ms() - began)
 
 
@@ -567,10 +558,10 @@ def _fork(bench: Bench, job: Job) -> Iterator[Run]:
     )
     try:
         run = _ForkRun(process)
-        run._hear()
+        run.read()
         yield run
     finally:
-        _ended(process)
+        _kill_group(process)
 
 
 # ---- podman ----------------------------------------------------------------------------------------
@@ -580,31 +571,31 @@ _IMAGE = "localhost/waypoint-bench"
 
 
 def _make_root(folder: Path, python: str) -> None:
-    """A root file system with a shell and Python, at the paths they have on this machine."""
+    """Makes a root file system with a shell and Python, at the paths they have on this machine."""
     library = Path(sysconfig.get_path("stdlib"))
-    unwanted = shutil.ignore_patterns(
+    left_out = shutil.ignore_patterns(
         "test", "tests", "site-packages", "dist-packages", "__pycache__", "config-*"
     )
-    shutil.copytree(library, folder / library.relative_to("/"), ignore=unwanted, symlinks=True)
+    shutil.copytree(library, folder / library.relative_to("/"), ignore=left_out, symlinks=True)
     programs = [python, *filter(None, (shutil.which(name, path="/usr/bin:/bin") for name in _PROGRAMS))]
     for program in programs:
         for place in (Path(program), Path("/bin") / Path(program).name):
             copy = folder / place.relative_to("/")
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(program, copy)
-    extensions = [str(one) for one in (library / "lib-dynload").glob("*.so")]
-    told = subprocess.run(["ldd", *programs, *extensions], capture_output=True, text=True, check=False).stdout
-    for word in {word for word in told.split() if word.startswith("/") and not word.endswith(":")}:
-        copy = folder / word.lstrip("/")
+    extensions = [str(path) for path in (library / "lib-dynload").glob("*.so")]
+    ldd = subprocess.run(["ldd", *programs, *extensions], capture_output=True, text=True, check=False)
+    for path in {word for word in ldd.stdout.split() if word.startswith("/") and not word.endswith(":")}:
+        copy = folder / path.lstrip("/")
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(word, copy)
+            shutil.copy(path, copy)
     for name in ("dev", "etc", "proc", "sys", "tmp"):
         (folder / name).mkdir(exist_ok=True)
 
 
 class _Podman:
-    """A podman with a storage of its own, and this engine's CRIU."""
+    """A podman with its own storage, and the CRIU of this engine."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -619,11 +610,9 @@ class _Podman:
         (place / "containers.conf").write_text('[engine]\nlock_type = "file"\n')
         (config / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
         runtime = next((name for name in ("runc", "crun") if shutil.which(name)), "runc")
-        self._words = [
-            *("podman", "--root", f"{place}/root", "--runroot", f"{place}/run", "--tmpdir", f"{place}/tmp"),
-            *("--cgroup-manager", "cgroupfs", "--events-backend", "none"),
-            *("--runtime", shutil.which(runtime) or runtime),
-        ]
+        folders = ["--root", f"{place}/root", "--runroot", f"{place}/run", "--tmpdir", f"{place}/tmp"]
+        options = ["--cgroup-manager", "cgroupfs", "--events-backend", "none"]
+        self._command = ["podman", *folders, *options, "--runtime", shutil.which(runtime) or runtime]
         self._environment = {
             **os.environ,
             "HOME": str(place / "home"),
@@ -633,20 +622,20 @@ class _Podman:
 
     def __call__(self, *words: str, check: bool = True) -> str:
         done = subprocess.run(
-            [*self._words, *words],
+            [*self._command, *words],
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=_PATIENCE_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             check=False,
         )
         if check and done.returncode:
-            raise Wrong(f"podman {words[0]} {words[1]}: {' '.join(done.stderr.split())[-300:]}")
+            raise WrongState(f"podman {words[0]} {words[1]}: {' '.join(done.stderr.split())[-300:]}")
         return done.stdout
 
     def start(self, image: str, line: str) -> None:
         options = ("--network", "none", "--annotation", f"org.criu.config={self.place}/criu.conf")
-        # What may not be raised without CAP_SYS_RESOURCE may be lowered.
+        # Limits that cannot be raised without CAP_SYS_RESOURCE can still be lowered.
         limits = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
         command = ("/bin/bash", "-c", f"cd /srv/job; {line}; while :; do sleep 100000; done")
         self("run", "-d", "--name", "job", *options, *limits, image, *command)
@@ -658,7 +647,7 @@ class _Podman:
 
 
 class _PodmanRun:
-    """Checkpoints that are exported, so that there can be more than one to go back to."""
+    """Exported checkpoints: only so can there be more than one to go back to."""
 
     def __init__(self, podman: _Podman, job: Job, line: str) -> None:
         self._podman, self._job, self._line = podman, job, line
@@ -667,7 +656,8 @@ class _PodmanRun:
     def change(self, number: int) -> None:
         self._podman("exec", "job", "/bin/bash", "-c", f"cd /srv/job; {_change_line(self._job, number)}")
 
-    def _then(self, began: float, pause: float | None = None) -> Timed:
+    def _timed(self, began: float, pause: float | None = None) -> Timed:
+        """The operation that began then has just ended: runs a command and returns the times."""
         answered = now_ms()
         self._podman("exec", "job", "/bin/true")
         return Timed(pause, answered - began, now_ms() - began)
@@ -675,30 +665,30 @@ class _PodmanRun:
     def checkpoint(self) -> Timed:
         began = now_ms()
         words = ("--print-stats", "--leave-running", "--compress", "none", "--export", self._file)
-        told = json.loads(self._podman("container", "checkpoint", *words, "job"))
-        numbers = told["container_statistics"][0]["criu_statistics"]
-        return self._then(began, (numbers["freezing_time"] + numbers["frozen_time"]) / 1000)
+        answer = json.loads(self._podman("container", "checkpoint", *words, "job"))
+        numbers = answer["container_statistics"][0]["criu_statistics"]
+        return self._timed(began, (numbers["freezing_time"] + numbers["frozen_time"]) / 1000)
 
     def rollback(self) -> Timed:
         began = now_ms()
         self._podman.end()
         self._podman("container", "restore", "--import", self._file)
-        return self._then(began)
+        return self._timed(began)
 
 
 class _CommitRun(_PodmanRun):
-    """Images of the files; to go back the programs are started again."""
+    """Images of the files. To go back, the programs are started again."""
 
     def checkpoint(self) -> Timed:
         began = now_ms()
-        self._podman("commit", "-q", "job", f"{_IMAGE}:kept")
-        return self._then(began)
+        self._podman("commit", "-q", "job", f"{_IMAGE}:point")
+        return self._timed(began)
 
     def rollback(self) -> Timed:
         began = now_ms()
         self._podman.end()
-        self._podman.start(f"{_IMAGE}:kept", self._line)
-        return self._then(began)
+        self._podman.start(f"{_IMAGE}:point", self._line)
+        return self._timed(began)
 
 
 @contextlib.contextmanager
@@ -729,7 +719,7 @@ def _podman_commit(bench: Bench, job: Job) -> contextlib.AbstractContextManager[
     return _container(bench, job, _CommitRun)
 
 
-# ---- who is measured -------------------------------------------------------------------------------
+# ---- the list --------------------------------------------------------------------------------------
 
 
 def _nothing_missing(_: Bench) -> None:
@@ -745,7 +735,7 @@ PEERS = {
         "files, all processes with memory, shell, terminal", _nothing_missing, ("tree", "memory"), _waypoint
     ),
     COLD: Peer(
-        "the same, without a twin restored ahead of time",
+        "the same, without a spare restored ahead of time",
         _nothing_missing,
         ("tree", "memory"),
         _waypoint_cold,
@@ -764,13 +754,13 @@ PEERS = {
     ),
     "git": Peer("files that git does not ignore; no processes", _needs("git"), ("tree",), _git),
     "self-fork": Peer(
-        "one single-threaded process that takes part; no files, no shell, no terminal",
+        "one single-threaded process that cooperates; no files, no shell, no terminal",
         _nothing_missing,
         ("tree", "memory"),
         _fork,
     ),
     "podman": Peer(
-        "a container's files and processes with memory, as an exported archive; no terminal that is attached",
+        "a container's files and processes with memory, as an exported archive; no attached terminal",
         _needs("podman"),
         ("tree",),
         _podman,
@@ -786,8 +776,8 @@ OTHERS = [name for name in PEERS if name not in (OURS, COLD)]
 
 
 def measure(bench: Bench) -> None:
-    """Waypoint first, then the others, each on every job it can do."""
-    names = OTHERS if bench.peers is None else chosen(bench.peers, OTHERS, "peer") if bench.peers else []
+    """Waypoint first, then the other tools, each on every job it can do."""
+    names = OTHERS if bench.peers is None else select(bench.peers, OTHERS, "peer") if bench.peers else []
     jobs = (Job("tree", 0, _FILES), Job("memory", 64 if bench.quick else 256, 10))
     for job in jobs:
         for name in (OURS, COLD, *names):
@@ -801,23 +791,23 @@ def measure(bench: Bench) -> None:
             bench.covers[name] = peer.covers
             bench.say(f"  {job.name}: {name}")
             try:
-                _measure_one(bench, name, peer, job)
-            except (OSError, subprocess.SubprocessError, Wrong, ValueError) as error:
+                _measure_peer(bench, name, peer, job)
+            except (OSError, subprocess.SubprocessError, WrongState, ValueError) as error:
                 if name in (OURS, COLD):
                     raise
                 bench.skip(f"{name} ({job.name})", str(error))
 
 
-def _measure_one(bench: Bench, name: str, peer: Peer, job: Job) -> None:
+def _measure_peer(bench: Bench, name: str, peer: Peer, job: Job) -> None:
     case = job.name if not job.megabytes else f"{job.name} {job.megabytes} MB"
-    with peer.working(bench, job) as run:
+    with peer.start(bench, job) as run:
         run.change(1)
         run.checkpoint()
         run.rollback()
         deadline = time.monotonic() + bench.rounds(15, 3)
         for number in range(2, 2 + bench.rounds(10, 5)):
             if number > 3 and time.monotonic() > deadline:
-                break  # two rounds of somebody slow tell enough
+                break  # two rounds of a slow tool are enough
             run.change(number)
             bench.add_timed("peers", case, "checkpoint", run.checkpoint(), who=name)
             time.sleep(0.05)

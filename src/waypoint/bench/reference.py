@@ -1,7 +1,7 @@
-"""`make bench-reference`: a full run for docs/performance.md, its pictures, and the ratios that
+"""`make bench-reference`: a full run for docs/performance.md, its charts, and the ratios that
 `make bench-check` compares with.
 
-What people wrote in that file stays: only what is between the two marks is replaced.
+Only the text between the two marks in that file is replaced.
 """
 
 from __future__ import annotations
@@ -21,32 +21,35 @@ END = "<!-- up to here -->"
 _NAME = "performance"
 
 
-def generated(found: Report, picture: str) -> str:
-    """What the file says between the two marks."""
+def generated(result: Report, picture: str) -> str:
+    """The text between the two marks."""
     lines = [
-        "## Numbers to reach",
+        "## Targets",
         "",
-        *report.target_table(found),
+        *report.target_table(result),
         "",
-        *(f"{line}  " for line in report.machine_lines(found)),
+        *(f"{line}  " for line in report.machine_lines(result)),
         "",
         f"![The figures as charts]({picture})",
         "",
-        "## The same work, done by others",
-        *report.peer_tables(found),
+        "## The same work with other tools",
+        *report.peer_tables(result),
         "",
         "## All figures",
         "",
         "Milliseconds; `p50 p95 max` where there was more than one round.",
-        *report.workload_tables(found),
+        *report.workload_tables(result),
     ]
-    if found.skipped:
-        lines += ["", "Skipped: " + "; ".join(f"{one.what} ({one.why})" for one in found.skipped) + "."]
+    if result.skipped:
+        lines += [
+            "",
+            "Skipped: " + "; ".join(f"{entry.what} ({entry.why})" for entry in result.skipped) + ".",
+        ]
     return "\n".join(lines)
 
 
 def fill(text: str, inside: str) -> str:
-    """The file with another middle."""
+    """The file with the text between the marks replaced."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -55,25 +58,25 @@ def fill(text: str, inside: str) -> str:
 
 
 def main() -> int:
-    def say(words: str) -> None:
-        sys.stderr.write(f"  {words}\n")
+    def say(text: str) -> None:
+        sys.stderr.write(f"  {text}\n")
 
     path = DOCS / f"{_NAME}.md"
     try:
-        fill(path.read_text(), "")  # before minutes are spent
-        found = runner.run(setup.engine_dir(locate().path), say=say)
-        if found.failed:
-            sys.stdout.write(f"{report.text(found)}\n")
+        fill(path.read_text(), "")  # fails here if a mark is missing, not after minutes of measuring
+        result = runner.run(setup.engine_dir(locate().path), say=say)
+        if result.failed:
+            sys.stdout.write(f"{report.text(result)}\n")
             return 1
-        drawn = charts.write(found, DOCS, _NAME)
-        path.write_text(fill(path.read_text(), generated(found, drawn[-1].name)))
-        quick = compare.measure([one.name for one in compare.RATIOS], say)
+        picture = charts.write(result, DOCS, _NAME)
+        path.write_text(fill(path.read_text(), generated(result, picture.name)))
+        quick = compare.measure([ratio.name for ratio in compare.RATIOS], say)
         compare.BASELINE.write_bytes(compare.record(quick))
     except errors.WaypointError as error:
         sys.stderr.write(f"waypoint: {error.message}\n  {error.hint}\n")
         return error.exit_status
-    sys.stdout.write(f"{report.text(found)}\n")
-    for written in (*drawn, path, compare.BASELINE):
+    sys.stdout.write(f"{report.text(result)}\n")
+    for written in (picture, path, compare.BASELINE):
         sys.stderr.write(f"  wrote {written}\n")
     return 0
 

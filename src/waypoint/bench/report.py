@@ -1,6 +1,6 @@
-"""How a run is told: a table for the terminal, and the same in markdown. Nothing here prints.
+"""A run as tables: text for the terminal, and markdown. Nothing here prints.
 
-Numbers come as `p50 p95 max`; a ratio is how many times as long as ours somebody else's p50 is.
+Figures are shown as `p50 p95 max`. A ratio is another tool's p50 divided by Waypoint's.
 """
 
 from __future__ import annotations
@@ -48,48 +48,52 @@ def ratio(theirs: Figure | None, ours: Figure | None) -> str:
 
 
 def target_rows(report: Report, targets: Sequence[Target] = TARGETS) -> list[tuple[str, str, str, str]]:
-    """What, how much is to be reached, what was, and whether that is enough."""
+    """For each target: its label, the value to reach, the measured value, and a mark."""
     rows = []
     for target in targets:
-        found = target.figure(report)
+        figure = target.figure(report)
         sign, unit = ("≥", "") if target.unit == "count" else ("≤", " ms")
         mark = {True: "✔", False: "✖", None: "–"}[target.reached(report)]
-        told = "not measured" if found is None else f"{number(found.p50, target.unit)}{unit}"
-        rows.append((target.label, f"{sign} {target.reach:,g}{unit}", told, mark))
+        measured = "not measured" if figure is None else f"{number(figure.p50, target.unit)}{unit}"
+        rows.append((target.label, f"{sign} {target.reach:,g}{unit}", measured, mark))
     return rows
 
 
 def operation_rows(report: Report, workload: str) -> Iterator[tuple[str, str, Sequence[str], int]]:
-    """Case, operation, one cell per window, rounds. Figures without a window are not among them."""
-    seen = set()
-    for one in report.figures:
-        if one.workload != workload or not one.window or one.who != OURS or (one.case, one.what) in seen:
-            continue
-        seen.add((one.case, one.what))
-        found = [report.find(workload, one.case, one.what, window) for window, _ in WINDOWS]
-        rounds = max(figure.rounds for figure in found if figure)
-        yield one.case, one.what, [spread(figure) for figure in found], rounds
+    """Case, operation, one cell per window, rounds. Figures without a window are left out."""
+    operations = dict.fromkeys(
+        (figure.case, figure.what)
+        for figure in report.figures
+        if figure.workload == workload and figure.window and figure.who == OURS
+    )
+    for case, what in operations:
+        figures = [report.find(workload, case, what, window) for window, _ in WINDOWS]
+        yield case, what, [spread(figure) for figure in figures], max(f.rounds for f in figures if f)
 
 
 def plain_rows(report: Report, workload: str) -> Iterator[tuple[str, str, str]]:
-    """What has no window: counts, sizes, whole times; and yardsticks that are not ours."""
-    for one in report.figures:
-        if one.workload == workload and (not one.window or (one.who != OURS and workload != "peers")):
-            unit = " ms" if one.unit == "ms" else ""
-            yield one.case, one.what, f"{number(one.p50, one.unit)}{unit}"
+    """Figures without a window (counts, sizes, total times), and those of programs used as a yardstick."""
+    for figure in report.figures:
+        if figure.workload == workload and (
+            not figure.window or (figure.who != OURS and workload != "peers")
+        ):
+            unit = " ms" if figure.unit == "ms" else ""
+            yield figure.case, figure.what, f"{number(figure.p50, figure.unit)}{unit}"
 
 
 def peer_rows(report: Report, case: str) -> list[list[str]]:
-    """Who, then figure and ratio for each thing that is compared."""
-    names = dict.fromkeys(one.who for one in report.figures if one.workload == "peers" and one.case == case)
+    """One row per tool: its name, then value and ratio of each compared operation."""
+    names = dict.fromkeys(
+        figure.who for figure in report.figures if figure.workload == "peers" and figure.case == case
+    )
     rows = []
     for who in names:
         row = [who]
         for what, window, _ in _COMPARED:
             theirs = report.find("peers", case, what, window, who)
             ours = report.find("peers", case, what, window)
-            told = "–" if theirs is None else number(theirs.p50)
-            row += [told, "" if who == OURS else ratio(theirs, ours)]
+            value = "–" if theirs is None else number(theirs.p50)
+            row += [value, "" if who == OURS else ratio(theirs, ours)]
         rows.append(row)
     return rows
 
@@ -102,13 +106,13 @@ def _columns(rows: Sequence[Sequence[str]], gap: str = "   ") -> list[str]:
 
 
 def _workloads(report: Report) -> list[str]:
-    return list(dict.fromkeys(one.workload for one in report.figures))
+    return list(dict.fromkeys(figure.workload for figure in report.figures))
 
 
 def machine_lines(report: Report) -> list[str]:
     machine = report.machine
     cores = f"{machine.cores} core{'s' if machine.cores != 1 else ''}"
-    memory = f"the first touch of memory costs {machine.floor_ms_per_mb} ms/MB here"
+    memory = f"the first write to fresh memory costs {machine.floor_ms_per_mb} ms/MB here"
     system = f"{machine.system}, Linux {machine.kernel}"
     return [
         f"{machine.cpu}, {cores}, {size(machine.memory_bytes)}; {system}; {machine.disk}",
@@ -144,11 +148,11 @@ def text(report: Report) -> str:
     if measured:
         lines += [
             "",
-            "numbers to reach",
+            "targets",
             *(f"  {line}" for line in _columns([list(row) for row in measured])),
         ]
-    lines += [f"skipped {one.what}: {one.why}" for one in report.skipped]
-    lines += [f"FAILED {one.what}: {one.why}" for one in report.failed]
+    lines += [f"skipped {entry.what}: {entry.why}" for entry in report.skipped]
+    lines += [f"FAILED {entry.what}: {entry.why}" for entry in report.failed]
     return "\n".join(lines)
 
 
@@ -158,9 +162,9 @@ def _markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
 
 
 def target_table(report: Report) -> list[str]:
-    """The numbers to reach, in markdown."""
+    """The targets, in markdown."""
     rows = [(*row, target.elsewhere) for row, target in zip(target_rows(report), TARGETS, strict=True)]
-    return _markdown_table(("what (p50)", "reach", "reached", "", "best known elsewhere"), rows)
+    return _markdown_table(("what (p50)", "target", "measured", "", "best value published elsewhere"), rows)
 
 
 def peer_tables(report: Report) -> list[str]:
@@ -168,8 +172,8 @@ def peer_tables(report: Report) -> list[str]:
     for case in report.cases("peers"):
         head = ["", *(cell for _, _, title in _COMPARED for cell in (f"{title} (ms)", "ratio"))]
         lines += ["", f"**{case}**", "", *_markdown_table(head, peer_rows(report, case))]
-    covered = _markdown_table(("", "what it brings back"), report.covers.items())
-    return [*lines, "", *covered] if lines else []
+    covers = _markdown_table(("", "what it restores"), report.covers.items())
+    return [*lines, "", *covers] if lines else []
 
 
 def workload_tables(report: Report) -> list[str]:
@@ -192,27 +196,27 @@ def workload_tables(report: Report) -> list[str]:
 
 
 def markdown(report: Report, picture: str | None = None) -> str:
-    """A whole report."""
+    """The whole report."""
     lines = ["# What Waypoint costs", "", *(f"{line}  " for line in machine_lines(report))]
     if picture:
         lines += ["", f"![The figures as charts]({picture})"]
-    lines += ["", "## Numbers to reach", "", *target_table(report)]
+    lines += ["", "## Targets", "", *target_table(report)]
     if peers := peer_tables(report):
-        lines += ["", "## The same work, done by others", *peers]
+        lines += ["", "## The same work with other tools", *peers]
     lines += ["", "## All figures", "", "Milliseconds.", *workload_tables(report)]
     if report.failed:
-        lines += ["", "## Failed", "", *(f"- {one.what}: {one.why}" for one in report.failed)]
+        lines += ["", "## Failed", "", *(f"- {entry.what}: {entry.why}" for entry in report.failed)]
     if report.skipped:
-        lines += ["", "## Skipped", "", *(f"- {one.what}: {one.why}" for one in report.skipped)]
+        lines += ["", "## Skipped", "", *(f"- {entry.what}: {entry.why}" for entry in report.skipped)]
     return "\n".join(lines) + "\n"
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Writes everything about a run; returns what was written."""
+    """Writes a run as JSON, markdown and SVG; returns the paths."""
     from waypoint.bench import charts
 
-    drawn = charts.write(report, folder)
-    data, told = folder / "bench.json", folder / "bench.md"
+    picture = charts.write(report, folder)
+    data, page = folder / "bench.json", folder / "bench.md"
     data.write_bytes(report.encode())
-    told.write_text(markdown(report, drawn[-1].name))
-    return [data, told, *drawn]
+    page.write_text(markdown(report, picture.name))
+    return [data, page, picture]

@@ -1,4 +1,4 @@
-"""What was measured: figures with all their rounds, the machine they come from, the numbers to reach."""
+"""The results of a run: figures with all their rounds, the machine they come from, and the targets."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ FORMAT = 1
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The value that `share` of the samples do not exceed, between two of them where it falls between."""
+    """The value that `share` of the samples do not exceed, interpolated between two samples."""
     if not samples:
         raise ValueError("no samples")
     ordered = sorted(samples)
-    place = share * (len(ordered) - 1)
-    below = int(place)
+    position = share * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 class Figure(Record, frozen=True):
-    """One thing that was measured, round by round."""
+    """One measured quantity, with the value of each round."""
 
     workload: str
     case: str
-    """Which of the workload's cases: `64 MB, 1% dirty`."""
+    """One of the workload's cases: `64 MB, 1% dirty`."""
     what: str
     """`checkpoint`, `rollback`, `fork`, …"""
     window: Window
@@ -62,14 +62,14 @@ class Figure(Record, frozen=True):
 
 
 class Skipped(Record, frozen=True):
-    """What was not measured, and why."""
+    """Something that was not measured, and why."""
 
     what: str
     why: str
 
 
 class Machine(Record, frozen=True):
-    """What the figures come from."""
+    """The machine the figures come from."""
 
     cpu: str
     cores: int
@@ -80,9 +80,9 @@ class Machine(Record, frozen=True):
     """The file system below the throwaway home."""
     versions: dict[str, str]
     load: float
-    """How busy the machine was before the first round: the load of a minute."""
+    """The load average of the last minute before the first round."""
     floor_ms_per_mb: float
-    """What the first touch of a megabyte of memory costs here: no restore is faster."""
+    """What the first write to a megabyte of fresh memory costs on this machine: no restore is faster."""
 
 
 class Report(Record, frozen=True):
@@ -95,32 +95,32 @@ class Report(Record, frozen=True):
     figures: tuple[Figure, ...]
     skipped: tuple[Skipped, ...] = ()
     failed: tuple[Skipped, ...] = ()
-    """Workloads that met something wrong; what they had measured before is there."""
+    """Workloads that found a wrong state and stopped; what they had measured before is in the figures."""
     covers: dict[str, str] = msgspec.field(default_factory=dict)
-    """What each of those who were measured brings back, in a phrase."""
+    """What each measured tool restores, in a phrase."""
     format: int = FORMAT
 
     def find(
         self, workload: str, case: str, what: str, window: Window = "", who: str = OURS
     ) -> Figure | None:
-        wanted = (workload, case, what, window, who)
-        for one in self.figures:
-            if (one.workload, one.case, one.what, one.window, one.who) == wanted:
-                return one
+        name = (workload, case, what, window, who)
+        for figure in self.figures:
+            if (figure.workload, figure.case, figure.what, figure.window, figure.who) == name:
+                return figure
         return None
 
     def cases(self, workload: str) -> list[str]:
         """The cases of a workload, in the order in which they were measured."""
-        return list(dict.fromkeys(one.case for one in self.figures if one.workload == workload))
+        return list(dict.fromkeys(figure.case for figure in self.figures if figure.workload == workload))
 
     def encode(self) -> bytes:
         """As JSON, each figure with its p50, p95 and max beside the rounds."""
-        told = msgspec.to_builtins(self)
-        for one, figure in zip(told["figures"], self.figures, strict=True):
-            one["samples"] = [round(sample, 3) for sample in figure.samples]
+        fields = msgspec.to_builtins(self)
+        for row, figure in zip(fields["figures"], self.figures, strict=True):
+            row["samples"] = [round(sample, 3) for sample in figure.samples]
             numbers = {"p50": figure.p50, "p95": figure.p95, "max": figure.max}
-            one.update({name: round(value, 3) for name, value in numbers.items()}, rounds=figure.rounds)
-        return msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
+            row.update({name: round(value, 3) for name, value in numbers.items()}, rounds=figure.rounds)
+        return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
     @classmethod
     def decode(cls, text: bytes) -> Report:
@@ -128,7 +128,7 @@ class Report(Record, frozen=True):
 
 
 class Target(Record, frozen=True):
-    """A number to reach, and the figure that shows whether it is."""
+    """A value to reach, and the figure that shows whether it is reached."""
 
     label: str
     reach: float
@@ -138,17 +138,17 @@ class Target(Record, frozen=True):
     window: Window = ""
     unit: Unit = "ms"
     elsewhere: str = "–"
-    """The best known of others."""
+    """The best value published for another system."""
 
     def figure(self, report: Report) -> Figure | None:
         return report.find(self.workload, self.case, self.what, self.window)
 
     def reached(self, report: Report) -> bool | None:
-        """None where it was not measured."""
-        found = self.figure(report)
-        if found is None:
+        """None if it was not measured."""
+        figure = self.figure(report)
+        if figure is None:
             return None
-        return found.p50 >= self.reach if self.unit == "count" else found.p50 <= self.reach
+        return figure.p50 >= self.reach if self.unit == "count" else figure.p50 <= self.reach
 
 
 TREE = "bash, sleep, http.server"

@@ -1,7 +1,7 @@
-"""A run: a home of its own, the clock, and who is measured when.
+"""A run: a throwaway home, the clock, and the order of the workloads.
 
-Nothing of the user is touched: sessions, pool, database and socket are those of a throwaway home; of the
-user's home only the engine is used, read-only. However a run ends, by itself or by ^C, the home goes.
+A run changes nothing of the user's: sessions, pool, database and socket are those of a throwaway home. Of the
+user's home only the engine is used, read-only. The throwaway home is removed at the end, also after ^C.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ from waypoint.home import Home
 from waypoint.machine import setup
 
 Say = Callable[[str], None]
-_QUIET_FILES = ("/root/.bashrc", "/etc/bash.bashrc")
-"""Hooks that somebody has put in there run before every prompt; they are not what is measured."""
-
-
+_HIDDEN_FILES = ("/root/.bashrc", "/etc/bash.bashrc")
+"""Hidden from measured sessions: hooks in these files would run before every prompt and be measured too."""
 _SPARE_SECONDS = 20.0
 
 
 class Timed(NamedTuple):
-    """What one operation took, in milliseconds. None: there is no such window, or it cannot be told."""
+    """How long one operation took, in milliseconds. None: it has no such window, or it was not measured."""
 
     pause: float | None
     api: float
@@ -51,21 +49,21 @@ def now_ms() -> float:
 
 
 class Bench:
-    """What a workload is given: sessions to work with, and a place for its figures."""
+    """What a workload works with: sessions, timed operations, and the list of figures."""
 
     def __init__(
         self, home: Path, work: Path, *, quick: bool, say: Say, peers: Sequence[str] | None = None
     ) -> None:
         self.quick = quick
         self.peers = peers
-        """Those who are to be measured; None for all that are here."""
+        """The other tools to measure; None for all that are installed."""
         self.say = say
         self.work = work
-        """A folder for whatever is needed outside the home."""
+        """A folder for files outside the home."""
         self.client = Client(home)
         self.home: Home = self.client.home
         self.python = os.path.realpath(sys.executable)
-        """The Python that sessions and peers run their programs with."""
+        """The Python that programs in sessions and peers run with."""
         self._figures: dict[tuple[str, ...], tuple[Unit, list[float]]] = {}
         self.skipped: list[Skipped] = []
         self.covers: dict[str, str] = {}
@@ -78,23 +76,23 @@ class Bench:
 
     @contextlib.contextmanager
     def session(self, *, spares: int | None = None) -> Iterator[Session]:
-        """A fresh session; it and every other one are gone afterwards. `spares`: so many, not the usual
-        number."""
+        """A new session. At the end all sessions of the home are removed. `spares`: their number, if not the
+        default."""
         self._sessions += 1
-        hide = [path for path in _QUIET_FILES if os.path.exists(path)]
+        hide = [path for path in _HIDDEN_FILES if os.path.exists(path)]
         name = f"bench-{self._sessions}"
         waypoint.session(name, hide=hide, spares=spares, home=self.home.path)
         try:
             yield Session(self.client, name)
         finally:
-            names = [one["name"] for one in self.client.call("ls")["sessions"]]
+            names = [row["name"] for row in self.client.call("ls")["sessions"]]
             if names:
                 self.client.call("rm", {"sessions": names})
 
     # ---- operations, timed ---------------------------------------------------------------------
 
     def checkpoint(self, session: Session, *, command: str | None = "true") -> tuple[Checkpoint, Timed]:
-        """A checkpoint, and then a command."""
+        """Takes a checkpoint, then runs a command."""
         began = now_ms()
         point = session.checkpoint("bench")
         answered = now_ms()
@@ -106,7 +104,7 @@ class Bench:
     def rollback(
         self, session: Session, point: Checkpoint, *, safety: bool = False, command: str = "true"
     ) -> tuple[str, Timed]:
-        """A restore, and then a command; says whether a spare was let go."""
+        """Restores, then runs a command. Returns "spare" or "cold" with the times."""
         began = now_ms()
         restored = session.restore(point, safety=safety)
         answered = now_ms()
@@ -115,7 +113,7 @@ class Bench:
         return "spare" if restored.spare else "cold", Timed(None, answered - began, until)
 
     def wait_for_spare(self, point: Checkpoint) -> bool:
-        """Waits until a point has its spare. False when it gets none."""
+        """Waits until a point has its spare. False if it gets none in time."""
         deadline = time.monotonic() + _SPARE_SECONDS
         while point.id not in self.client.call("daemon_status")["spares"]:
             if time.monotonic() > deadline:
@@ -136,8 +134,8 @@ class Bench:
         unit: Unit = "ms",
     ) -> None:
         """Adds rounds to a figure."""
-        _, there = self._figures.setdefault((workload, case, what, window, who), (unit, []))
-        there.extend(samples)
+        _, rounds = self._figures.setdefault((workload, case, what, window, who), (unit, []))
+        rounds.extend(samples)
 
     def add_timed(self, workload: str, case: str, what: str, took: Timed, *, who: str = OURS) -> None:
         if took.pause is not None:
@@ -151,7 +149,7 @@ class Bench:
         self.say(f"skipped {what}: {why}")
 
     def skip_once(self, what: str, why: str) -> None:
-        if what not in {one.what for one in self.skipped}:
+        if what not in {entry.what for entry in self.skipped}:
             self.skip(what, why)
 
     def figures(self) -> tuple[Figure, ...]:
@@ -182,26 +180,26 @@ def _first_line(path: str, start: str) -> str:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without pushing anybody out."""
+    """Memory that can be allocated without swapping."""
     return int(_first_line("/proc/meminfo", "MemAvailable").split()[0]) * 1024
 
 
 def memory_floor() -> float:
-    """What it costs to be given a megabyte of memory, in milliseconds: the first write to each page."""
+    """What the first write to each page of fresh memory costs, in milliseconds per megabyte."""
     size = 64 << 20
-    took = []
+    times = []
     for _ in range(3):
         with mmap.mmap(-1, size) as memory:
             view = ctypes.c_char.from_buffer(memory)
             began = now_ms()
             ctypes.memset(ctypes.addressof(view), 1, size)
-            took.append((now_ms() - began) / (size >> 20))
+            times.append((now_ms() - began) / (size >> 20))
             del view
-    return round(sorted(took)[1], 3)
+    return round(sorted(times)[1], 3)
 
 
-def _said(*command: str) -> str | None:
-    """The first line of what a program says."""
+def _output_line(*command: str) -> str | None:
+    """The first line that a program prints; None if it is not installed or fails."""
     if not shutil.which(command[0]):
         return None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -212,12 +210,12 @@ def _said(*command: str) -> str | None:
 
 
 def _versions(engine: setup.Engine) -> dict[str, str]:
-    found = {
+    versions = {
         "waypoint": waypoint.__version__,
         "criu": f"{engine.criu.version} ({engine.criu.source})",
         "python": platform.python_version(),
     }
-    asked = {
+    commands = {
         "bash": ("bash", "--version"),
         "btrfs-progs": ("btrfs", "--version"),
         "git": ("git", "--version"),
@@ -225,18 +223,18 @@ def _versions(engine: setup.Engine) -> dict[str, str]:
         "podman": ("podman", "--version"),
         "vim": ("vim", "--version"),
     }
-    for name, command in asked.items():
-        if (said := _said(*command)) and (number := re.search(r"\d+(\.\d+)+", said)):
-            found[name] = number[0]
-    return found
+    for name, command in commands.items():
+        if (line := _output_line(*command)) and (number := re.search(r"\d+(\.\d+)+", line)):
+            versions[name] = number[0]
+    return versions
 
 
 def _disk(folder: Path) -> str:
-    said = _said("findmnt", "-n", "-o", "FSTYPE,SOURCE", "-T", str(folder))
-    return " on ".join((said or "unknown").split())
+    line = _output_line("findmnt", "-n", "-o", "FSTYPE,SOURCE", "-T", str(folder))
+    return " on ".join((line or "unknown").split())
 
 
-def look_at_machine(engine: setup.Engine, folder: Path) -> Machine:
+def describe_machine(engine: setup.Engine, folder: Path) -> Machine:
     return Machine(
         cpu=_first_line("/proc/cpuinfo", "model name"),
         cores=os.cpu_count() or 1,
@@ -254,13 +252,13 @@ def look_at_machine(engine: setup.Engine, folder: Path) -> Machine:
 
 
 @contextlib.contextmanager
-def _stopping_properly() -> Iterator[None]:
-    """Makes every way to be told to stop an exception, so that the home is taken down; once that goes on,
-    nothing interrupts it."""
+def _signals_as_exceptions() -> Iterator[None]:
+    """Turns the signals that stop a program into exceptions, so that the home is removed. After the first
+    one they are ignored: nothing interrupts the removal."""
 
     def stop(number: int, _frame: Any) -> None:
-        for one in signals:
-            signal.signal(one, signal.SIG_IGN)
+        for other in signals:
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -274,7 +272,7 @@ def _stopping_properly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def throwaway_home(below: Path, engine: Path) -> Iterator[tuple[Path, Path]]:
-    """A home, and a folder beside it. Both go at the end, with all that lives in them."""
+    """A home, and a folder beside it. At the end the home's sessions are ended and both are removed."""
     if os.geteuid() != 0:
         raise errors.NotRoot("the benchmark needs root", hint="run it with sudo, or as root")
     before = os.environ.get("WAYPOINT_ENGINE")
@@ -306,31 +304,31 @@ def run(
     below: Path = Path("/var/tmp"),
     say: Say = lambda _: None,
 ) -> Report:
-    """Measures. `only`: these workloads; `peers`: these and no others (None: all that are here)."""
+    """Measures. `only`: just these workloads; `peers`: just these (None: all that are installed)."""
     from waypoint.bench import workloads
     from waypoint.bench.peers import OTHERS
 
-    chosen(peers or (), OTHERS, "peer")
-    wanted = chosen(only, workloads.WORKLOADS, "workload")
-    built = setup.current_engine(engine)
-    if built is None:
+    select(peers or (), OTHERS, "peer")
+    names = select(only, workloads.WORKLOADS, "workload")
+    current = setup.current_engine(engine)
+    if current is None:
         raise errors.MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
     began = time.monotonic()
 
-    def tell(words: str) -> None:
-        say(f"{time.monotonic() - began:4.0f} s  {words}")
+    def say_timed(text: str) -> None:
+        say(f"{time.monotonic() - began:4.0f} s  {text}")
 
-    with _stopping_properly(), throwaway_home(below, engine) as (home, work):
-        machine = look_at_machine(built, work)
+    with _signals_as_exceptions(), throwaway_home(below, engine) as (home, work):
+        machine = describe_machine(current, work)
         failed: list[Skipped] = []
-        bench = Bench(home, work, quick=quick, say=tell, peers=peers)
-        for name in wanted:
-            tell(f"{name}: {workloads.WORKLOADS[name].title}")
+        bench = Bench(home, work, quick=quick, say=say_timed, peers=peers)
+        for name in names:
+            say_timed(f"{name}: {workloads.WORKLOADS[name].title}")
             try:
                 workloads.WORKLOADS[name].measure(bench)
             except errors.WaypointError as error:
                 failed.append(Skipped(what=name, why=f"{error.message} {error.hint}".strip()))
-                tell(f"failed {name}: {failed[-1].why}")
+                say_timed(f"failed {name}: {failed[-1].why}")
         bench.client.close()
     return Report(
         at=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -344,9 +342,10 @@ def run(
     )
 
 
-def chosen(given: Sequence[str], known: Iterable[str], kind: str) -> list[str]:
-    names = list(known)
-    for name in given:
-        if name not in names:
-            raise errors.NotFound(f"there is no {kind} {name!r}", hint=f"there are: {', '.join(names)}")
-    return [name for name in names if name in given] if given else names
+def select(names: Sequence[str], known: Iterable[str], kind: str) -> list[str]:
+    """These of the known names, in their order; all of them if none is named."""
+    all_names = list(known)
+    for name in names:
+        if name not in all_names:
+            raise errors.NotFound(f"there is no {kind} {name!r}", hint=f"there are: {', '.join(all_names)}")
+    return [name for name in all_names if name in names] if names else all_names

@@ -1,7 +1,7 @@
-"""What Waypoint is asked to do.
+"""The workloads that Waypoint is measured with.
 
-Each workload makes its own sessions, checks that what came back is what was saved (a fast wrong answer is
-no figure), and adds one figure per case, operation and window.
+Each workload makes its own sessions, checks that the restored state is the saved one (a fast but wrong
+restore must not count), and adds one figure per case, operation and window.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from waypoint.errors import SessionError
 from waypoint.text.units import size
 
 WAIT = "for i in {1..400}; do (: </dev/tcp/127.0.0.1/PORT) 2>/dev/null && break; sleep 0.01; done"
-_PATIENCE_SECONDS = 20.0
-_BREATH_SECONDS = 0.2
+_TIMEOUT_SECONDS = 20.0
+_REST_SECONDS = 0.2
 
 
 class Workload(NamedTuple):
@@ -34,21 +34,21 @@ class Workload(NamedTuple):
     measure: Callable[[Bench], None]
 
 
-class Wrong(SessionError):
-    """Raised when a session is not what it was at the point it was taken back to."""
+class WrongState(SessionError):
+    """A restored session is not in the state of its point."""
 
     code = "bench_wrong"
 
 
 def expect(session: Session, command: str, output: str) -> None:
-    """Runs it and insists on what it prints."""
-    said = session.run(command).check().output.strip()
-    if said != output:
-        raise Wrong(f"{command} printed {said!r}, not {output!r}", hint="please report it")
+    """Runs a command and raises unless it prints this."""
+    actual = session.run(command).check().output.strip()
+    if actual != output:
+        raise WrongState(f"{command} printed {actual!r}, not {output!r}", hint="please report it")
 
 
 def start_tree(bench: Bench, session: Session) -> None:
-    """The tree that most numbers are about: bash, a sleep, a Python HTTP server."""
+    """Starts the tree that most figures are about: bash, a sleep, a Python HTTP server."""
     session.run("cd /srv; set +m; sleep 100000 &").check()
     session.run(f"{bench.python} -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 &").check()
     session.run(WAIT.replace("PORT", "8000")).check()
@@ -62,8 +62,8 @@ def put(session: Session, path: str, text: str) -> None:
 def both_rollbacks(
     bench: Bench, session: Session, workload: str, case: str, rounds: int, check: Callable[[], None]
 ) -> None:
-    """Rollbacks to a point, with a spare and without: a spare is there a moment after its point was taken and
-    gone once it was used, so two restores in a row are one of each."""
+    """Rollbacks to a point, with a spare and without. A spare exists a moment after its point was taken and
+    is used up by the first restore, so two restores in a row are one of each."""
     for _ in range(rounds):
         point = session.checkpoint("bench")
         if not bench.wait_for_spare(point):
@@ -78,7 +78,7 @@ def both_rollbacks(
 
 # ---- the tree, its threads, its terminal -----------------------------------------------------------
 
-# A bash that sleeps for a millisecond at a time and writes down when it was away for longer.
+# A bash that sleeps for a millisecond at a time and records when it was stopped for longer.
 _TICKER = r"""
 exec 9<>/tmp/ticks.fifo
 was=${EPOCHREALTIME/./}
@@ -96,26 +96,26 @@ def tree(bench: Bench) -> None:
     rounds = bench.rounds(25, 6)
     with bench.session() as session:
         start_tree(bench, session)
-        session.run("kept=1").check()
+        session.run("variable=1").check()
         bench.checkpoint(session)  # the first one warms caches up
         for number in range(rounds):
             session.run(f"echo {number} > /srv/note").check()
             _, took = bench.checkpoint(session)
             bench.add_timed("tree", TREE, "checkpoint", took)
-        nothing = [bench.checkpoint(session)[1] for _ in range(max(3, rounds // 3))]
-        for took in nothing[1:]:
+        unchanged = [bench.checkpoint(session)[1] for _ in range(max(3, rounds // 3))]
+        for took in unchanged[1:]:
             bench.add_timed("tree", "the same, nothing changed since", "checkpoint", took)
 
         def check() -> None:
-            expect(session, f"echo $kept; jobs -p | wc -l; cat /srv/note; {_answers(8000)}", _expected)
+            state = f"echo $variable; jobs -p | wc -l; cat /srv/note; {_probe(8000)}"
+            expect(session, state, f"1\n2\n{rounds - 1}\nanswers")
 
-        _expected = f"1\n2\n{rounds - 1}\nanswers"
         both_rollbacks(bench, session, "tree", TREE, rounds, check)
         point = session.checkpoint("bench")
         for _ in range(max(3, rounds // 3)):
             _, took = bench.rollback(session, point, safety=True)
             bench.add_timed("tree", TREE, "rollback, safety first", took)
-        # One after the other without a breath: what ends behind an answer is in the way of the next.
+        # Without a rest in between: work in the background after one answer delays the next call.
         began, many = now_ms(), max(5, rounds // 2)
         for _ in range(many):
             bench.rollback(session, point)
@@ -123,12 +123,13 @@ def tree(bench: Bench) -> None:
     _seen_from_inside(bench, rounds)
 
 
-def _answers(port: int) -> str:
+def _probe(port: int) -> str:
+    """A command that prints `answers` if a server listens on that port."""
     return f"(: </dev/tcp/127.0.0.1/{port}) && echo answers"
 
 
 def _seen_from_inside(bench: Bench, rounds: int) -> None:
-    """The same pause as a process of the session notices it."""
+    """The same pause as a process of the session measures it."""
     with bench.session() as session:
         start_tree(bench, session)
         session.run("mkfifo /tmp/ticks.fifo").check()
@@ -136,20 +137,20 @@ def _seen_from_inside(bench: Bench, rounds: int) -> None:
         session.run("bash /tmp/ticker &").check()
         for number in range(rounds):
             session.run(f"echo {number} > /srv/note; sleep 0.05").check()
-            asked_at = time.time() * 1e6
+            called_us = time.time() * 1e6
             point, took = bench.checkpoint(session)
-            answered_at = asked_at + took.api * 1000
+            answered_us = called_us + took.api * 1000
             session.run("sleep 0.02").check()
-            told = session.run("cat /tmp/gaps 2>/dev/null; : > /tmp/gaps").output
-            gaps = [(int(began), int(length)) for began, length in map(str.split, told.splitlines())]
-            mine = [
+            lines = session.run("cat /tmp/gaps 2>/dev/null; : > /tmp/gaps").output.splitlines()
+            gaps_us = [(int(began), int(length)) for began, length in map(str.split, lines)]
+            pauses_ms = [
                 length / 1000
-                for began, length in gaps
-                if began <= answered_at and asked_at <= began + length  # in microseconds
+                for began, length in gaps_us
+                if began <= answered_us and called_us <= began + length
             ]
             case = "the same, with a process that watches the clock"
             bench.add("tree", case, "checkpoint", "pause", point.info.pause_ms)
-            bench.add("tree", case, "checkpoint, seen from inside", "pause", max(mine, default=0.0))
+            bench.add("tree", case, "checkpoint, seen from inside", "pause", max(pauses_ms, default=0.0))
 
 
 _THREADS = """
@@ -169,19 +170,20 @@ def processes(bench: Bench) -> None:
         with bench.session() as session:
             session.run(f"set +m; for i in {{1..{count}}}; do sleep 100000 & done").check()
             case = f"{count} process{'es' if count > 1 else ''}"
-            _checkpoint_and_back(bench, session, "processes", case, rounds, ("jobs -p | wc -l", str(count)))
+            _measure_both(bench, session, "processes", case, rounds, "jobs -p | wc -l", str(count))
     for count in () if bench.quick else (8, 32):
         with bench.session() as session:
             put(session, "/tmp/threads.py", _THREADS.format(count=count))
             session.run(f"set +m; {bench.python} /tmp/threads.py > /tmp/said &").check()
             session.run("until grep -q started /tmp/said; do sleep 0.01; done").check()
-            asked = ("ls /proc/$!/task | wc -l", str(count + 1))
-            _checkpoint_and_back(bench, session, "processes", f"{count} threads", rounds, asked)
+            case, tasks = f"{count} threads", "ls /proc/$!/task | wc -l"
+            _measure_both(bench, session, "processes", case, rounds, tasks, str(count + 1))
 
 
-def _checkpoint_and_back(
-    bench: Bench, session: Session, workload: str, case: str, rounds: int, asked: tuple[str, str]
+def _measure_both(
+    bench: Bench, session: Session, workload: str, case: str, rounds: int, command: str, output: str
 ) -> None:
+    """Checkpoints and rollbacks. `command` has to print `output` after each rollback."""
     point, _ = bench.checkpoint(session)
     for _ in range(rounds):
         session.run("date > /tmp/note").check()
@@ -190,7 +192,7 @@ def _checkpoint_and_back(
     for _ in range(rounds):
         how, took = bench.rollback(session, point)
         bench.add_timed(workload, case, f"rollback, {how}", took)
-        expect(session, *asked)
+        expect(session, command, output)
 
 
 _NODE = "require('http').createServer((q, a) => a.end('ok')).listen(8001, '127.0.0.1')"
@@ -208,15 +210,14 @@ while True:
 
 
 def terminal(bench: Bench) -> None:
-    """People's and agents' work: a REPL, vim, servers, a database that is being written."""
+    """What users and agents work with: a REPL, vim, servers, a database that is being written."""
     rounds = bench.rounds(6, 2)
     python = bench.python
-    _interactive(
-        bench, "Python REPL", rounds, f"{python} -q\r", ">>>", "x = 41\r", "x = 0\r", "x + 1\r", "42"
-    )
+    repl = Dialogue(f"{python} -q\r", ">>>", "x = 41\r", "x = 0\r", "x + 1\r", "42")
+    _interactive(bench, "Python REPL", rounds, repl)
     if shutil.which("vim"):
-        vim = ("vim -u NONE -i NONE -n /tmp/v\r", "~", "ihello", "junk", "-after", "hello-after")
-        _interactive(bench, "vim, inserting", rounds, *vim)
+        vim = Dialogue("vim -u NONE -i NONE -n /tmp/v\r", "~", "ihello", "junk", "-after", "hello-after")
+        _interactive(bench, "vim, inserting", rounds, vim)
     else:
         bench.skip("vim", "it is not installed")
     with bench.session() as session:
@@ -227,46 +228,51 @@ def terminal(bench: Bench) -> None:
         for command, port in servers:
             session.run(f"{command} >/dev/null 2>&1 &").check()
             session.run(WAIT.replace("PORT", str(port))).check()
-        asked = (" && ".join(_answers(port) for _, port in servers), "\n".join(["answers"] * len(servers)))
+        probes = " && ".join(_probe(port) for _, port in servers)
+        answers = "\n".join(["answers"] * len(servers))
         names = "servers: Python, node" if len(servers) > 1 else "servers: Python"
-        _checkpoint_and_back(bench, session, "terminal", names, rounds, asked)
+        _measure_both(bench, session, "terminal", names, rounds, probes, answers)
     with bench.session() as session:
         put(session, "/tmp/writer.py", _WRITER)
         session.run(f"set +m; {python} /tmp/writer.py &").check()
-        count = f'{python} -c \'import sqlite3; d = sqlite3.connect("/srv/w.db"); '
         session.run("until [ -s /srv/w.db-wal ]; do sleep 0.01; done").check()
-        whole = (count + 'print(*d.execute("pragma integrity_check").fetchone())\'', "ok")
-        _checkpoint_and_back(bench, session, "terminal", "SQLite writer", rounds, whole)
+        query = 'd.execute("pragma integrity_check").fetchone()'
+        check = f"{python} -c 'import sqlite3; d = sqlite3.connect(\"/srv/w.db\"); print(*{query})'"
+        _measure_both(bench, session, "terminal", "SQLite writer", rounds, check, "ok")
 
 
-def _interactive(
-    bench: Bench,
-    case: str,
-    rounds: int,
-    start: str,
-    ready: str,
-    before: str,
-    after: str,
-    ask: str,
-    answer: str,
-) -> None:
-    """A program that occupies the terminal: typed to, taken back, typed to again."""
+class Dialogue(NamedTuple):
+    """What is typed into a program that occupies the terminal, and what it shows."""
+
+    start: str
+    prompt: str
+    before: str
+    """Typed before the point."""
+    after: str
+    """Typed after it, and undone by the rollback."""
+    question: str
+    answer: str
+    """Shown for the question if the state of the point is restored."""
+
+
+def _interactive(bench: Bench, case: str, rounds: int, dialogue: Dialogue) -> None:
+    """A program that occupies the terminal: a point, more input, a rollback, and input again."""
     with bench.session() as session:
-        session.type(start)
-        _wait_screen(session, ready)
-        session.type(before)
-        _wait_screen(session, before.strip()[-5:])
+        session.type(dialogue.start)
+        _wait_screen(session, dialogue.prompt)
+        session.type(dialogue.before)
+        _wait_screen(session, dialogue.before.strip()[-5:])
         time.sleep(0.2)
         for _ in range(rounds):
             point, took = bench.checkpoint(session, command=None)
             bench.add_timed("terminal", case, "checkpoint", took)
-            session.type(after)
-            _wait_screen(session, after.strip())
+            session.type(dialogue.after)
+            _wait_screen(session, dialogue.after.strip())
             began = now_ms()
             restored = session.restore(point, safety=False)
             answered = now_ms()
-            session.type(ask)
-            _wait_screen(session, answer)
+            session.type(dialogue.question)
+            _wait_screen(session, dialogue.answer)
             how = "spare" if restored.spare else "cold"
             bench.add("terminal", case, f"rollback, {how}", "api", answered - began)
             bench.add("terminal", case, f"rollback, {how}", "until", now_ms() - began)
@@ -274,16 +280,16 @@ def _interactive(
 
 
 def _wait_screen(session: Session, text: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while text not in (shown := session.screen()):
         if time.monotonic() > deadline:
-            raise Wrong(f"the terminal never showed {text!r}", hint=shown[-500:])
+            raise WrongState(f"the terminal never showed {text!r}", hint=shown[-500:])
         time.sleep(0.001)
 
 
 # ---- memory ----------------------------------------------------------------------------------------
 
-# Holds memory that no compression can shrink, and writes to a share of its pages when told to.
+# Holds memory that cannot be compressed, and writes to a share of its pages on request.
 _HOLDER = """
 import os
 size = {size}
@@ -294,11 +300,11 @@ for at in range(0, size, len(piece)):
     memory[at:at + 8] = at.to_bytes(8, "little")
 for at in range(0, size, 4096):
     memory[at:at + 8] = os.urandom(8)
-asked, done = open("/tmp/dirty", "r+b", 0), open("/tmp/done", "r+b", 0)
+requests, done = open("/tmp/dirty", "r+b", 0), open("/tmp/done", "r+b", 0)
 done.write(b"ready\\n")
 turn = 0
 while True:
-    percent = int(asked.readline())
+    percent = int(requests.readline())
     turn += 1
     pages = size // 4096
     step = 100 // percent if percent else pages + 1
@@ -323,13 +329,13 @@ def memory(bench: Bench) -> None:
             put(session, "/tmp/holder.py", _HOLDER.format(size=megabytes << 20))
             session.run("mkfifo /tmp/dirty /tmp/done; exec 7<>/tmp/dirty 8<>/tmp/done; set +m").check()
             session.run(f"{bench.python} /tmp/holder.py 7>&- 8>&- &").check()
-            session.run("read -t 60 said <&8").check()
+            session.run("read -t 60 answer <&8").check()
             took = bench.checkpoint(session)[1]
             bench.add_timed("memory", f"{megabytes} MB", "checkpoint, first", took)
             for share in shares:
                 points = []
                 for _ in range(rounds if megabytes < 1024 else max(2, rounds - 1)):
-                    session.run(f"echo {share} >&7; read -t 60 said <&8").check()
+                    session.run(f"echo {share} >&7; read -t 60 answer <&8").check()
                     point, took = bench.checkpoint(session)
                     bench.add_timed("memory", f"{megabytes} MB, {share}% dirty", "checkpoint", took)
                     points.append(point)
@@ -362,8 +368,8 @@ _STEPS = 30
 
 
 def repair(bench: Bench) -> None:
-    """An agent repairs a repository: 30 steps of tree search, each a point, a try, a test, and the way back
-    or a branch."""
+    """An agent repairs a repository: 30 steps of tree search. Each is a point, an attempt and a test, then a
+    rollback or a fork."""
     steps = bench.rounds(_STEPS, 10)
     case = f"{steps} steps"
     with bench.session() as session:
@@ -376,30 +382,30 @@ def repair(bench: Bench) -> None:
             point, took = bench.checkpoint(session, command=None)
             bench.add_timed("repair", case, "checkpoint", took)
             ours += took.api
-            if step % 5 == 4:  # a branch: tried beside the session, thrown away
-                asked = now_ms()
-                branch = point.fork(1)[0]
-                passed = _try(bench, branch, step)
-                bench.add("repair", case, "fork", "until", now_ms() - asked)
-                branch.stop()
-                ours += now_ms() - asked
+            if step % 5 == 4:  # attempted in a fork, which is then removed
+                called = now_ms()
+                fork = point.fork(1)[0]
+                passed = _try(bench, fork, step)
+                bench.add("repair", case, "fork", "until", now_ms() - called)
+                fork.stop()
+                ours += now_ms() - called
             else:
                 passed = _try(bench, session, step)
                 expect(session, "echo $TRIED", "1")
                 how, took = bench.rollback(session, point)
                 bench.add_timed("repair", case, f"rollback, {how}", took)
                 ours += took.until or 0.0
-                expect(session, f"echo $TRIED; {_answers(8000)}", "0\nanswers")
+                expect(session, f"echo $TRIED; {_probe(8000)}", "0\nanswers")
             solved += passed
         if solved != sum(_TRIES[step % len(_TRIES)] == "+" for step in range(steps)):
-            raise Wrong(f"{solved} of {steps} tries passed their test", hint="please report it")
+            raise WrongState(f"{solved} of {steps} attempts passed their test", hint="please report it")
         whole = now_ms() - began
         bench.add("repair", case, "the whole search", "", whole)
         bench.add("repair", case, "of it in Waypoint", "", ours)
 
 
 def _try(bench: Bench, session: Session, step: int) -> bool:
-    """One attempt at the bug, and what its test says."""
+    """Attempts one repair; whether its test passes."""
     put(session, "shop.py", _MODULE.replace("BUG", _TRIES[step % len(_TRIES)]))
     return session.run(f"TRIED=1; {bench.python} check.py 2>/dev/null").ok
 
@@ -417,10 +423,12 @@ def fan_out(bench: Bench) -> None:
                 forks = point.fork(count)
                 answered = now_ms()
                 with ThreadPoolExecutor(max_workers=2 * cores) as workers:
-                    ran = list(workers.map(_runs, forks))
+                    ran = list(workers.map(_is_running, forks))
                 until = now_ms() - began
                 if not all(ran):
-                    raise Wrong(f"{ran.count(False)} of {count} forks do not run", hint="please report it")
+                    raise WrongState(
+                        f"{ran.count(False)} of {count} forks do not run", hint="please report it"
+                    )
                 bench.add("fan-out", case, "fork", "api", answered - began)
                 bench.add("fan-out", case, "fork", "until", until)
                 idle = sum(memory_of(fork.info.pid or 0) for fork in forks) / count
@@ -428,12 +436,12 @@ def fan_out(bench: Bench) -> None:
                 bench.client.call("rm", {"sessions": [fork.name for fork in forks]})
 
 
-def _runs(fork: Session) -> bool:
-    return fork.run(f"jobs -p | wc -l; {_answers(8000)}").output.split() == ["2", "answers"]
+def _is_running(fork: Session) -> bool:
+    return fork.run(f"jobs -p | wc -l; {_probe(8000)}").output.split() == ["2", "answers"]
 
 
 def memory_of(keeper: int) -> int:
-    """What the processes of a box hold in memory, what they share divided among those who share it."""
+    """The memory of all processes of a box; shared pages are divided by the number of their users (PSS)."""
     total, waiting = 0, [keeper]
     while waiting:
         pid = waiting.pop()
@@ -450,32 +458,32 @@ def memory_of(keeper: int) -> int:
 
 
 def depth(bench: Bench) -> None:
-    """One line of history: what the last of a thousand points costs, compared with the first. Both at the
-    pace of somebody who works; in between as fast as it goes."""
+    """One line of history: what the last of a thousand points costs, compared with the first. The first and
+    the last ones are taken with a rest in between, the others as fast as possible."""
     many, edge = bench.rounds(1000, 30), bench.rounds(40, 10)
     with bench.session() as session:
         start_tree(bench, session)
         first = bench.checkpoint(session)[0]
-        before = _daemon(bench)
+        before = _daemon_resources(bench)
         for number in range(1, many):
             in_a_hurry = edge < number < many - edge
             if number == many - edge:
-                time.sleep(_BREATH_SECONDS * 10)  # what is still done in the background for those before
+                time.sleep(_REST_SECONDS * 10)  # until the background work for the points before is done
             session.run(f"echo {number} > /srv/note").check()
             _, took = bench.checkpoint(session, command=None)
             case = "in between, in a hurry" if in_a_hurry else "first" if number <= edge else "last"
             bench.add_timed("depth", case, "checkpoint", took)
             if not in_a_hurry:
-                time.sleep(_BREATH_SECONDS)
+                time.sleep(_REST_SECONDS)
             if number % 250 == 0:
                 bench.say(f"  {number} points")
-        after = _daemon(bench)
+        after = _daemon_resources(bench)
         if not bench.quick:
             bench.add("depth", "all", "checkpoints", "", len(session.checkpoints()), unit="count")
         for case, numbers in (("first", before), ("last", after)):
-            for what, held in numbers.items():
+            for what, value in numbers.items():
                 unit: Unit = "bytes" if what.startswith("memory") else "count"
-                bench.add("depth", case, what, "", held, unit=unit)
+                bench.add("depth", case, what, "", value, unit=unit)
         how, took = bench.rollback(session, first)
         bench.add_timed("depth", "first", f"rollback, {how}", took)
         for point in session.checkpoints()[1 :: many // bench.rounds(10, 3)]:
@@ -484,8 +492,8 @@ def depth(bench: Bench) -> None:
             bench.add("depth", "any", "forget", "api", now_ms() - began)
 
 
-def _daemon(bench: Bench) -> dict[str, float]:
-    """What the daemon holds on to."""
+def _daemon_resources(bench: Bench) -> dict[str, float]:
+    """The resources that the daemon uses."""
     status = bench.client.call("daemon_status")
     pid = status["pid"]
     return {
@@ -522,10 +530,10 @@ def files(bench: Bench) -> None:
                 point, took = bench.checkpoint(session)
                 bench.add_timed("files", case, "checkpoint", took)
                 began = now_ms()
-                found = last.diff(point, only=["files"])
+                count_changed = len(last.diff(point, only=["files"]).files)
                 bench.add("files", case, "diff", "api", now_ms() - began)
-                if len(found.files) != _CHANGED:
-                    raise Wrong(f"{len(found.files)} files differ, not {_CHANGED}", hint="please report it")
+                if count_changed != _CHANGED:
+                    raise WrongState(f"{count_changed} files differ, not {_CHANGED}", hint="please report it")
                 last = point
 
 
@@ -533,7 +541,7 @@ def files(bench: Bench) -> None:
 
 
 def api(bench: Bench) -> None:
-    """What a call costs, and a command line."""
+    """What a call of the API and a call of the command line cost."""
     with bench.session() as session:
         for _ in range(20):
             session.run("true")
@@ -548,14 +556,14 @@ def api(bench: Bench) -> None:
         environment = {**os.environ, "WAYPOINT_HOME": str(bench.home.path)}
         verbs = (("--version",), ("ls",), ("log", "-s", session.name), ("exec", "-s", session.name, "true"))
         session.checkpoint("bench")
-        # As ./waypoint starts it: what is set for Python in this environment (no bytecode, say) is not ours.
+        # As ./waypoint starts it: PYTHON* variables of this environment (no bytecode, say) have no effect.
         isolated = subprocess.run(
             [sys.executable, "-I", "-c", "import waypoint"], capture_output=True, check=False
         )
-        how = "-P" if isolated.returncode else "-I"
+        flag = "-P" if isolated.returncode else "-I"
         for words in verbs:
             for _ in range(bench.rounds(15, 5)):
-                took = timed_program([sys.executable, how, "-m", "waypoint", *words], environment)
+                took = timed_program([sys.executable, flag, "-m", "waypoint", *words], environment)
                 bench.add("api", words[0], "cli", "api", took)
     for _ in range(bench.rounds(15, 5)):
         bench.add(
@@ -576,7 +584,7 @@ def timed_program(argv: Sequence[str], environment: dict[str, str] | None = None
 
 
 def peers(bench: Bench) -> None:
-    """Waypoint and its neighbours on the same work."""
+    """Waypoint and other tools on the same work."""
     from waypoint.bench.peers import measure
 
     measure(bench)
@@ -592,5 +600,5 @@ WORKLOADS = {
     "fan-out": Workload("forks of one point, all verified to run", fan_out),
     "files": Workload("how it grows with files, and what comparing costs", files),
     "depth": Workload("many points in one line", depth),
-    "peers": Workload("the same work, done by others too", peers),
+    "peers": Workload("the same work with other tools", peers),
 }

@@ -1423,7 +1423,7 @@ VERBS: tuple[Verb, ...] = (
         _bench,
         ("waypoint bench --quick", "waypoint bench --only memory,peers --out results"),
         "Takes a few minutes, in a throwaway home of its own: nothing of yours is touched. Prints a table and"
-        " writes bench.json, bench.md, bench.svg and bench.png.",
+        " writes bench.json, bench.md and bench.svg.",
     ),
     Verb(
         "doctor",
