@@ -22,9 +22,8 @@ from pathlib import Path
 import pytest
 
 import waypoint
-from waypoint.engine import criu
 from waypoint.engine import memory as tracking
-from waypoint.engine.protobuf import encode, read_image
+from waypoint.engine.images import DumpStats, dump_stats, encode, read_image
 from waypoint.home import Home
 from waypoint.kernel import processes
 from waypoint.kernel.pool.extents import freed
@@ -301,12 +300,12 @@ class Subject:
     def images(self, point: waypoint.Checkpoint) -> Path:
         return self.home.checkpoints / point.id / "images"
 
-    def save(self) -> tuple[waypoint.Checkpoint, criu.DumpStats]:
+    def save(self) -> tuple[waypoint.Checkpoint, DumpStats]:
         point = self.session.checkpoint()
         images = self.images(point)
         assert not (images / "parent").is_symlink()
         assert assert_holds(images, self.process) > 30 << 20
-        return point, criu.dump_stats(images)
+        return point, dump_stats(images)
 
 
 @pytest.fixture
@@ -385,7 +384,7 @@ def test_memory_that_is_written_all_the_time_comes_back_as_of_one_moment(
     fresh.run("python3 -B /tmp/writer.py > /tmp/out 2>&1 & subject=$!").check()
     fresh.run("until [ -s /tmp/said ]; do sleep 0.01; done", timeout=60).check()
     points = [fresh.checkpoint() for _ in range(6)]
-    stats = [criu.dump_stats(home.checkpoints / point.id / "images") for point in points]
+    stats = [dump_stats(home.checkpoints / point.id / "images") for point in points]
     assert all(one.pages_in_parent for one in stats), "the first was copied ahead"
     for point in points[::2]:
         fresh.restore(point)
@@ -428,7 +427,7 @@ def test_images_are_put_together_from_their_parents(
     (folder / "whole").mkdir()
     os.setxattr(folder / "parent" / "pages-3.img", "trusted.waypoint.scattered", cuts.to_bytes(8, "little"))
     memory = tracking.Memory(engine)
-    memory.make_whole(folder / "images", folder / "parent", folder / "whole")
+    memory.complete_images(folder / "images", folder / "parent", folder / "whole")
     assert not list((folder / "images").iterdir())
     pages = (folder / "whole" / "pages-1.img").read_bytes()
     found = {}
@@ -438,8 +437,8 @@ def test_images_are_put_together_from_their_parents(
     assert found == after
     assert sum(length for _, length, _ in _stretches(folder / "whole", 7)) == len(pages)
     _write_images(folder / "other", 1, [(0x50000 * PAGE, 1, _IN_PARENT)], b"")
-    with pytest.raises(tracking.NotWhole):  # the parent does not have it
-        memory.make_whole(folder / "other", folder / "parent", folder / "whole")
+    with pytest.raises(tracking.IncompleteImages):  # the parent does not have it
+        memory.complete_images(folder / "other", folder / "parent", folder / "whole")
     shutil.rmtree(folder)
 
 
@@ -543,7 +542,7 @@ def test_a_process_that_was_made_to_open_something_goes_on_as_it_was(watches: No
         for _ in range(10):
             memory = tracking.Memory(engine)
             memory.prepare([one.pid for one in busy])
-            watched = watched or memory.watching
+            watched = watched or memory.tracking
             memory.close()
         bothering.set()
         thread.join()

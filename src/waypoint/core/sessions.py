@@ -55,8 +55,10 @@ from waypoint.box.box import (
 from waypoint.box.keeper import Keeper
 from waypoint.core import spares
 from waypoint.core.observe import look_at_shell, observe
-from waypoint.engine import criu, tree
+from waypoint.engine.dump import Dump
+from waypoint.engine.images import bound_addresses, check_sizes, record_sizes
 from waypoint.engine.memory import Memory
+from waypoint.engine.revive import HeldTree, hold
 from waypoint.errors import (
     AlreadyExists,
     CannotCheckpoint,
@@ -188,7 +190,7 @@ class Twin:
     """A copy of a point that exists and has not run yet."""
 
     live: Live
-    held: tree.Held
+    held: HeldTree
     name: str
     """What its box is called."""
     options: BoxOptions
@@ -1015,18 +1017,6 @@ class Sessions:
                 covered.append("processes are not part of it: files only")
             else:
                 pipes = [inode for program in live.programs.values() for inode in program.pipes]
-                kept: list[TerminalState] = []
-
-                def while_frozen(members: Sequence[processes.Process]) -> None:
-                    self.pool.delete(staged / "files")
-                    kept.append(live.terminal.freeze())
-                    live.stream.hold()
-                    note_moved_mounts(live.box)
-                    self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
-                    observed.append(
-                        observe(live.box, live.terminal, members, own_network=row.options.net != "host")
-                    )
-
                 with (
                     self._copied_ahead(live) as size_bytes,
                     self._ram.ahead_of(images, size_bytes) as written,
@@ -1035,25 +1025,39 @@ class Sessions:
                         for surround in self.during_dump:
                             around.enter_context(surround(live, written))
                         shell = live.terminal.shell
-                        saved, stats = tree.save(
-                            live.box,
-                            written,
-                            outside_pipes=pipes,
-                            shell=shell.pid if shell else 0,
-                            while_frozen=while_frozen,
-                            memory=live.memory,
-                            whole=images,
+                        dump = around.enter_context(
+                            Dump(
+                                live.box,
+                                written,
+                                outside_pipes=pipes,
+                                shell=shell.pid if shell else 0,
+                                memory=live.memory,
+                                complete_folder=images,
+                            )
                         )
-                    (written / _TERMINAL_FILE).write_bytes(msgspec.json.encode(kept[-1]))
+                        terminal_state: TerminalState | None = None
+                        for members in dump.pauses():  # the tree stands still; the last turn counts
+                            self.pool.delete(staged / "files")
+                            terminal_state = live.terminal.freeze()
+                            live.stream.hold()
+                            note_moved_mounts(live.box)
+                            self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
+                            observed.append(
+                                observe(
+                                    live.box, live.terminal, members, own_network=row.options.net != "host"
+                                )
+                            )
+                    assert terminal_state
+                    (written / _TERMINAL_FILE).write_bytes(msgspec.json.encode(terminal_state))
                     (written / _FACTS_FILE).write_bytes(msgspec.json.encode(observed[-1]))
-                    addresses = tuple(criu.bound_addresses(written)) if row.options.net == "nat" else ()
-                    facts = BoxFacts(addresses=addresses, open_files=saved.open_files)
+                    addresses = tuple(bound_addresses(written)) if row.options.net == "nat" else ()
+                    facts = BoxFacts(addresses=addresses, open_files=dump.state.open_files)
                     (written / _BOX_FILE).write_bytes(msgspec.json.encode(facts))
-                tree.seal(images)
-                pause_ms, count = stats.pause_ms, saved.processes
-                covered += saved.notes
+                record_sizes(images)
+                pause_ms, count = dump.stats.pause_ms, dump.state.processes
+                covered += dump.state.notes
                 covered += lost_from_dev(live.box)
-                if saved.outside_pipes:
+                if dump.state.outside_pipes:
                     covered.append(
                         "streams of programs started with --pipe end at a restore; the programs go on"
                     )
@@ -1083,7 +1087,7 @@ class Sessions:
             undo.pop_all()
             live.stream.release()
         if not files_only:
-            live.memory.settle(published / "images")
+            live.memory.set_baseline(published / "images")
         for told in self.after_checkpoint:
             told(row, point)
         if kind != "safety" and not files_only:
@@ -1095,12 +1099,12 @@ class Sessions:
     def _copied_ahead(self, live: Live) -> Iterator[int]:
         """Copies much memory before the session stops for it; about how much is left to be copied then."""
         size_bytes = live.memory.prepare(processes.host_pids(live.box.pid))
-        if not live.memory.is_worth_copying_ahead(size_bytes):
+        if not live.memory.should_precopy(size_bytes):
             yield size_bytes
             return
         with self._ram.passing(size_bytes) as folder:
             if folder:
-                size_bytes -= live.memory.copy_ahead(folder)
+                size_bytes -= live.memory.precopy(folder)
                 self.pool.flush(live.box.volume)  # that took its time
             yield size_bytes
 
@@ -1223,14 +1227,14 @@ class Sessions:
         with contextlib.ExitStack() as undo:
             self.pool.snapshot(source / "files", volume, readonly=False)
             undo.callback(self._delete, volume)
-            tree.check(images)
+            check_sizes(images)
             state = msgspec.json.decode((images / _TERMINAL_FILE).read_bytes(), type=TerminalState)
             facts = msgspec.json.decode((images / _BOX_FILE).read_bytes(), type=BoxFacts)
             box, _ = self._build_box(name, options, volume, state.size, facts)
             live = self._adopt("", box, state.size)
             undo.callback(self._end, live, "the restore failed")
-            held = tree.hold(box, images)
-            live.memory.begin_with(processes.host_pids(box.pid), images)
+            held = hold(box, images)
+            live.memory.track_from(processes.host_pids(box.pid), images)
             live.terminal.thaw(state)
             live.terminal.find_shell()
             self._remember_terminal(live)
@@ -1246,7 +1250,7 @@ class Sessions:
         for told in self.before_waking:
             told(live, point)
         twin.held.release()
-        if twin.options.net == "nat" and twin.held.saved.network_locked:
+        if twin.options.net == "nat" and twin.held.state.network_locked:
             space = live.box.open_namespace("net")
             try:
                 veth.abort_outside_connections(space)
@@ -1265,7 +1269,7 @@ class Sessions:
         with self.using(point):
             twin = self._hold(origin.name, origin.options, point)
         try:
-            twin.held.stop_clocks()
+            twin.held.stop_timers()
         except BaseException:
             self._end_spare(twin)
             raise

@@ -1,22 +1,22 @@
-"""What of a session's memory was written since its last checkpoint.
+"""Which pages of a session's memory were written since its last checkpoint.
 
-A dump that has to copy a gigabyte stops the session for half a second. Most of it has not changed since the
-point before. Where the kernel can tell what has, CRIU copies only that while the processes stand still, and
-the images are made whole again afterwards, when the session runs already, by cloning the rest from the
-point before (native/flatten.c): every point stays whole in itself, and neighbours share their blocks on
-disk.
+A dump that has to copy a gigabyte stops the session for half a second. Most of that memory has not changed
+since the checkpoint before. Where the kernel can report what has, CRIU copies only that while the processes
+stand still. Afterwards, when the session runs again, the images are completed by cloning the rest from the
+checkpoint before (native/flatten.c): every checkpoint stays complete in itself, and neighbours share their
+blocks on disk.
 
-The kernel tells by write protection: memory registered with a userfaultfd in asynchronous mode is protected
-at a dump while all stands still, a write lifts the protection of its page by itself, and PAGEMAP_SCAN lists
-the pages without it. Each large process makes such a userfaultfd (native/track.c has it do so), and it is
-held here and nowhere else. CRIU knows nothing of it and is shown soft-dirty bits instead (native/shim.c).
+The kernel reports by write protection. Memory registered with a userfaultfd in asynchronous mode is
+protected at a dump while the tree stands still. A write lifts the protection of its page, and PAGEMAP_SCAN
+lists the pages without protection. Each large process creates such a userfaultfd (native/track.c makes it do
+so), which is then held only here. CRIU does not know of it and is shown soft-dirty bits (native/shim.c).
 
-What makes it safe: protection is only ever set by a dump, page by page, in memory that stays where it is.
-Memory that is new, moved, inherited by fork, of a program that was just executed or restored, has none, and
-counts as written. So there is one thing to watch: that a dump compares with the very dump that has set the
-protection. That one is the `baseline`. It is taken away before each attempt and set again when a new point
-exists; without it everything is dumped. The descriptors die with the daemon, and the kernel lifts all
-protection with them.
+Why this is safe: protection is only ever set by a dump, page by page, in memory that stays where it is.
+Memory that is new, moved, inherited by fork, or of a program just executed or restored has no protection and
+counts as written. One condition is left: a dump must be compared with the very dump that set the protection.
+That dump is the `baseline`. It is removed before each attempt and set again when a new checkpoint exists;
+without it everything is dumped. The descriptors die with the daemon, and the kernel then lifts all
+protection.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ import struct
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from waypoint.engine import criu
+from waypoint.engine.images import write_memory
 from waypoint.errors import CannotCheckpoint
 from waypoint.kernel import processes
 from waypoint.kernel.syscalls import ioctl_number
@@ -41,41 +42,44 @@ from waypoint.kernel.syscalls import ioctl_number
 log = logging.getLogger("waypoint")
 
 _LARGE_BYTES = 16 << 20
-"""From how much memory of its own on a process is watched. Below, copying costs less than watching."""
-_MUCH_BYTES = 64 << 20
+"""A process with this much memory of its own is tracked. Below, copying costs less than tracking."""
+_PRECOPY_BYTES = 64 << 20
 """What takes longer to copy than a session should stand still."""
 _PAGE_BYTES = 4096
 _AREA_BYTES = 64 << 10
 """Smaller areas are always copied."""
+_HELPER_SECONDS = 10.0
 _REGISTER = ioctl_number(3, 0xAA, 0x00, 32)  # UFFDIO_REGISTER, struct uffdio_register
 _MODE_WP = 2
 _WRITEPROTECT = ioctl_number(3, 0xAA, 0x06, 24)  # UFFDIO_WRITEPROTECT, struct uffdio_writeprotect
-_HELPER_SECONDS = 10.0
 _SCAN = ioctl_number(3, ord("f"), 16, 96)  # PAGEMAP_SCAN, struct pm_scan_arg
 _IS_WPALLOWED, _IS_WRITTEN, _IS_PRESENT, _IS_SWAPPED, _IS_PFNZERO = 1, 2, 8, 16, 32
 _END_OF_MEMORY = 0x7FFF_FFFF_F000
 _REGIONS = 4096
-_OWN_WORDS = ("parent", "PAGEMAP_SCAN", "dirty memory", "racking memory", "id-reuse")
-"""What CRIU says when it is unhappy with what it was shown of dirty memory."""
+_TRACKING_ERRORS = ("parent", "PAGEMAP_SCAN", "dirty memory", "racking memory", "id-reuse")
+"""CRIU's words when it cannot use what it was shown of dirty memory."""
 
 
-_Who = tuple[int, int]
-"""A process: the host's number for it and when it was started, in ticks."""
+class _Task(NamedTuple):
+    """A process. The start time tells it from a later one with the same number."""
+
+    host_pid: int
+    start_ticks: int
 
 
-class NotWhole(CannotCheckpoint):
-    """Raised when images could not be made whole from those they were compared with."""
+class IncompleteImages(CannotCheckpoint):
+    """Raised when images could not be completed from those they were compared with."""
 
 
 @functools.cache
 def supported(engine: Path) -> bool:
-    """Whether this kernel notices writes by every way in which memory changes. Tried, not looked up: some
-    versions have the calls and forget what was written to memory that has moved."""
+    """Whether this kernel notices writes by every way in which memory changes. Tried out: some versions have
+    the calls and forget what was written to memory that has moved."""
     done = subprocess.run(
         [engine / "bin" / "track"], capture_output=True, text=True, check=False, timeout=_HELPER_SECONDS
     )
     if done.stdout != "ok\n":
-        log.info("written memory cannot be told from other memory here: %s", done.stdout.strip())
+        log.info("this kernel cannot report which memory was written: %s", done.stdout.strip())
     return done.stdout == "ok\n"
 
 
@@ -95,7 +99,7 @@ def _areas(host_pid: int) -> Iterator[tuple[int, int]]:
                 yield start, end
 
 
-def _started(host_pid: int) -> int:
+def _read_start_ticks(host_pid: int) -> int:
     with open(f"/proc/{host_pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 
@@ -104,43 +108,55 @@ def _scan(
     pagemap: int,
     start: int,
     end: int,
-    wanted: int,
-    unwanted: int,
     *,
+    include: int,
+    exclude: int,
     protect: bool = False,
-    most_pages: int = 0,
+    max_pages: int = 0,
 ) -> int:
-    """How much memory of its own a process has there with all of the one and none of the other properties."""
+    """How much memory of its own a process has in a range, with all properties of `include` and none of
+    `exclude`. `protect`: writes to those pages are noticed from now on."""
     regions = array.array("Q", bytes(_REGIONS * 24))
-    found = 0
+    size_bytes = 0
     while start < end:
-        # struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted,
-        # category_mask, category_anyof_mask, return_mask
         request = bytearray(
             struct.pack(
-                *("=12Q", 96, protect, start, end, 0, regions.buffer_info()[0], _REGIONS, most_pages),
-                *(unwanted, wanted | unwanted, _IS_PRESENT | _IS_SWAPPED, _IS_PRESENT),
+                "=12Q",
+                96,  # size
+                protect,  # flags
+                start,
+                end,
+                0,  # walk_end, set by the kernel
+                regions.buffer_info()[0],  # vec
+                _REGIONS,  # vec_len
+                max_pages,
+                exclude,  # category_inverted
+                include | exclude,  # category_mask
+                _IS_PRESENT | _IS_SWAPPED,  # category_anyof_mask
+                _IS_PRESENT,  # return_mask
             )
         )
         count = 3 * fcntl.ioctl(pagemap, _SCAN, request)
-        found += sum(regions[1:count:3]) - sum(regions[0:count:3])
-        reached: int = struct.unpack_from("=Q", request, 32)[0]
-        if reached <= start or (most_pages and found):
+        size_bytes += sum(regions[1:count:3]) - sum(regions[0:count:3])
+        walk_end: int = struct.unpack_from("=Q", request, 32)[0]
+        if walk_end <= start or (max_pages and size_bytes):
             break
-        start = reached
-    return found
+        start = walk_end
+    return size_bytes
 
 
 def _unchanged_bytes(host_pid: int) -> int:
     """How much of its memory a dump need not copy."""
     with open(f"/proc/{host_pid}/pagemap", "rb") as pagemap:
-        return _scan(pagemap.fileno(), 0, _END_OF_MEMORY, _IS_WPALLOWED, _IS_WRITTEN | _IS_PFNZERO)
+        exclude = _IS_WRITTEN | _IS_PFNZERO
+        return _scan(pagemap.fileno(), 0, _END_OF_MEMORY, include=_IS_WPALLOWED, exclude=exclude)
 
 
 def _protect(host_pid: int) -> None:
-    """From now on it is known what is written to its watched memory."""
+    """From now on writes to its tracked memory are noticed."""
     with open(f"/proc/{host_pid}/pagemap", "rb") as pagemap:
-        _scan(pagemap.fileno(), 0, _END_OF_MEMORY, _IS_WPALLOWED | _IS_WRITTEN, _IS_PFNZERO, protect=True)
+        include = _IS_WPALLOWED | _IS_WRITTEN
+        _scan(pagemap.fileno(), 0, _END_OF_MEMORY, include=include, exclude=_IS_PFNZERO, protect=True)
 
 
 class Memory:
@@ -148,115 +164,115 @@ class Memory:
 
     def __init__(self, engine: Path) -> None:
         self._engine = engine
-        self._watched: dict[_Who, int] = {}
+        self._tracked: dict[_Task, int] = {}
         """The userfaultfd of each process whose writes are noticed."""
-        self._refused: set[_Who] = set()
+        self._refused: set[_Task] = set()
         self._baseline: Path | None = None
-        self._gave_up = False
+        self._disabled = False
 
     @property
-    def watching(self) -> bool:
+    def tracking(self) -> bool:
         """Whether a dump is to protect what it has saved."""
-        return bool(self._watched)
+        return bool(self._tracked)
 
     def prepare(self, host_pids: Iterable[int]) -> int:
-        """Sees to it that writes of the large processes are noticed from the next dump on, while they run.
-        Returns about how much that dump will have to copy."""
-        large: list[_Who] = []
+        """Has the writes of large processes noticed from the next dump on, while they run. Returns about how
+        much that dump will have to copy."""
+        large: list[_Task] = []
         total = 0
         for host_pid in host_pids:
             own, shared = processes.memory_bytes(host_pid)
             total += own + shared
             with contextlib.suppress(OSError):
-                if own >= _LARGE_BYTES and not self._gave_up:
-                    large.append((host_pid, _started(host_pid)))
+                if own >= _LARGE_BYTES and not self._disabled:
+                    large.append(_Task(host_pid, _read_start_ticks(host_pid)))
         if large and not supported(self._engine):
             large = []
-        self._watch(large)
+        self._track(large)
         if self._baseline:
             unchanged = 0
-            for who in self._watched:
+            for task in self._tracked:
                 with contextlib.suppress(OSError):
-                    unchanged += _unchanged_bytes(who[0])
+                    unchanged += _unchanged_bytes(task.host_pid)
             if unchanged < total // 2:
-                self._baseline = None  # putting it together would take longer than copying everything
+                self._baseline = None  # completing the images would take longer than copying everything
             else:
                 total -= unchanged
         return max(total, 0)
 
-    def is_worth_copying_ahead(self, size_bytes: int) -> bool:
-        return bool(self._watched) and self._baseline is None and size_bytes >= _MUCH_BYTES
+    def should_precopy(self, size_bytes: int) -> bool:
+        return bool(self._tracked) and self._baseline is None and size_bytes >= _PRECOPY_BYTES
 
-    def copy_ahead(self, folder: Path) -> int:
-        """Copies what is watched into `folder` while the processes run, so that the next dump has to copy
-        only what they write meanwhile; how much that was. The folder has to stay until that dump is done."""
-        copied: dict[int, list[tuple[int, int]]] = {}
+    def precopy(self, folder: Path) -> int:
+        """Copies tracked memory into `folder` while the processes run, so that the next dump has to copy only
+        what they write meanwhile. Returns how many bytes. The folder must stay until that dump is done."""
+        ranges: dict[int, list[tuple[int, int]]] = {}
         try:
-            for host_pid, _ in self._watched:
-                process = processes.read(host_pid)
-                if process:
-                    copied[process.pid] = self._copy_one(process, folder)
+            for task in self._tracked:
+                if process := processes.read(task.host_pid):
+                    ranges[process.pid] = self._precopy_process(process, folder)
         except (OSError, ValueError) as error:
             log.info("memory could not be copied ahead: %s", error)
             return 0
-        criu.write_memory(folder, copied)
+        write_memory(folder, ranges)
         self._baseline = folder
-        return sum(count for stretches in copied.values() for _, count in stretches) * _PAGE_BYTES
+        return sum(count for pairs in ranges.values() for _, count in pairs) * _PAGE_BYTES
 
-    def _copy_one(self, process: processes.Process, folder: Path) -> list[tuple[int, int]]:
+    def _precopy_process(self, process: processes.Process, folder: Path) -> list[tuple[int, int]]:
         with open(folder / f"pages-{process.pid}.img", "x+b") as pages:
             words = [str(self._engine / "bin" / "precopy"), str(process.host_pid), str(pages.fileno())]
             done = subprocess.run(
                 words, pass_fds=[pages.fileno()], capture_output=True, text=True, check=False
             )
-        *stretches, said = done.stdout.splitlines() or [""]
-        if said != "ok":
-            raise OSError(f"process {process.pid}: {said or done.returncode}")
-        return [(int(at, 16), int(count)) for at, count in map(str.split, stretches)]
+        *lines, verdict = done.stdout.splitlines() or [""]
+        if verdict != "ok":
+            raise OSError(f"process {process.pid}: {verdict or done.returncode}")
+        return [(int(address, 16), int(count)) for address, count in map(str.split, lines)]
 
-    def begin_with(self, host_pids: Iterable[int], images: Path) -> None:
-        """The processes were just restored from `images` and have not run yet: their first dump can be
+    def track_from(self, host_pids: Iterable[int], images: Path) -> None:
+        """For processes that were just restored from `images` and have not run yet: their first dump can be
         compared with those."""
         self.prepare(host_pids)
-        self._refused.clear()  # perhaps it was too early for some
+        self._refused.clear()  # for some it may have been too early
         try:
-            for host_pid, _ in self._watched:
-                _protect(host_pid)
+            for task in self._tracked:
+                _protect(task.host_pid)
         except OSError as error:
             log.info("the first dump will be a full one: %s", error)
         else:
-            self.settle(images)
+            self.set_baseline(images)
 
-    def _watch(self, large: Sequence[_Who]) -> None:
-        for gone in self._watched.keys() - {*large}:
-            self._drop(gone)
+    def _track(self, large: Sequence[_Task]) -> None:
+        for task in self._tracked.keys() - {*large}:
+            self._drop(task)
         self._refused &= {*large}
-        for who in list(self._watched):
-            if not self._register(who):
-                self._drop(who)
-        fresh = [who for who in large if who not in self._watched and who not in self._refused]
-        for who, fd in self._open(fresh).items():
-            self._watched[who] = fd
-            if not self._register(who):
-                self._drop(who)
-        self._refused.update(who for who in fresh if who not in self._watched)
+        for task in list(self._tracked):
+            if not self._register(task):
+                self._drop(task)
+        fresh = [task for task in large if task not in self._tracked and task not in self._refused]
+        for task, fd in self._open(fresh).items():
+            self._tracked[task] = fd
+            if not self._register(task):
+                self._drop(task)
+        self._refused.update(task for task in fresh if task not in self._tracked)
 
-    def _drop(self, who: _Who) -> None:
-        os.close(self._watched.pop(who))
+    def _drop(self, task: _Task) -> None:
+        os.close(self._tracked.pop(task))
 
-    def _register(self, who: _Who) -> bool:
-        """Has all of a process's memory watched that can be; False when it has other memory by now (exec)."""
-        fd = self._watched[who]
+    def _register(self, task: _Task) -> bool:
+        """Tracks all memory of a process that can be; False when it has other memory by now (exec)."""
+        fd = self._tracked[task]
         try:
-            with open(f"/proc/{who[0]}/pagemap", "rb") as pagemap:
-                for start, end in _areas(who[0]):
-                    if _scan(pagemap.fileno(), start, end, 0, _IS_WPALLOWED | _IS_PFNZERO, most_pages=1):
+            with open(f"/proc/{task.host_pid}/pagemap", "rb") as pagemap:
+                for start, end in _areas(task.host_pid):
+                    exclude = _IS_WPALLOWED | _IS_PFNZERO
+                    if _scan(pagemap.fileno(), start, end, include=0, exclude=exclude, max_pages=1):
                         self._register_area(fd, start, end)
         except ProcessLookupError:
             return False
         except OSError as error:
-            log.debug("memory of %d: %s", who[0], error)
-            return os.path.exists(f"/proc/{who[0]}")
+            log.debug("memory of %d: %s", task.host_pid, error)
+            return os.path.exists(f"/proc/{task.host_pid}")
         return True
 
     @staticmethod
@@ -265,18 +281,18 @@ class Memory:
             fcntl.ioctl(fd, _REGISTER, struct.pack("=QQQQ", start, end - start, _MODE_WP, 0))
         except ProcessLookupError:
             raise
-        except OSError as error:  # gone meanwhile, or of another kind: not watched, so copied
-            log.debug("memory %x-%x is not watched: %s", start, end, error)
+        except OSError as error:  # gone meanwhile, or of another kind: not tracked, so copied
+            log.debug("memory %x-%x is not tracked: %s", start, end, error)
             return
-        # It may have been watched before, with marks of protection left from then that mean nothing now.
+        # It may have been tracked before. Protection left from then has no meaning now.
         fcntl.ioctl(fd, _WRITEPROTECT, struct.pack("=QQQ", start, end - start, 0))
 
-    def _open(self, whom: Sequence[_Who]) -> dict[_Who, int]:
-        """A userfaultfd of each process that gives one."""
-        found: dict[_Who, int] = {}
-        if not whom:
-            return found
-        by_pid = {who[0]: who for who in whom}
+    def _open(self, tasks: Sequence[_Task]) -> dict[_Task, int]:
+        """A userfaultfd of each process that provides one."""
+        result: dict[_Task, int] = {}
+        if not tasks:
+            return result
+        by_pid = {task.host_pid: task for task in tasks}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
@@ -288,26 +304,30 @@ class Memory:
                 while packet := socket.recv_fds(ours, 512, 1):
                     if not packet[0]:
                         break
-                    pid, _, said = packet[0].decode().partition(" ")
+                    pid, _, message = packet[0].decode().partition(" ")
                     if packet[1]:
-                        found[by_pid[int(pid)]] = packet[1][0]
+                        result[by_pid[int(pid)]] = packet[1][0]
                     else:
-                        log.info("writes of process %s are not noticed: %s", pid, said)
+                        log.info("writes of process %s are not noticed: %s", pid, message)
             finally:
                 helper.wait()
-        return found
+        return result
 
     def take_baseline(self) -> Path | None:
-        """The images that the protection refers to, if there are any still. From now on there are none."""
+        """The images that the protection refers to, if they still exist. Afterwards there is no baseline."""
         baseline, self._baseline = self._baseline, None
-        return baseline if baseline and self._watched and baseline.is_dir() else None
+        return baseline if baseline and self._tracked and baseline.is_dir() else None
 
-    def make_whole(self, images: Path, parent: Path, whole: Path) -> None:
-        """Puts the images of memory together in `whole`, from what is in `images` and from `parent`."""
+    def set_baseline(self, images: Path) -> None:
+        """The last dump has become a checkpoint: the protection refers to its images."""
+        self._baseline = images if self._tracked else None
+
+    def complete_images(self, images: Path, parent: Path, target: Path) -> None:
+        """Writes complete images of memory into `target`, from the pages in `images` and in `parent`."""
         (images / "parent").unlink(missing_ok=True)
         with contextlib.ExitStack() as opened:
             # By descriptor: a folder in memory has no name that others could use.
-            folders = [os.open(one, os.O_RDONLY | os.O_DIRECTORY) for one in (images, parent, whole)]
+            folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (images, parent, target)]
             for folder in folders:
                 opened.callback(os.close, folder)
             done = subprocess.run(
@@ -318,23 +338,23 @@ class Memory:
                 check=False,
             )
         if done.stdout != "ok\n":
-            raise NotWhole(f"the images could not be made whole: {(done.stdout or done.stderr).strip()}")
+            raise IncompleteImages(
+                f"the images could not be completed: {(done.stdout or done.stderr).strip()}"
+            )
 
-    def settle(self, images: Path) -> None:
-        """The last dump has become a point: the protection refers to its images."""
-        self._baseline = images if self._watched else None
+    def could_cause(self, error: CannotCheckpoint) -> bool:
+        """Whether a dump may have failed because memory is tracked."""
+        lines = error.details.get("log", ())
+        return isinstance(error, IncompleteImages) or any(
+            words in line for line in lines for words in _TRACKING_ERRORS
+        )
 
-    def may_be_to_blame(self, error: CannotCheckpoint) -> bool:
-        """Whether a dump may have failed because memory is watched."""
-        said = error.details.get("log", ())
-        return isinstance(error, NotWhole) or any(words in line for line in said for words in _OWN_WORDS)
-
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """From now on everything is dumped."""
         self.close()
-        self._gave_up = True
+        self._disabled = True
 
     def close(self) -> None:
-        for who in list(self._watched):
-            self._drop(who)
+        for task in list(self._tracked):
+            self._drop(task)
         self._baseline = None

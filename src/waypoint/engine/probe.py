@@ -18,7 +18,8 @@ from pathlib import Path
 
 from waypoint.box.box import KDAT_IN_BOX, Box, make_volume, socket_path, write_plan
 from waypoint.box.keeper import Keeper
-from waypoint.engine import tree
+from waypoint.engine.dump import Dump
+from waypoint.engine.revive import hold
 from waypoint.errors import WaypointError
 from waypoint.home import Home
 from waypoint.model import BoxOptions, Size
@@ -104,7 +105,9 @@ def _try(home: Home, engine: Path, folder: Path) -> bytes:
             argv = [sys.executable, "-I", "-S", "-c", _PROGRAM]
             shell = first.keeper.start("shell", "/", argv, ["PATH=/usr/bin:/bin"], (slave, slave, slave))
             _expect(master, "up")
-            tree.save(first, images, outside_pipes=(), shell=shell, while_frozen=lambda _: None)
+            with Dump(first, images, shell=shell) as dump:
+                for _ in dump.pauses():
+                    pass
             os.write(master, b"\n")
             _expect(master, "well")
         kdat = Path(f"/proc/{first.pid}/root{KDAT_IN_BOX}").read_bytes()
@@ -113,7 +116,7 @@ def _try(home: Home, engine: Path, folder: Path) -> bytes:
     second = _box(home, engine, folder, "second")
     try:
         with _terminal(home, second) as (master, _):
-            tree.hold(second, images).release()
+            hold(second, images).release()
             os.write(master, b"\n")
             _expect(master, "well")
     finally:

@@ -1,0 +1,151 @@
+"""Why CRIU failed: its log and the state of the box, turned into an error that names the process.
+
+CRIU stops at the first thing it cannot handle and logs it in its own terms. The causes that are known are
+looked for in the processes themselves; otherwise the log's first error is what is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from waypoint.box.box import Box
+from waypoint.engine.criu import CriuFailed, CriuTimedOut
+from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
+from waypoint.kernel import processes
+
+_NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "time", "cgroup")
+_TEST_BYTES = 8 << 20
+_TRANSIENT = ("In-flight connection", "in-flight socket")
+"""CRIU's words for a connection that is not accepted yet. Mostly it is a moment later."""
+_NOT_ACCEPTED = "a connection to it waits to be accepted"
+_HARMLESS = ("rlimit: Can't setup RLIMIT_NOFILE for self", "No parent image found, though parent directory")
+"""Errors in CRIU's log after which it goes on: it may not open more files; a process did not exist yet in
+the dump that it compares with."""
+
+
+def read_errors(log: Path) -> list[str]:
+    """The error lines of a log, without CRIU's own source positions."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [
+        line.split(": ", 1)[-1].strip()
+        for line in lines
+        if "Error (" in line and not any(words in line for words in _HARMLESS)
+    ]
+
+
+def is_transient(error: CannotCheckpoint) -> bool:
+    """Whether the same dump is likely to succeed a moment later."""
+    return any(words in line for line in error.details.get("log", ()) for words in _TRANSIENT)
+
+
+def cannot_checkpoint(box: Box, images: Path, failure: CriuFailed) -> WaypointError:
+    """The error for a dump that failed."""
+    lines = read_errors(images / "dump.log")
+    if _is_full(images):
+        return NoSpace(
+            "no space left in the pool for the memory of the processes",
+            hint="free some with `waypoint prune`; the session runs on untouched",
+        )
+    if isinstance(failure, CriuTimedOut):
+        return CannotCheckpoint(
+            f"the processes could not be saved: {failure}",
+            hint="try again, or keep the files alone with --files-only",
+            log=lines[:20],
+        )
+    culprits = [
+        {"pid": process.pid, "command": process.command, "reason": reason}
+        for process, reason in find_unsavable(box) or _find_in_log(box, lines)
+    ]
+    if culprits:
+        first = culprits[0]
+        message = f"process {first['pid']} ({first['command']}) cannot be saved: {first['reason']}"
+    else:
+        message = "the processes cannot be saved: " + (lines[0] if lines else "CRIU gave no reason")
+    return CannotCheckpoint(
+        message,
+        hint="end that process, or keep the files alone with --files-only; the session runs on untouched",
+        processes=culprits,
+        log=lines[:20],
+    )
+
+
+def cannot_restore(images: Path, failure: CriuFailed) -> CannotRestore:
+    """The error for a restore that failed."""
+    lines = read_errors(images / "restore.log")
+    reason = str(failure) if isinstance(failure, CriuTimedOut) else (lines or ["CRIU gave no reason"])[0]
+    return CannotRestore(
+        f"the processes could not be restored: {reason}",
+        hint="nothing has changed; `--files-only` brings back the files with a fresh shell",
+        log=lines[:20],
+    )
+
+
+def find_unsavable(box: Box) -> list[tuple[processes.Process, str]]:
+    """The processes of a box that CRIU is known to refuse, each with the reason."""
+    members = processes.below(box.pid)  # CRIU may be among them, in namespaces of its own
+    anchor = next((process for process in members if process.comm == "waypoint-anchor"), None)
+    if anchor is None:
+        return []
+    result = []
+    tree = [anchor, *processes.below(anchor.host_pid)]
+    for process in sorted(tree, key=lambda process: -process.namespaces):
+        targets = processes.descriptors(process.host_pid).values()
+        if any("io_uring" in target for target in targets):
+            result.append((process, "it uses io_uring, which cannot be saved"))
+        elif any(target.startswith("anon_inode:") and "bpf" in target for target in targets):
+            result.append((process, "it holds a BPF object, which cannot be saved"))
+        elif tracer := _read_tracer(process.host_pid):
+            result.append((process, f"it is being traced by {tracer.command}"))
+        elif process.namespaces > anchor.namespaces:
+            in_box = dataclasses.replace(process, pid=process.pids[anchor.namespaces - 1])
+            result.append((in_box, "it lives in a nested pid namespace, which cannot be saved"))
+        else:
+            own = [
+                kind
+                for kind in _NAMESPACES
+                if processes.namespace(process.host_pid, kind)
+                not in (None, processes.namespace(anchor.host_pid, kind))
+            ]
+            if own:
+                result.append(
+                    (process, f"it lives in a {own[0]} namespace of its own, which cannot be saved")
+                )
+    return result
+
+
+def _read_tracer(host_pid: int) -> processes.Process | None:
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{host_pid}/status") as lines:
+        tracer = next((int(line.split()[1]) for line in lines if line.startswith("TracerPid:")), 0)
+        return processes.read(tracer) if tracer else None
+    return None
+
+
+def _find_in_log(box: Box, lines: Sequence[str]) -> list[tuple[processes.Process, str]]:
+    """The process that CRIU was busy with when it stopped, and why it did."""
+    transient = any(words in line for line in lines for words in _TRANSIENT)
+    for line in lines:
+        if match := re.search(r"\(pid: (\d+)\)", line):
+            reason = _NOT_ACCEPTED if transient else lines[0]
+            return [(process, reason) for process in processes.below(box.pid) if process.pid == int(match[1])]
+    return []
+
+
+def _is_full(images: Path) -> bool:
+    """Whether there is no room for the images: then even the log may be missing."""
+    test_file = images / "room"
+    try:
+        with open(test_file, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _TEST_BYTES)
+        test_file.unlink()
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False

@@ -1,0 +1,168 @@
+"""Bringing a saved tree back to life in a fresh box: up to the moment before it runs, and from there.
+
+`hold` stops when all processes exist and none has run; a spare is a tree left there. In that moment what
+CRIU cannot restore is put right:
+
+- the foreground job of the terminal is set again, or a program would find itself in the background and its
+  read would fail;
+- POSIX locks are taken again inside the processes that held them (native/relock.c);
+- terminals that live wholly inside the tree (tmux's panes) are created before the tree is forked, so that
+  its session leaders have them before they have children (native/shim.c);
+- typed input is put back into the terminals, traits are set again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+from collections.abc import Sequence
+from pathlib import Path
+
+from waypoint.box.box import ENGINE_IN_BOX, Box
+from waypoint.engine import criu, diagnosis, traits
+from waypoint.engine.criu import Stage
+from waypoint.engine.dump import put_typed
+from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state
+from waypoint.errors import CannotRestore
+from waypoint.kernel import processes, timers
+from waypoint.kernel.network import veth
+
+_FAR_PID = 3_000_000
+"""CRIU's own helpers get pids above this: no process of a tree has one that large."""
+_RELOCK_SECONDS = 30.0
+
+
+class HeldTree:
+    """A tree that exists in its box and has not run yet. `release` lets it run; it ends with its box."""
+
+    def __init__(self, box: Box, state: TreeState, conversation: criu.Conversation, images: Path) -> None:
+        self.box, self.state, self._conversation, self._images = box, state, conversation, images
+        self._stopped_timers: list[timers.Stopped] = []
+        self._members = [process.host_pid for process in processes.below(box.pid) if process.state != "Z"]
+        self.released = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its processes, and CRIU, are still alive. The kernel may have killed one when memory
+        ran out; CRIU would wait for it until its time limit."""
+        return not any(processes.is_over(host_pid) for host_pid in self._members)
+
+    def stop_timers(self) -> None:
+        """For a tree that is held for long. Timer descriptors run from the moment they are restored. (Other
+        timers, and TCP connections, are started by CRIU when it leaves this stage.)"""
+        for process in processes.below(self.box.pid):
+            for fd, target in processes.descriptors(process.host_pid).items():
+                if target == timers.TARGET:
+                    self._stopped_timers.append(timers.stop(processes.duplicate(process.host_pid, fd)))
+
+    def release(self) -> None:
+        """Lets the tree run."""
+        with self._conversation:
+            while self._stopped_timers:
+                self._stopped_timers.pop().resume()
+            try:
+                for _ in self._conversation.stages():
+                    pass
+            except criu.CriuFailed as failure:
+                raise diagnosis.cannot_restore(self._images, failure) from failure
+            self.released = True
+        self.box.keeper.adopt(self.state.anchor)
+
+    def close(self) -> None:
+        """For a tree that will never run. The caller ends its box."""
+        self._conversation.close()
+        while self._stopped_timers:
+            os.close(self._stopped_timers.pop().fd)
+
+
+def hold(box: Box, images: Path) -> HeldTree:
+    """Restores the tree into a fresh box, up to the moment before its first instruction."""
+    state = read_state(images)
+    terminals = inner_terminals(images)
+    box.keeper.set_last_pid(_FAR_PID)
+    try:
+        with contextlib.ExitStack() as undo:
+            conversation = undo.enter_context(_start_criu(box, images, state, terminals))
+            _follow_to_hold(conversation, box, lock_network=state.network_locked)
+            _complete(box, state, drop_ptys=bool(terminals))
+            undo.pop_all()
+    except criu.CriuFailed as failure:
+        raise diagnosis.cannot_restore(images, failure) from failure
+    return HeldTree(box, state, conversation, images)
+
+
+def _start_criu(box: Box, images: Path, state: TreeState, terminals: dict[int, int]) -> criu.Conversation:
+    with contextlib.ExitStack() as opened:
+        status_pipe = box.keeper.status_pipe()
+        opened.callback(os.close, status_pipe)
+        inherited = [status_pipe]
+        if state.outside_pipes:
+            # Their other ends were a client's. The program goes on, and its output is dropped. (Not the
+            # host's /dev/null: with that the tree could not be saved again.)
+            null = os.open(f"/proc/{box.pid}/root/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, null)
+            inherited += [null] * len(state.outside_pipes)  # CRIU wants a descriptor of its own for each
+        inodes = [state.status_pipe, *state.outside_pipes]
+        names = [(f"pipe:[{inode}]", criu.FIRST_INHERITED_FD + at) for at, inode in enumerate(inodes)]
+        env: list[str] = []
+        if terminals:
+            leaders = [f"{leader}:{index}" for index, leader in terminals.items() if leader]
+            env.append("WAYPOINT_PTYS=" + ",".join(box.keeper.hold_ptys(sorted(terminals))))
+            env.append("WAYPOINT_LEADERS=" + ",".join(leaders))
+        return criu.start(
+            box,
+            images,
+            criu.restore_request(names, lock_network=state.network_locked),
+            ipc="keep" if state.ipc else "new",
+            size_bytes=sum(entry.stat().st_size for entry in os.scandir(images)),
+            env=env,
+            inherited=inherited,
+        )
+
+
+def _follow_to_hold(conversation: criu.Conversation, box: Box, *, lock_network: bool) -> None:
+    namespace = box.open_namespace("net")
+    try:
+        for stage in conversation.stages():
+            match stage:
+                # CRIU expects the locks of its dump to be still there, but this box's network is new.
+                case Stage.PREPARED if lock_network:
+                    veth.lock(namespace)
+                case Stage.HELD:
+                    if lock_network:
+                        veth.unlock(namespace)
+                    return
+    finally:
+        os.close(namespace)
+
+
+def _complete(box: Box, state: TreeState, *, drop_ptys: bool) -> None:
+    """Gives a held tree what CRIU does not restore."""
+    put_typed(box, state.typed)
+    if drop_ptys:
+        box.keeper.drop_ptys()
+    _retake_locks(box, state.locks)
+    traits.apply(processes.below(box.pid) if state.traits else (), state.traits)
+    with contextlib.suppress(OSError):  # the foreground group may have no process any more
+        box.keeper.set_foreground(state.foreground)
+    box.keeper.set_last_pid(state.last_pid)
+
+
+def _retake_locks(box: Box, locks: Sequence[Lock]) -> None:
+    if not locks:
+        return
+    kinds = {True: fcntl.F_WRLCK, False: fcntl.F_RDLCK}
+    words = [f"{lock.pid}:{lock.fd}:{kinds[lock.write]}:{lock.start}:{lock.length}" for lock in locks]
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as report:
+        try:
+            box.keeper.run("keep", [], [str(ENGINE_IN_BOX / "bin" / "relock"), *words], [writer])
+        finally:
+            os.close(writer)
+        # It writes one line, at its end.
+        ready = select.select([report], [], [], _RELOCK_SECONDS)[0]
+        result = report.read() if ready else "no answer in time"
+    if result != "ok\n":
+        raise CannotRestore(f"file locks could not be taken again: {result.strip() or 'no answer'}")
