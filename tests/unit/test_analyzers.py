@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 import pytest
@@ -63,6 +63,9 @@ class Folder:
 
     def listdir(self, path: str) -> list[str]:
         return os.listdir(self._at(path))
+
+    def open(self, path: str) -> BinaryIO:
+        return open(self._at(path), "rb")
 
 
 class Box:
@@ -540,7 +543,7 @@ def test_what_is_staged_modified_deleted_and_only_rewritten(box: Box, clone: Pat
     git(clone, "add", "api/new.py")
     (clone / "api/pay.py").write_text("pay = 1\n")  # the same bytes at another time
     change = only(box.look(), RepositoryChange)
-    assert (change.committed, change.staged, change.modified, change.untracked) == (1, 1, 1, 0)
+    assert (change.committed, change.staged, change.modified, change.untracked) == (0, 1, 1, 0)
     assert change.modified_paths == ("README",)
     assert headline(box.look()) == []
 
@@ -603,7 +606,9 @@ def test_amending_resetting_merging_and_picking(box: Box, clone: Path) -> None:
     git(clone, "reset", "--quiet", "--hard", "HEAD~1")
     change = only(box.look(), RepositoryChange)
     subjects = [commit.subject for commit in change.commits]
-    assert subjects == ['Revert "right words"', "merge side", "on the side", "right words"]
+    assert subjects[0] == "Merge branch 'side'"
+    assert sorted(subjects[1:]) == ["on the side", "right words"]
+    assert change.lost_count == 0
     assert change.moves[-1] == "reset: moving to HEAD~1"
 
 
@@ -637,7 +642,7 @@ def test_clones_come_and_go_and_move(box: Box, clone: Path, tmp_path: Path) -> N
         "main",
         0,
     )
-    assert change.committed == 2
+    assert change.committed == 0
     assert headline(found) == ["git +copy on main"]
     box.checkpoint()
     (box.root / "copy").rename(box.root / "moved")
@@ -683,7 +688,7 @@ def test_a_linked_worktree_and_a_submodule_are_repositories_of_their_own(box: Bo
     git(clone, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(clone), "sub")
     changes = {change.path: change for change in box.look().findings if isinstance(change, RepositoryChange)}
     assert changes["/app/sub"].change == "created"
-    assert changes["/app/sub"].committed == 2
+    assert (changes["/app/sub"].commit_count, changes["/app/sub"].committed) == (0, 0)
 
 
 def test_commits_are_found_without_a_reflog_and_in_bare_repositories(box: Box, clone: Path) -> None:
@@ -703,15 +708,140 @@ def test_commits_are_found_without_a_reflog_and_in_bare_repositories(box: Box, c
     assert [moved.branch for moved in changes["/bare.git"].branches] == ["main"]
 
 
+def commit(box: Box, where: Path, path: str, subject: str) -> str:
+    box.write(path, subject)
+    git(where, "add", "--all")
+    git(where, "commit", "--quiet", f"--message={subject}")
+    return git(where, "rev-parse", "HEAD")
+
+
+def counts(change: RepositoryChange) -> tuple[int, int]:
+    return change.commit_count, change.lost_count
+
+
+def test_commits_that_were_reset_squashed_or_rebased_away_are_not_told(box: Box, clone: Path) -> None:
+    commit(box, clone, "/app/a", "one")
+    commit(box, clone, "/app/b", "two")
+    git(clone, "reset", "--quiet", "--hard", "HEAD~2")
+    assert (change := only(box.look(), RepositoryChange)).commits == ()
+    assert counts(change) == (0, 0)
+    assert change.moves == ("reset: moving to HEAD~2",)
+
+    commit(box, clone, "/app/a", "one")
+    commit(box, clone, "/app/b", "two")
+    box.checkpoint()
+    git(clone, "reset", "--quiet", "--soft", "HEAD~2")
+    git(clone, "commit", "--quiet", "--message=squashed")
+    git(clone, "reflog", "expire", "--expire=now", "--all")
+    git(clone, "gc", "--quiet", "--prune=now")
+    change = only(box.look(), RepositoryChange)
+    assert [made.subject for made in change.commits] == ["squashed"]
+    assert counts(change) == (1, 2)
+    assert change.committed == 0  # the same files as before, in one commit
+
+    box.checkpoint()
+    git(clone, "checkout", "--quiet", "-b", "topic", "HEAD~1")
+    commit(box, clone, "/app/t", "topic work")
+    box.checkpoint()
+    git(clone, "rebase", "--quiet", "main")
+    change = only(box.look(), RepositoryChange)
+    assert [made.subject for made in change.commits] == ["topic work", "squashed"]
+    assert counts(change) == (2, 1)
+
+
+def test_a_commit_on_another_branch_belongs_to_that_branch(box: Box, clone: Path) -> None:
+    git(clone, "checkout", "--quiet", "-b", "side")
+    commit(box, clone, "/app/s", "on the side")
+    git(clone, "checkout", "--quiet", "main")
+    change = only(box.look(), RepositoryChange)
+    assert counts(change) == (0, 0)
+    assert change.committed == 0
+    assert [(move.branch, move.gained, move.lost) for move in change.branches] == [("side", 1, 0)]
+
+
+def test_going_back_invents_no_commits(box: Box, clone: Path) -> None:
+    old, _ = box.views()
+    commit(box, clone, "/app/a", "one")
+    commit(box, clone, "/app/b", "two")
+    new = box.views()[1]
+    [back] = analyze(new, old, box.touched()).findings
+    assert isinstance(back, RepositoryChange)
+    assert (back.commits, counts(back), back.moves, back.committed) == ((), (0, 2), (), 0)
+
+
+def test_worktrees_that_come_and_go(box: Box, clone: Path) -> None:
+    for number in range(3):
+        commit(box, clone, "/app/a", f"c{number}")
+    box.checkpoint()
+    git(clone, "worktree", "add", "--quiet", "-b", "wt", str(box.root / "linked"))
+    box.write("/linked/.git", "gitdir: /app/.git/worktrees/linked\n")
+    box.write("/app/.git/worktrees/linked/gitdir", "/linked/.git\n")
+    changes = {change.path: change for change in box.look().findings if isinstance(change, RepositoryChange)}
+    assert changes["/linked"].change == "created"
+    assert changes["/linked"].worktree_of == "/app"
+    assert (counts(changes["/linked"]), changes["/linked"].committed) == ((0, 0), 0)
+    assert changes["/linked"].untracked == changes["/linked"].modified == changes["/linked"].staged == 0
+    assert [(move.branch, move.gained) for move in changes["/app"].branches] == [("wt", 0)]
+    box.checkpoint()
+    shutil.rmtree(box.root / "linked")
+    git(clone, "worktree", "prune")
+    changes = {change.path: change for change in box.look().findings if isinstance(change, RepositoryChange)}
+    assert {path: change.change for path, change in changes.items()} == {"/linked": "removed"}
+    assert counts(changes["/linked"]) == (0, 0)
+
+
+def test_ignored_and_deleted_files_are_not_untracked(box: Box, clone: Path) -> None:
+    box.write("/app/.gitignore", "*.log\n/build/\n!keep.log\nnode_modules\n")
+    box.write("/app/api/.gitignore", "local-*\n")
+    commit(box, clone, "/app/x", "rules")
+    box.write("/app/scratch", "x")
+    box.checkpoint()
+    (clone / "scratch").unlink()
+    for number in range(40):
+        box.write(f"/app/build/{number}", "x")
+        box.write(f"/app/node_modules/m/{number}", "x")
+    box.write("/app/run.log", "x")
+    box.write("/app/keep.log", "x")
+    box.write("/app/api/local-settings", "x")
+    box.write("/app/api/real", "x")
+    box.write("/app/.git/info/exclude", "mine\n")
+    box.write("/app/mine", "x")
+    change = only(box.look(), RepositoryChange)
+    listed = git(clone, "status", "--porcelain", "--untracked-files=all").split("\n")
+    assert sorted(f"?? {path}" for path in change.untracked_paths) == sorted(line.strip() for line in listed)
+    assert (change.untracked, change.untracked_folded) == (2, 0)
+
+
+def test_packed_history_is_walked(box: Box, clone: Path) -> None:
+    for number in range(25):
+        commit(box, clone, "/app/a", f"c{number}")
+    git(clone, "gc", "--quiet")
+    box.checkpoint()
+    for number in range(12):
+        commit(box, clone, "/app/b", f"d{number}")
+    git(clone, "gc", "--quiet")
+    change = only(box.look(), RepositoryChange)
+    assert [made.subject for made in change.commits] == [f"d{number}" for number in range(11, 1, -1)]
+    assert (change.commit_count, change.committed) == (12, 1)
+
+
+def test_a_new_repository_tells_its_commits_and_a_clone_tells_none(box: Box, clone: Path) -> None:
+    where = repository(box, "/fresh")
+    commit(box, where, "/fresh/more", "second")
+    git(clone, "clone", "--quiet", "--no-local", str(clone), str(box.root / "copy"))
+    changes = {change.path: change for change in box.look().findings if isinstance(change, RepositoryChange)}
+    assert [made.subject for made in changes["/fresh"].commits] == ["second", "first"]
+    assert changes["/fresh"].committed == 3
+    assert changes["/copy"].commits == ()
+
+
 def test_nothing_is_said_of_a_repository_in_which_nothing_happened(box: Box, clone: Path) -> None:
     os.utime(clone / "README")
     git(clone, "status")
     git(clone, "config", "color.ui", "never")
     os.utime(clone / "README")
     (box.root / "elsewhere").write_text("x")
-    found = box.look()
-    change = only(found, RepositoryChange)
-    assert (change.committed, change.modified, change.untracked) == (1, 0, 0)
+    assert box.look() == Analysis()
     box.checkpoint()
     git(clone, "config", "color.ui", "always")
     assert box.look() == Analysis()

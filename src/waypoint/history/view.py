@@ -23,7 +23,7 @@ import posixpath
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from waypoint.kernel import files
@@ -355,6 +355,10 @@ class PointView:
         if content is None:
             raise _absent(path)
         return content
+
+    def open(self, path: str) -> BinaryIO:
+        """A regular file, to be read at any place; FileNotFoundError for anything else."""
+        return os.fdopen(files.open_file(self.file(path)), "rb")
 
     def file(self, path: str) -> str:
         """Where the host has the bytes of a regular file of the box, to be read only: for those who need a

@@ -32,12 +32,12 @@ class PackageChange(Record, frozen=True, tag_field="kind", tag="package"):
 
 
 class Commit(Record, frozen=True):
-    """A commit made between the two points."""
+    """A commit that a branch has gained between two points."""
 
     id: str
     subject: str
     at: int
-    """Seconds since the epoch, as the reflog has them."""
+    """Seconds since the epoch, as its committer noted them."""
 
 
 class BranchMove(Record, frozen=True):
@@ -46,6 +46,10 @@ class BranchMove(Record, frozen=True):
     branch: str
     before: str | None
     after: str | None
+    gained: int = 0
+    """Commits that it has now and had not before; for a new branch those that no ref had."""
+    lost: int = 0
+    """Commits that it had and has not any more."""
 
 
 class RepositoryChange(Record, frozen=True, tag_field="kind", tag="repository"):
@@ -63,8 +67,10 @@ class RepositoryChange(Record, frozen=True, tag_field="kind", tag="repository"):
     head_before: str | None = None
     head_after: str | None = None
     commits: tuple[Commit, ...] = ()
-    """The last ten, newest first."""
+    """What the branch that is checked out has gained: the last ten, newest first."""
     commit_count: int = 0
+    lost_count: int = 0
+    """Commits that this branch had and has not any more: after a reset, a rebase, an amend."""
     moves: tuple[str, ...] = ()
     """What else moved HEAD, as the reflog words it: checkouts, resets, pulls, rebases."""
     branches: tuple[BranchMove, ...] = ()

@@ -1,4 +1,4 @@
-"""How analyzers see a point: four read operations, a clock, and suspicion.
+"""How analyzers see a point: five read operations, a clock, and suspicion.
 
 Everything read here was written by whoever works in the session. So: plain files only, never through a
 symbolic link, never more than a stated number of bytes, and never longer than the time that was given.
@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from waypoint.history.analyzers.findings import Finding, Gap
 
@@ -31,6 +31,9 @@ class View(Protocol):
 
     def listdir(self, path: str) -> list[str]:
         """The names in a folder."""
+
+    def open(self, path: str) -> BinaryIO:
+        """A plain file, to be read at any place."""
 
 
 Outcome = Finding | Gap
@@ -62,6 +65,9 @@ class Nothing:
     def listdir(self, path: str) -> list[str]:
         raise FileNotFoundError(path)
 
+    def open(self, path: str) -> BinaryIO:
+        raise FileNotFoundError(path)
+
 
 class Timed:
     """A view that stops answering when the time is up."""
@@ -89,6 +95,10 @@ class Timed:
     def listdir(self, path: str) -> list[str]:
         self._tick()
         return self._view.listdir(path)
+
+    def open(self, path: str) -> BinaryIO:
+        self._tick()
+        return self._view.open(path)
 
 
 def deadline_of(view: View) -> float:

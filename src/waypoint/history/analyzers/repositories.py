@@ -1,36 +1,32 @@
-"""Git repositories, read as files. Git itself is never run: a repository from a session may bring hooks,
-filters, a file-system monitor or an alternate object store, and each of them makes git run or read what its
-owner wants.
+"""What happened in git repositories: which commits a branch has gained and lost, and which files wait.
 
-Commits come from the reflog of HEAD; where none is kept, from the loose commit objects between the old and
-the new HEAD. The changed files of the work tree are held against the index: by size and time as git does it,
-by content where these leave doubt. What only packs know is left unsaid.
+Commits are told by walking from the new tip of each branch that moved to its old one, so a commit that was
+reset, squashed or rebased away is told as gone, and going back to an earlier point invents nothing. Only the
+changed files of the work tree are held against the index and the ignore rules.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 import re
 import stat
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from dulwich.index import ConflictedIndexEntry
+from dulwich.objects import Commit as GitCommit
 
 from waypoint.history.analyzers.findings import BranchMove, Commit, Fate, RepositoryChange
+from waypoint.history.analyzers.gitstore import GitStore, Objects, Place, join
 from waypoint.history.analyzers.reading import (
     MIB,
     Outcome,
-    TooLarge,
     View,
-    content,
     guarded,
     is_file,
     is_folder,
-    names,
     shown,
     status,
     text,
@@ -38,8 +34,8 @@ from waypoint.history.analyzers.reading import (
 from waypoint.history.changes import noisy_folder
 
 _KEPT = 10
-_HASHED_BYTES = 4 * MIB
-_BRANCHES = 1000
+_MOST_COMMITS = 1000
+_MOST_BRANCHES = 50
 
 _WAITING = (
     ("rebase-merge", "rebase"),
@@ -55,31 +51,28 @@ _WAITING = (
 class _Repository:
     """Where it is, and what was touched of it."""
 
-    work_tree: str | None
-    folder: str
-    """Its own git folder; a linked worktree has one inside that of its main repository."""
-    common: str
-    """Where refs and objects are."""
+    place: Place
     files: list[str] = field(default_factory=list)
     inside: bool = False
-    moved_from: _Repository | None = None
+    """Whether something in its git folder was touched."""
+    moved_from: Place | None = None
 
     @property
-    def before(self) -> _Repository:
-        """Itself, where it was before."""
-        return self.moved_from or self
+    def before(self) -> Place:
+        """Where it was before."""
+        return self.moved_from or self.place
 
 
 def git(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
     """Repositories in which something happened: commits, branches, files that are not committed."""
-    found: dict[str, _Repository] = {}
+    repositories: dict[str, _Repository] = {}
     for path in _git_folders(touched):
-        if repository := _repository(old, new, path):
-            found.setdefault(repository.folder, repository).inside = True
-    _find_moved(old, new, found)
-    _sort_in(old, new, touched, found)
-    for folder, repository in sorted(found.items()):
-        yield from guarded(repository.work_tree or folder, _examine(old, new, repository))
+        if place := _place(old, new, path):
+            repositories.setdefault(place.folder, _Repository(place)).inside = True
+    _find_moved(old, new, repositories)
+    _sort_in(old, new, touched, repositories)
+    for folder, repository in sorted(repositories.items()):
+        yield from guarded(repository.place.work_tree or folder, _examine(old, new, repository))
 
 
 # Finding them
@@ -87,27 +80,27 @@ def git(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
 
 def _git_folders(touched: Sequence[str]) -> list[str]:
     """The git folders with a touched file in them that can mean something."""
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for path in touched:
         at = path.find("/.git/") + 1 or path.find(".git/")
         if at < 0:
             if path.endswith("/.git"):
-                found[path] = None
+                folders[path] = None
             continue
         at = path.index(".git/", at)
         top, inside = path[: at + 4], path[at + 5 :]
         if inside.startswith("worktrees/"):
-            found[f"{top}/{'/'.join(inside.split('/')[:2])}"] = None
+            folders[f"{top}/{'/'.join(inside.split('/')[:2])}"] = None
         elif inside.startswith("modules/"):
             part = re.match(r"(.+?)/(?:logs/)?(?:HEAD|index|packed-refs|refs/.*)$", inside)
             if part:
-                found[f"{top}/{part[1].removesuffix('/logs')}"] = None
+                folders[f"{top}/{part[1].removesuffix('/logs')}"] = None
         elif not inside.startswith(("objects/", "lfs/", "hooks/")):
-            found[top] = None
-    return list(found)
+            folders[top] = None
+    return list(folders)
 
 
-def _repository(old: View, new: View, path: str) -> _Repository | None:
+def _place(old: View, new: View, path: str) -> Place | None:
     """The repository of a git folder, or of the `.git` file that points to one; None where there is none."""
     view = new if status(new, path) else old
     if is_file(view, path):
@@ -115,8 +108,8 @@ def _repository(old: View, new: View, path: str) -> _Repository | None:
         if not pointer.startswith("gitdir:"):
             return None
         work_tree = posixpath.dirname(path) or "/"
-        folder = _join(work_tree, pointer.removeprefix("gitdir:").strip())
-        return _Repository(work_tree, folder, _common(old, new, folder))
+        folder = join(work_tree, pointer.removeprefix("gitdir:").strip())
+        return Place(work_tree, folder, _common(old, new, folder))
     if not any(is_file(view, f"{path}/{name}") for name in ("HEAD", "gitdir")):
         view = old
     if not is_file(view, f"{path}/HEAD"):
@@ -124,51 +117,44 @@ def _repository(old: View, new: View, path: str) -> _Repository | None:
     common = _common(old, new, path)
     if common != path:
         pointer = (text(view, f"{path}/gitdir", 4096) or "").strip()
-        return _Repository(posixpath.dirname(_join(path, pointer)) if pointer else None, path, common)
+        return Place(posixpath.dirname(join(path, pointer)) if pointer else None, path, common)
     if not is_folder(view, f"{path}/objects"):
         return None
     configured = text(view, f"{path}/config") or ""
     if elsewhere := re.search(r"^\s*worktree\s*=\s*(\S.*?)\s*$", configured, re.MULTILINE):
-        return _Repository(_join(path, elsewhere[1]), path, path)
+        return Place(join(path, elsewhere[1]), path, path)
     bare = re.search(r"^\s*bare\s*=\s*true\s*$", configured, re.MULTILINE)
     own = None if bare or not path.endswith("/.git") else path.removesuffix("/.git") or "/"
-    return _Repository(own, path, path)
-
-
-def _join(folder: str, path: str) -> str:
-    return posixpath.normpath(posixpath.join(folder, path))
+    return Place(own, path, path)
 
 
 def _common(old: View, new: View, folder: str) -> str:
     for view in (new, old):
         if pointer := text(view, f"{folder}/commondir", 4096):
-            return _join(folder, pointer.strip())
+            return join(folder, pointer.strip())
     return folder
 
 
-def _find_moved(old: View, new: View, found: dict[str, _Repository]) -> None:
+def _find_moved(old: View, new: View, repositories: dict[str, _Repository]) -> None:
     """One that is gone from a place and has come to another, with all its past, is the same repository."""
-    gone: dict[str, _Repository] = {}
-    for repository in found.values():
-        if not new.exists(f"{repository.folder}/HEAD") and (
-            log := text(old, f"{repository.folder}/logs/HEAD")
-        ):
-            gone[log.partition("\n")[0]] = repository
-    if not gone:
-        return
-    for repository in list(found.values()):
-        if not old.exists(f"{repository.folder}/HEAD"):
-            log = text(new, f"{repository.folder}/logs/HEAD", 16 * MIB) or ""
+    gone: dict[str, Place] = {}
+    for folder, repository in repositories.items():
+        if not new.exists(f"{folder}/HEAD") and (log := text(old, f"{folder}/logs/HEAD", 16 * MIB)):
+            gone[log.partition("\n")[0]] = repository.place
+    for folder, repository in list(repositories.items()) if gone else ():
+        if not old.exists(f"{folder}/HEAD"):
+            log = text(new, f"{folder}/logs/HEAD", 16 * MIB) or ""
             former = gone.pop(log.partition("\n")[0], None)
             if former:
-                repository.moved_from = found.pop(former.folder)
+                repository.moved_from = former
+                del repositories[former.folder]
 
 
-def _sort_in(old: View, new: View, touched: Sequence[str], found: dict[str, _Repository]) -> None:
+def _sort_in(old: View, new: View, touched: Sequence[str], repositories: dict[str, _Repository]) -> None:
     """Hands every touched file to the repository whose work tree it lies in."""
     by_folder: dict[str, _Repository | None] = {}
-    for known in found.values():
-        by_folder[known.work_tree or known.folder] = known if known.work_tree else None
+    for known in repositories.values():
+        by_folder[known.place.work_tree or known.place.folder] = known if known.place.work_tree else None
         if known.moved_from and known.moved_from.work_tree:
             by_folder[known.moved_from.work_tree] = None
     plain: dict[str, str] = {}
@@ -176,14 +162,11 @@ def _sort_in(old: View, new: View, touched: Sequence[str], found: dict[str, _Rep
     def owner(folder: str) -> _Repository | None:
         if folder not in by_folder:
             here = f"{folder.rstrip('/')}/.git"
-            repository = None
-            if new.exists(here) or old.exists(here):
-                repository = _repository(old, new, here)
-            if repository:
-                repository = found.setdefault(repository.folder, repository)
-            elif folder != "/":
-                repository = owner(posixpath.dirname(folder))
-            by_folder[folder] = repository
+            place = _place(old, new, here) if new.exists(here) or old.exists(here) else None
+            if place:
+                by_folder[folder] = repositories.setdefault(place.folder, _Repository(place))
+            else:
+                by_folder[folder] = owner(posixpath.dirname(folder)) if folder != "/" else None
         return by_folder[folder]
 
     for path in touched:
@@ -192,13 +175,12 @@ def _sort_in(old: View, new: View, touched: Sequence[str], found: dict[str, _Rep
         folder = path.rpartition("/")[0] or "/"
         if folder not in plain:
             plain[folder] = _above_folded(folder)
-        repository = owner(plain[folder])
-        if repository:
+        if repository := owner(plain[folder]):
             repository.files.append(path)
 
 
 def _above_folded(folder: str) -> str:
-    """The nearest folder that is not inside one that programs fill: nobody keeps repositories there."""
+    """The nearest folder that is not inside one that programs fill: no repositories are kept there."""
     noisy = noisy_folder(folder, is_folder=True)
     return folder if noisy is None else posixpath.dirname(noisy)
 
@@ -207,308 +189,144 @@ def _above_folded(folder: str) -> str:
 
 
 def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]:
-    head_before, branch_before = _head(old, repository.before)
-    head_after, branch_after = _head(new, repository)
-    change: Fate = "changed"
-    if branch_before is None:
-        change = "created"
-    elif branch_after is None:
-        change = "removed"
-    commits, moves = _log(old, new, repository)
-    if not commits and not moves and head_after and head_after != head_before and change != "removed":
-        commits = _walk(_Objects(new, repository.common), head_after, head_before)
-    linked = repository.common != repository.folder
-    branches = _branch_moves(old, new, repository) if repository.inside and not linked else ()
-    files = _sorted_files(old, new, repository, head_after) if change != "removed" else _Files()
-    waited, waits = _in_progress(old, repository.before), _in_progress(new, repository)
-    moved = repository.moved_from or (head_before, branch_before, waited) != (head_after, branch_after, waits)
-    if not (moved or commits or moves or branches or files.total):
-        return
-    yield RepositoryChange(
-        path=shown(repository.work_tree or repository.folder),
-        change=change,
-        branch_before=branch_before,
-        branch_after=branch_after,
-        head_before=head_before,
-        head_after=head_after,
-        commits=tuple(commits[:_KEPT]),
-        commit_count=len(commits),
-        moves=tuple(moves[-_KEPT:]),
-        branches=branches,
-        committed=files.committed,
-        staged=files.staged,
-        modified=len(files.modified),
-        untracked=len(files.untracked),
-        untracked_folded=files.folded,
-        modified_paths=tuple(map(shown, sorted(files.modified)[:_KEPT])),
-        untracked_paths=tuple(map(shown, sorted(files.untracked)[:_KEPT])),
-        in_progress=waits,
-        worktree_of=shown(repository.common.removesuffix("/.git") or "/") if linked else None,
-        moved_from=shown(former.work_tree or former.folder) if (former := repository.moved_from) else None,
-        bare=repository.work_tree is None,
-    )
+    place, former = repository.place, repository.moved_from
+    with closing(GitStore(old, repository.before)) as before, closing(GitStore(new, place)) as after:
+        change: Fate = "changed"
+        if not before.exists:
+            change = "created"
+        elif not after.exists:
+            change = "removed"
+        objects = Objects(after, before)
+        commits, lost = _commits_of_head(before, after, objects)
+        moves = _moves(before, after)
+        # A linked worktree shares its branches with the main repository, which tells them.
+        branches = _branch_moves(before, after, objects) if repository.inside and not place.linked else ()
+        files = _Files()
+        if change != "removed" and place.work_tree:
+            files = _files(before, after, objects, repository.files)
+        committed = _committed(before, after, objects, commits)
+        waited, waits = _in_progress(before), _in_progress(after)
+        if not (
+            repository.moved_from
+            or (before.head, before.exists, waited) != (after.head, after.exists, waits)
+            or (moves or branches or files.total)
+        ):
+            return
+        yield RepositoryChange(
+            path=shown(place.work_tree or place.folder),
+            change=change,
+            branch_before=_branch_name(before),
+            branch_after=_branch_name(after),
+            head_before=before.head.commit,
+            head_after=after.head.commit,
+            commits=tuple(_described(commit) for commit in commits[:_KEPT]),
+            commit_count=len(commits),
+            lost_count=len(lost),
+            moves=tuple(moves[-_KEPT:]),
+            branches=branches,
+            committed=committed,
+            staged=files.staged,
+            modified=len(files.modified),
+            untracked=len(files.untracked),
+            untracked_folded=files.folded,
+            modified_paths=tuple(map(shown, sorted(files.modified)[:_KEPT])),
+            untracked_paths=tuple(map(shown, sorted(files.untracked)[:_KEPT])),
+            in_progress=waits,
+            worktree_of=shown(place.common.removesuffix("/.git") or "/") if place.linked else None,
+            moved_from=shown(former.work_tree or former.folder)
+            if (former := repository.moved_from)
+            else None,
+            bare=place.work_tree is None,
+        )
 
 
-def _in_progress(view: View, repository: _Repository) -> str | None:
-    return next((word for name, word in _WAITING if view.exists(f"{repository.folder}/{name}")), None)
+def _branch_name(store: GitStore) -> str | None:
+    """A name, or the first letters of a commit when no branch is checked out."""
+    head = store.head
+    return head.branch or (head.commit[:10] if head.commit else None)
 
 
-_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+def _in_progress(store: GitStore) -> str | None:
+    folder = store.place.folder
+    return next((word for name, word in _WAITING if store.view.exists(f"{folder}/{name}")), None)
 
 
-def _head(view: View, repository: _Repository) -> tuple[str | None, str | None]:
-    """The commit that is checked out and the branch it is on; (None, None) where there is no repository."""
-    said = (text(view, f"{repository.folder}/HEAD", 4096) or "").strip()
-    if _ID.fullmatch(said):
-        return said, said[:10]
-    if not said.startswith("ref: refs/"):
-        return None, None
-    ref = said.removeprefix("ref: ")
-    if ref == "refs/heads/.invalid":
-        raise ValueError("refs kept as a reftable are not understood")
-    loose = (text(view, _join(repository.common, ref), 4096) or "").strip()
-    commit = loose if _ID.fullmatch(loose) else _packed(view, repository.common).get(ref)
-    return commit, ref.removeprefix("refs/heads/")
+def _described(commit: GitCommit) -> Commit:
+    subject = commit.message.decode(errors="replace").strip().partition("\n")[0]
+    return Commit(id=commit.id.decode(), subject=subject[:200], at=commit.commit_time)
 
 
-def _packed(view: View, common: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in (text(view, f"{common}/packed-refs", 16 * MIB) or "").splitlines():
-        commit, _, ref = line.partition(" ")
-        if _ID.fullmatch(commit):
-            found[ref] = commit
-    return found
+# Commits and branches
 
 
-def _branches(view: View, common: str) -> dict[str, str]:
-    found = {
-        ref.removeprefix("refs/heads/"): commit
-        for ref, commit in _packed(view, common).items()
-        if ref.startswith("refs/heads/")
-    }
-    waiting = [""]
-    while waiting and len(found) < _BRANCHES:
-        folder = waiting.pop()
-        for name in names(view, f"{common}/refs/heads/{folder}".rstrip("/")):
-            branch = f"{folder}{name}"
-            if is_folder(view, f"{common}/refs/heads/{branch}"):
-                waiting.append(f"{branch}/")
-            elif _ID.fullmatch(commit := (text(view, f"{common}/refs/heads/{branch}", 4096) or "").strip()):
-                found[branch] = commit
-    return found
+def _commits_of_head(
+    before: GitStore, after: GitStore, objects: Objects
+) -> tuple[list[GitCommit], list[GitCommit]]:
+    """What the branch that is checked out now has gained since the point before, and what it has lost."""
+    if after.head.branch is None:
+        former = before.head.commit
+    else:
+        former = before.refs.get(f"refs/heads/{after.head.branch}")
+    if former is None:
+        # New since then: what no ref reached before, and what was not fetched, was made here.
+        known = _tips(before) or after.remote_tips
+        return objects.commits(after.head.commit, known, _MOST_COMMITS), []
+    gained = objects.commits(after.head.commit, [former], _MOST_COMMITS)
+    return gained, objects.commits(former, [after.head.commit], _MOST_COMMITS) if after.head.commit else []
 
 
-def _branch_moves(old: View, new: View, repository: _Repository) -> tuple[BranchMove, ...]:
-    before, after = _branches(old, repository.before.common), _branches(new, repository.common)
-    moved = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+def _tips(store: GitStore) -> frozenset[str]:
+    return frozenset(filter(None, (*store.refs.values(), store.head.commit)))
+
+
+def _branch_moves(before: GitStore, after: GitStore, objects: Objects) -> tuple[BranchMove, ...]:
+    was, now = before.branches, after.branches
+    moved = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    known = _tips(before)
     return tuple(
-        BranchMove(branch=name, before=before.get(name), after=after.get(name)) for name in moved[:50]
+        BranchMove(
+            branch=name,
+            before=was.get(name),
+            after=now.get(name),
+            gained=len(objects.commits(now.get(name), [was[name]] if name in was else known, _MOST_COMMITS)),
+            lost=len(objects.commits(was.get(name), [now[name]], _MOST_COMMITS)) if name in now else 0,
+        )
+        for name in moved[:_MOST_BRANCHES]
     )
+
+
+def _committed(before: GitStore, after: GitStore, objects: Objects, commits: list[GitCommit]) -> int:
+    """How many files the new commits of the branch have changed; none without a commit."""
+    if not commits:
+        return 0
+    former = before.refs.get(f"refs/heads/{after.head.branch}") if after.head.branch else before.head.commit
+    if former is None:
+        parents = commits[-1].parents
+        former = parents[0].decode() if parents else None
+    return sum(1 for _ in objects.changed_paths(objects.tree_of(former), objects.tree_of(after.head.commit)))
 
 
 # What the reflog says
 
-_ENTRY = re.compile(r"^([0-9a-f]{40,64}) ([0-9a-f]{40,64}) [^\t\n]* (\d{1,12}) [+-]\d{4}(?:\t(.*))?$")
-_MADE = re.compile(r"(?:commit(?: \((?P<how>[a-z-]+)\))?|cherry-pick|revert|am): (?P<subject>.*)", re.DOTALL)
+_ENTRY = re.compile(r"^[0-9a-f]{40,64} [0-9a-f]{40,64} [^\t\n]* \d{1,12} [+-]\d{4}(?:\t(.*))?$")
+_MADE = re.compile(r"(?:commit(?: \([a-z-]+\))?|cherry-pick|revert|am): .*", re.DOTALL)
 _STEP = re.compile(r"rebase \((?!finish|abort)")
 _MERGED = re.compile(r"(?:merge|pull)\b.*: Merge made by ")
 
 
-def _log(old: View, new: View, repository: _Repository) -> tuple[list[Commit], list[str]]:
-    """Commits that were made, newest first, and the other moves of HEAD in their order."""
-    before = text(old, f"{repository.before.folder}/logs/HEAD", 16 * MIB) or ""
-    after = text(new, f"{repository.folder}/logs/HEAD", 16 * MIB) or ""
-    if after.startswith(before):
-        lines = after[len(before) :].split("\n")
-    else:
-        known = set(before.split("\n"))
-        lines = [line for line in after.split("\n") if line not in known]
-    commits: list[Commit] = []
-    moves: list[str] = []
-    for line in lines:
-        if (entry := _ENTRY.match(line)) is None:
-            continue
-        parent, commit, seconds, message = entry[1], entry[2], int(entry[3]), entry[4] or ""
-        if made := _MADE.fullmatch(message):
-            if made["how"] == "amend" and commits and commits[-1].id == parent:
-                commits.pop()
-            commits.append(Commit(id=commit, subject=made["subject"][:200], at=seconds))
-        elif _MERGED.match(message):
-            subject = message.partition(": Merge made by ")[0]
-            commits.append(Commit(id=commit, subject=subject[:200], at=seconds))
-        elif message and message != "reset: moving to HEAD" and not _STEP.match(message):
-            moves.append(message[:200])
-    return commits[::-1], moves
-
-
-# Objects
-
-
-class _Objects:
-    """Loose objects: those that were made lately. Packs are not opened."""
-
-    def __init__(self, view: View, common: str) -> None:
-        self._view = view
-        self._common = common
-        self._trees: dict[str, dict[bytes, str] | None] = {}
-
-    def read(self, name: str) -> tuple[bytes, bytes] | None:
-        """Type and content; None where it is not loose, not small or not whole."""
-        try:
-            raw = content(self._view, f"{self._common}/objects/{name[:2]}/{name[2:]}", 4 * MIB)
-            if raw is None:
-                return None
-            unpacked = zlib.decompressobj().decompress(raw, 8 * MIB)
-        except (TooLarge, zlib.error):
-            return None
-        head, _, body = unpacked.partition(b"\0")
-        kind, _, size = head.partition(b" ")
-        return (kind, body) if size.isdigit() and int(size) == len(body) else None
-
-    def tree(self, name: str) -> dict[bytes, str] | None:
-        """The entries of a tree."""
-        if name not in self._trees:
-            found = self.read(name)
-            width = len(name) // 2
-            self._trees[name] = _entries(found[1], width) if found and found[0] == b"tree" else None
-        return self._trees[name]
-
-    def blob_at(self, tree: str, path: bytes) -> tuple[bool, str | None]:
-        """Whether it can be told what a tree holds at a path, and what that is."""
-        *folders, last = path.split(b"/")
-        for folder in folders:
-            entries = self.tree(tree)
-            if entries is None:
-                return False, None
-            if folder not in entries:
-                return True, None
-            tree = entries[folder]
-        entries = self.tree(tree)
-        return (False, None) if entries is None else (True, entries.get(last))
-
-
-def _entries(body: bytes, width: int) -> dict[bytes, str]:
-    found: dict[bytes, str] = {}
-    at = 0
-    while (end := body.find(b"\0", at)) >= 0:
-        name = body[at:end].partition(b" ")[2]
-        found[name] = body[end + 1 : end + 1 + width].hex()
-        at = end + 1 + width
-    return found
-
-
-def _walk(objects: _Objects, after: str, before: str | None) -> list[Commit]:
-    """Commits from one to the other by first parents, newest first: as far as they are loose."""
-    commits: list[Commit] = []
-    name: str | None = after
-    while name and name != before and len(commits) < 100:
-        found = objects.read(name)
-        if found is None or found[0] != b"commit":
-            break
-        head, _, message = found[1].decode(errors="replace").partition("\n\n")
-        seconds = re.search(r"^committer .* (\d{1,12}) [+-]\d{4}$", head, re.MULTILINE)
-        subject = message.strip().partition("\n")[0][:200]
-        commits.append(Commit(id=name, subject=subject, at=int(seconds[1]) if seconds else 0))
-        parent = re.search(r"^parent ([0-9a-f]{40,64})$", head, re.MULTILINE)
-        name = parent[1] if parent else None
-    return commits
-
-
-# The index
-
-
-class _Entry(NamedTuple):
-    seconds: int
-    nanoseconds: int
-    mode: int
-    size: int
-    blob: str
-    merged: bool
-
-
-class _Index(NamedTuple):
-    entries: dict[bytes, _Entry]
-    open_folders: frozenset[bytes]
-    """Folders with something in them that no tree object describes: staged, not committed."""
-    written: tuple[int, int]
-
-
-_FIXED = struct.Struct(">10I")
-
-
-def _index(view: View, path: str, width: int) -> _Index | None:
-    """The index, versions 2 to 4; None where there is none."""
-    raw = content(view, path, 64 * MIB)
-    if raw is None:
-        return None
-    magic, version, count = struct.unpack_from(">4sII", raw)
-    if magic != b"DIRC" or version not in {2, 3, 4}:
-        raise ValueError(f"an index of an unknown kind (version {version})")
-    entries: dict[bytes, _Entry] = {}
-    at, name = 12, b""
-    for _ in range(count):
-        start = at
-        _, _, seconds, nanoseconds, _, _, mode, _, _, size = _FIXED.unpack_from(raw, at)
-        at += 40
-        blob = raw[at : at + width].hex()
-        at += width
-        (flags,) = struct.unpack_from(">H", raw, at)
-        at += 4 if flags & 0x4000 else 2
-        if version == 4:
-            strip, at = _varint(raw, at)
-            end = raw.index(b"\0", at)
-            name = name[: len(name) - strip] + raw[at:end]
-            at = end + 1
-        else:
-            end = raw.index(b"\0", at)
-            name = raw[at:end]
-            at = start + ((end - start) // 8 + 1) * 8
-        merged = not flags & 0x3000
-        entries[name] = _Entry(seconds, nanoseconds, mode, size, blob, merged)
-    found = status(view, path)
-    written = divmod(found.st_mtime_ns, 10**9) if found else (0, 0)
-    return _Index(entries, frozenset(_open_folders(raw, at, width)), written)
-
-
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    byte = raw[at]
-    at += 1
-    value = byte & 0x7F
-    while byte & 0x80:
-        byte = raw[at]
-        at += 1
-        value = ((value + 1) << 7) | (byte & 0x7F)
-    return value, at
-
-
-def _open_folders(raw: bytes, at: int, width: int) -> Iterator[bytes]:
-    """From the index's cache of tree objects. An index without one says nothing, so nothing is open."""
-    while at + 8 <= len(raw) - width:
-        name, size = struct.unpack_from(">4sI", raw, at)
-        at += 8
-        if name == b"link":
-            raise ValueError("a split index is not understood")
-        if name == b"TREE":
-            yield from _open_in(raw[at : at + size], width)
-        at += size
-
-
-def _open_in(cache: bytes, width: int) -> Iterator[bytes]:
-    at = 0
-    above: list[tuple[bytes, int]] = []
-    while (end := cache.find(b"\0", at)) >= 0:
-        part = cache[at:end]
-        line = cache.index(b"\n", end)
-        count, below = (int(number) for number in cache[end + 1 : line].split(b" "))
-        at = line + 1 + (width if count >= 0 else 0)
-        path = b"/".join([*(name for name, _ in above if name), part]) if part else b""
-        if count < 0:
-            yield path
-        if above:
-            above[-1] = (above[-1][0], above[-1][1] - 1)
-        above.append((part, below))
-        while above and above[-1][1] == 0:
-            above.pop()
+def _moves(before: GitStore, after: GitStore) -> list[str]:
+    """The moves of HEAD other than commits, in their order, as git words them."""
+    was = text(before.view, f"{before.place.folder}/logs/HEAD", 16 * MIB) or ""
+    now = text(after.view, f"{after.place.folder}/logs/HEAD", 16 * MIB) or ""
+    if not now.startswith(was):  # expired, or an earlier point: what lies between is not known
+        return []
+    messages = [entry[1] or "" for line in now[len(was) :].split("\n") if (entry := _ENTRY.match(line))]
+    return [
+        message[:200]
+        for message in messages
+        if message and message != "reset: moving to HEAD"
+        if not (_MADE.fullmatch(message) or _MERGED.match(message) or _STEP.match(message))
+    ]
 
 
 # The files of the work tree
@@ -516,7 +334,6 @@ def _open_in(cache: bytes, width: int) -> Iterator[bytes]:
 
 @dataclass
 class _Files:
-    committed: int = 0
     staged: int = 0
     folded: int = 0
     modified: list[str] = field(default_factory=list)
@@ -524,88 +341,45 @@ class _Files:
 
     @property
     def total(self) -> int:
-        return self.committed + self.staged + self.folded + len(self.modified) + len(self.untracked)
+        return self.staged + self.folded + len(self.modified) + len(self.untracked)
 
 
-def _sorted_files(old: View, new: View, repository: _Repository, head: str | None) -> _Files:
+def _files(before: GitStore, after: GitStore, objects: Objects, touched: Sequence[str]) -> _Files:
+    """The touched files, and those whose entry in the index changed, as `git status` would sort them."""
     files = _Files()
-    if not repository.files or not repository.work_tree:
-        return files
-    configured = text(new, f"{repository.common}/config") or ""
-    modern = re.search(r"^\s*objectformat\s*=\s*sha256\s*$", configured, re.MULTILINE | re.IGNORECASE)
-    width = 32 if modern else 20
-    index = _index(new, f"{repository.folder}/index", width) or _Index({}, frozenset(), (0, 0))
-    earlier: _Index | None = None
-    objects = _Objects(new, repository.common)
-    tree = _tree_of(objects, head)
-    top = len(repository.work_tree.rstrip("/")) + 1
-    folders = {path.rpartition("/")[0] for path in repository.files}
-    noisy: dict[str, bool] = {}
-    for path in repository.files:
-        name = os.fsencode(path[top:])
-        entry = index.entries.get(name)
+    work_tree = after.place.work_tree or "/"
+    top = len(work_tree.rstrip("/")) + 1
+    tree = objects.tree_of(after.head.commit)
+    changed = {name for name in before.index.keys() | after.index.keys() if _differs(before, after, name)}
+    for name in sorted(changed | {os.fsencode(path[top:]) for path in touched}):
+        shown_name = os.fsdecode(name)
+        path = f"{work_tree.rstrip('/')}/{shown_name}"
+        about, entry = status(after.view, path), after.index.get(name)
+        committed = objects.blob_at(tree, name)
         if entry is None:
-            folder = path.rpartition("/")[0]
-            if folder not in noisy:
-                noisy[folder] = noisy_folder(folder, is_folder=True) is not None
-            if noisy[folder]:
-                files.folded += path not in folders
-                continue
-        found = status(new, path)
-        if entry is not None:
-            if found is None or not entry.merged or not _same(new, path, found, entry, index.written):
-                files.modified.append(path[top:])
-            else:
-                _settle(files, objects, tree, index, name, entry.blob)
-            continue
-        if found is None and earlier is None:
-            earlier = _index(old, f"{repository.before.folder}/index", width) or _Index(
-                {}, frozenset(), (0, 0)
-            )
-        if found is None and earlier is not None and name in earlier.entries:
-            _settle(files, objects, tree, index, name, None)  # deleted, and git was told
-        elif not (stat.S_ISDIR(found.st_mode) if found else is_folder(old, path)):
-            files.untracked.append(path[top:])
+            files.staged += committed is not None  # its removal is staged
+            if about and not stat.S_ISDIR(about.st_mode) and not after.is_ignored(shown_name):
+                _add_untracked(files, path, shown_name)
+        elif (
+            about is None
+            or isinstance(entry, ConflictedIndexEntry)
+            or not after.is_unchanged(path, about, entry)
+        ):
+            files.modified.append(shown_name)
+        else:
+            files.staged += entry.sha != committed
     return files
 
 
-def _tree_of(objects: _Objects, commit: str | None) -> str | None:
-    found = objects.read(commit) if commit else None
-    match = re.match(rb"tree ([0-9a-f]{40,64})\n", found[1]) if found and found[0] == b"commit" else None
-    return match[1].decode() if match else None
+def _differs(before: GitStore, after: GitStore, name: bytes) -> bool:
+    was, now = before.index.get(name), after.index.get(name)
+    if isinstance(was, ConflictedIndexEntry) or isinstance(now, ConflictedIndexEntry):
+        return type(was) is not type(now)
+    return (was.sha if was else None) != (now.sha if now else None)
 
 
-def _settle(
-    files: _Files, objects: _Objects, tree: str | None, index: _Index, name: bytes, blob: str | None
-) -> None:
-    """A file as the index has it: committed, or only staged?"""
-    known, held = objects.blob_at(tree, name) if tree else (False, None)
-    staged = held != blob if known else name.rpartition(b"/")[0] in index.open_folders
-    if staged:
-        files.staged += 1
+def _add_untracked(files: _Files, path: str, name: str) -> None:
+    if noisy_folder(path.rpartition("/")[0], is_folder=True) is not None:
+        files.folded += 1
     else:
-        files.committed += 1
-
-
-def _same(view: View, path: str, found: os.stat_result, entry: _Entry, written: tuple[int, int]) -> bool:
-    """Whether a file is what the index says. Size and time decide when they agree and are older than the
-    index; content decides otherwise."""
-    link = stat.S_ISLNK(found.st_mode)
-    if link != stat.S_ISLNK(entry.mode) or stat.S_ISDIR(found.st_mode):
-        return stat.S_ISDIR(found.st_mode) and entry.mode == 0o160000  # a submodule is judged on its own
-    if not link and bool(found.st_mode & 0o100) != bool(entry.mode & 0o100):
-        return False
-    time = divmod(found.st_mtime_ns, 10**9)
-    recorded = (entry.seconds, entry.nanoseconds)
-    same_time = (time[0] & 0xFFFFFFFF, time[1]) == recorded or (
-        entry.nanoseconds == 0 and time[0] == recorded[0]
-    )
-    if same_time and found.st_size & 0xFFFFFFFF == entry.size and recorded < written:
-        return True
-    if link or found.st_size > _HASHED_BYTES:
-        return same_time and found.st_size & 0xFFFFFFFF == entry.size
-    if entry.size not in {0, found.st_size & 0xFFFFFFFF}:
-        return False
-    data = content(view, path, _HASHED_BYTES) or b""
-    kind = hashlib.sha256 if len(entry.blob) == 64 else hashlib.sha1  # git's own name for a file
-    return kind(b"blob %d\0" % len(data) + data).hexdigest() == entry.blob
+        files.untracked.append(name)
