@@ -244,6 +244,51 @@ class Effect(Record, frozen=True):
     details: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+OUTSIDE: tuple[EffectClass, ...] = ("external-reversible", "irreversible")
+"""The classes of commands that act outside the session."""
+
+
+class Judged(Record, frozen=True):
+    """What a policy says about one command of a line."""
+
+    command: str
+    class_: EffectClass = msgspec.field(name="class")
+    decision: Decision = "allow"
+    rule: str = ""
+    place: str = ""
+    """Where it runs, when not in the session."""
+    target: str = ""
+    key: str = ""
+    compensate: str = ""
+    why: str = ""
+
+
+class Judgement(Record, frozen=True):
+    """What a policy says about a line: the worst of its parts."""
+
+    class_: EffectClass = msgspec.field(name="class")
+    decision: Decision
+    parts: tuple[Judged, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """What of it could not be looked into."""
+
+    @property
+    def outside(self) -> tuple[Judged, ...]:
+        """The parts that act on the outside."""
+        return tuple(part for part in self.parts if part.class_ in OUTSIDE)
+
+    @property
+    def why(self) -> str:
+        """Why somebody is asked, or why not: a sentence."""
+        for part in self.parts:
+            if part.decision == self.decision and part.why:
+                return f"{part.rule or part.command}: {part.why}"
+        for part in self.parts:
+            if part.decision == self.decision and part.class_ != "unknown":
+                return f"{part.rule or part.command} is {part.class_}"
+        return f"cannot be looked into: {self.unseen[0]}" if self.unseen else ""
+
+
 class Approval(Record, frozen=True):
     """A command that waits for somebody's word. Bound to exactly this command in this session, once."""
 

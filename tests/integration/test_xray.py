@@ -26,10 +26,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from waypoint.api.difference import Change, Changes
 from waypoint.box.box import OVERLAY_OPTIONS, make_volume
 from waypoint.errors import UsageError
-from waypoint.history import changes as xray
-from waypoint.history.changes import Changes, compare, is_noise
+from waypoint.history.changes import compare, headline, is_noise, total
 from waypoint.history.diff import patch
 from waypoint.history.view import PointView
 from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders
@@ -286,7 +286,7 @@ def test_a_file_that_was_only_copied_up_has_not_changed(layers: Layers) -> None:
     changes = layers.changes(work)
     assert told(changes) == set()
     assert not changes
-    assert changes.headline() == ""
+    assert headline(changes) == ""
 
 
 def test_a_renamed_folder_of_the_base_is_one_rename(layers: Layers) -> None:
@@ -351,7 +351,7 @@ def test_a_folder_of_the_base_that_goes_is_one_change_with_a_count(layers: Layer
     assert told(changes) == {"- /a (2)", "- /a/b (2)", "- /a/b/c (2)", "- /a/b/mine"} or told(changes) == {
         *("- /a (2)", "- /a/b (4)", "- /a/b/mine"),
     }
-    assert changes.summary().deleted == 7
+    assert total(changes).deleted == 7
     gone = next(change for change in changes if change.path == "/a")
     assert gone.files_bytes == 2 * len("a/f\n" * 20)
 
@@ -875,7 +875,7 @@ def test_the_property_would_notice_a_lie() -> None:
     """The judge is judged: a change left out, one too many, and a wrong word are each found."""
     file: Facts = (0o100644, 0, 0, b"x", {})
     other: Facts = (0o100644, 0, 0, b"y", {})
-    change = xray.Change(path="/f", kind="modified", entry="file", what=("content",))
+    change = Change(path="/f", kind="modified", entry="file", what=("content",))
     replay({"/f": file}, {"/f": other}, Changes(changes=(change,)))
     with pytest.raises(AssertionError):
         replay({"/f": file}, {"/f": other}, Changes())

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import waypoint
-from waypoint.history.changes import Changes, compare, is_noise
+from waypoint.api.difference import Changes
+from waypoint.history.changes import compare, is_noise, total
 from waypoint.history.view import PointView
 from waypoint.home import Home
 from waypoint.kernel.pool.deltas import by_send, by_walk
@@ -73,7 +74,7 @@ def test_points_of_a_session_tell_what_was_done_in_it(home: Home, session: waypo
     assert told(changes) == {
         *("deleted /srv/moved", "deleted /srv/app/library", "deleted /srv/app/library/three"),
     }
-    assert changes.summary().deleted == count + 1
+    assert total(changes).deleted == count + 1
 
 
 def test_after_a_restore_only_what_was_done_since_is_told(home: Home, session: waypoint.Session) -> None:

@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import pytest
 
-from waypoint.history.analyzers import (
+from waypoint.api.findings import (
     AccountChange,
     Analysis,
     CronChange,
@@ -29,9 +29,8 @@ from waypoint.history.analyzers import (
     PackageChange,
     RepositoryChange,
     TableChange,
-    View,
-    analyze,
 )
+from waypoint.history.analyzers import View, analyze
 from waypoint.history.analyzers.packages import move
 from waypoint.history.analyzers.reading import Outcome
 from waypoint.history.redaction import Redactor

@@ -8,17 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from waypoint.api.difference import Change, ChangeKind, Changes
 from waypoint.errors import UsageError
-from waypoint.history.changes import (
-    Change,
-    ChangeKind,
-    Changes,
-    Fold,
-    box_path,
-    compare,
-    is_noise,
-    noisy_folder,
-)
+from waypoint.history.changes import Fold, box_path, compare, fold, headline, is_noise, noisy_folder, total
 from waypoint.history.view import PointView
 from waypoint.kernel.copytree import remove_tree
 from waypoint.kernel.pool.deltas import by_walk
@@ -67,39 +59,41 @@ def test_noisy_folders_are_folded_with_their_sums() -> None:
             change("/app/node_modules/old", "deleted"),
         )
     )
-    folded = changes.folded()
+    folded = fold(changes)
     assert [one.path for one in folded.changes] == ["/app/a.py"]
     assert folded.folds == (Fold(path="/app/node_modules", created=1842, modified=1, deleted=1, bytes=18425),)
-    assert changes.headline() == "~1 file, +1,842 ~1 -1 in node_modules"
+    assert headline(changes) == "~1 file, +1,842 ~1 -1 in node_modules"
 
 
 def test_headlines_say_how_many_files() -> None:
-    def headline(*found: Change) -> str:
-        return Changes(changes=found).headline()
+    def words(*found: Change) -> str:
+        return headline(Changes(changes=found))
 
     folder = change("/d", entry="folder")
-    assert headline() == ""
-    assert headline(change("/a")) == "+1 file"
-    assert headline(change("/a"), change("/b"), change("/c", "modified")) == "+2 ~1 files"
-    assert headline(change("/d", "renamed", entry="folder")) == "→1 file"
-    assert headline(folder) == "1 folder"
-    assert headline(folder, change("/d/f")) == "+1 file"
-    assert headline(change("/d", "deleted", entry="folder", files=12000)) == "-12,000 files"
-    assert headline(change("/n/node_modules/a")) == "+1 file (node_modules)"
-    assert headline(change("/n/node_modules/a"), change("/x/.cache/b")) == "+2 files (node_modules, .cache)"
+    assert words() == ""
+    assert words(change("/a")) == "+1 file"
+    assert words(change("/a"), change("/b"), change("/c", "modified")) == "+2 ~1 files"
+    assert words(change("/d", "renamed", entry="folder")) == "→1 file"
+    assert words(folder) == "1 folder"
+    assert words(folder, change("/d/f")) == "+1 file"
+    assert words(change("/d", "deleted", entry="folder", files=12000)) == "-12,000 files"
+    assert words(change("/n/node_modules/a")) == "+1 file (node_modules)"
+    assert words(change("/n/node_modules/a"), change("/x/.cache/b")) == "+2 files (node_modules, .cache)"
 
 
 def test_a_summary_counts_files_not_folders() -> None:
-    summary = Changes(
-        changes=(
-            change("/d", entry="folder", size_after=None),
-            change("/d/f", size=100),
-            change("/e", "deleted", entry="folder", files=7, files_bytes=70, at_least=True),
-            change("/m", "modified", 50),
-            change("/mode", "modified", 50, what=("mode",)),
-            change("/r", "renamed", old_path="/q"),
+    summary = total(
+        Changes(
+            changes=(
+                change("/d", entry="folder", size_after=None),
+                change("/d/f", size=100),
+                change("/e", "deleted", entry="folder", files=7, files_bytes=70, at_least=True),
+                change("/m", "modified", 50),
+                change("/mode", "modified", 50, what=("mode",)),
+                change("/r", "renamed", old_path="/q"),
+            )
         )
-    ).summary()
+    )
     assert (summary.created, summary.modified, summary.deleted, summary.renamed) == (1, 2, 7, 1)
     assert summary.folders == 2
     assert summary.bytes_written == 150

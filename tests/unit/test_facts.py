@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from waypoint.history.facts import Facts, PortFact, ProcessFact, ShellFact, compare, parse_shell
+from waypoint.api.difference import PortFact, ProcessFact
+from waypoint.history.facts import Facts, ShellFact, compare, parse_shell
 
 LISTING = """declare -x HOME="/root"
 declare -x MULTI="one

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waypoint.history.changes import Change, compare
+from waypoint.api.difference import Change
+from waypoint.history.changes import compare
 from waypoint.history.diff import FilePatch, Limits, blocks, patch, unified
 from waypoint.history.view import PointView
 from waypoint.kernel.pool.deltas import by_walk

@@ -12,7 +12,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from waypoint.errors import PolicyBroken
-from waypoint.policy.rules import CLASSES, Judgement, Policy, Rules, built_in, built_in_text, check
+from waypoint.model import Judgement
+from waypoint.policy.rules import CLASSES, Policy, Rules, built_in, built_in_text, check
 
 R, S, E, U, I = "read-only", "reversible", "external-reversible", "unknown", "irreversible"  # noqa: E741
 

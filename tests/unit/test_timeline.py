@@ -10,13 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from waypoint.cli import main, render
-from waypoint.cli.graph import Dot, place
-from waypoint.cli.verbs.compare import split_words
-from waypoint.cli.verbs.timeline import Timeline, command_of
-from waypoint.errors import NotFound, UsageError
-from waypoint.history import lineage, refs
-from waypoint.history.analyzers import (
+from waypoint.api.difference import (
+    Change,
+    Changes,
+    Difference,
+    LiveDifference,
+    PortFact,
+    ProcessFact,
+    VariableChange,
+)
+from waypoint.api.findings import (
     Analysis,
     BranchMove,
     Commit,
@@ -25,16 +28,13 @@ from waypoint.history.analyzers import (
     RepositoryChange,
     TableChange,
 )
-from waypoint.history.cards import Difference
-from waypoint.history.changes import Change, Changes
-from waypoint.history.facts import (
-    Facts,
-    LiveDifference,
-    PortFact,
-    ProcessFact,
-    ShellFact,
-    VariableChange,
-)
+from waypoint.cli import main, render
+from waypoint.cli.graph import Dot, place
+from waypoint.cli.verbs.compare import split_words
+from waypoint.cli.verbs.timeline import Timeline, command_of
+from waypoint.errors import NotFound, UsageError
+from waypoint.history import lineage, refs
+from waypoint.history.facts import Facts, ShellFact
 from waypoint.history.plans import write_plan
 from waypoint.model import Checkpoint
 from waypoint.text import views

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from waypoint.api.difference import Contact
 from waypoint.errors import WaypointError
-from waypoint.history.contacts import Contact
 from waypoint.kernel.network import dns, veth
 from waypoint.kernel.network.flows import Flow
 from waypoint.store.contacts import TrafficCount

@@ -20,9 +20,9 @@ from waypoint.core.sessions import Live, Sessions
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history.retention import duration_words
 from waypoint.kernel import atomic
-from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState
+from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState, Judgement
 from waypoint.policy.approvals import Approvals
-from waypoint.policy.rules import Judgement, Policy, Rules, built_in, check
+from waypoint.policy.rules import Policy, Rules, built_in, check
 from waypoint.store.ledger import NewEffect
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.recording import Happened

@@ -18,10 +18,10 @@ from waypoint.agent import tasks as plan
 from waypoint.agent.asciicast import KINDS, cast
 from waypoint.agent.tasks import Tasks
 from waypoint.agent.trajectory import spoken, whole
+from waypoint.api.difference import Card
 from waypoint.core.sessions import Sessions
 from waypoint.core.story import Story
 from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
-from waypoint.history.cards import Card
 from waypoint.model import (
     Actor,
     Checkpoint,

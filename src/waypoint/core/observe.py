@@ -10,8 +10,9 @@ import os
 import stat
 from collections.abc import Sequence
 
+from waypoint.api.difference import PortFact, ProcessFact
 from waypoint.box.box import ENGINE_IN_BOX, STATE_IN_BOX, Box
-from waypoint.history.facts import Facts, PortFact, ProcessFact, ShellFact, parse_shell
+from waypoint.history.facts import Facts, ShellFact, parse_shell
 from waypoint.kernel import processes
 from waypoint.kernel.network import veth
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, openat2

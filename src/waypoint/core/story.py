@@ -17,18 +17,28 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from waypoint.agent import tasks
+from waypoint.api.difference import (
+    Card,
+    Change,
+    Changes,
+    Contact,
+    Difference,
+    LiveDifference,
+    PlanWords,
+    ProcessFact,
+    RestorePlan,
+)
+from waypoint.api.findings import Analysis, RepositoryChange
 from waypoint.box.box import coverage, hidden_paths
 from waypoint.core.contacts import Outbound
 from waypoint.core.observe import observe
 from waypoint.core.sessions import Sessions, new_id
 from waypoint.errors import GroundMoved, NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history import facts as live_facts
-from waypoint.history.analyzers import Analysis, RepositoryChange, analyze
-from waypoint.history.cards import Card, Difference
-from waypoint.history.changes import Change, Changes, compare, is_noise
-from waypoint.history.contacts import Contact
-from waypoint.history.facts import Facts, ProcessFact, ShellFact
-from waypoint.history.plans import Plan, write_plan
+from waypoint.history.analyzers import analyze
+from waypoint.history.changes import compare, is_noise
+from waypoint.history.facts import Facts, ShellFact
+from waypoint.history.plans import write_plan
 from waypoint.history.redaction import MASK, Redactor
 from waypoint.history.view import PointView
 from waypoint.kernel import processes
@@ -36,7 +46,7 @@ from waypoint.kernel.pool.deltas import differences
 from waypoint.model import Checkpoint, Effect
 from waypoint.store.sessions import SessionRow
 from waypoint.text.cards import write_card
-from waypoint.text.difference import PlanWords, tell_plan
+from waypoint.text.difference import tell_plan
 from waypoint.text.effects import known, phrase
 
 log = logging.getLogger("waypoint")
@@ -174,7 +184,7 @@ class Story:
         return Difference(
             files=files,
             analysis=msgspec.convert(plain_analysis, Analysis),
-            live=msgspec.convert(plain, live_facts.LiveDifference),
+            live=msgspec.convert(plain, LiveDifference),
             gaps=tuple(gaps),
             redacted=hidden_live + hidden_analysis + hidden_talk,
             contacts=msgspec.convert(talk, tuple[Contact, ...]),
@@ -227,7 +237,7 @@ class Story:
             found = Difference(
                 files=Changes(),
                 analysis=Analysis(),
-                live=live_facts.LiveDifference(),
+                live=LiveDifference(),
                 gaps=(f"all of it: {error}",),
             )
         intent, source = point.intent, point.intent_from
@@ -290,13 +300,13 @@ class Story:
 
     # ---- plans -------------------------------------------------------------------------------
 
-    def plan(self, row: SessionRow, ref: str, *, files_only: bool = False) -> tuple[Plan, PlanWords]:
+    def plan(self, row: SessionRow, ref: str, *, files_only: bool = False) -> tuple[RestorePlan, PlanWords]:
         """What a restore would do, computed from the live state against the target."""
         plan, words, ground = self._plan(row, ref, files_only=files_only)
         self._sessions.store.operations.add_plan(plan.id, row.id, plan.target.id, ground)
         return plan, words
 
-    def _plan(self, row: SessionRow, ref: str, *, files_only: bool) -> tuple[Plan, PlanWords, str]:
+    def _plan(self, row: SessionRow, ref: str, *, files_only: bool) -> tuple[RestorePlan, PlanWords, str]:
         target = self._sessions.point(row, ref)
         then = self._past(target)
         if files_only or target.files_only:

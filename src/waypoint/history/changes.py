@@ -20,18 +20,15 @@ import base64
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
+from waypoint.api.difference import Change, ChangeKind, Changes, Facet
 from waypoint.errors import UsageError
 from waypoint.history.view import ORIGIN, Place, PointView, below, joined
 from waypoint.kernel import files
-from waypoint.kernel.files import EntryKind
 from waypoint.kernel.pool.deltas import BTRFS_FIRST_FREE_OBJECTID, Delta
 from waypoint.model import Record
-
-ChangeKind = Literal["created", "modified", "deleted", "renamed"]
-Facet = Literal["type", "content", "mode", "owner", "xattr"]
 
 COUNTED_AT_MOST = 100_000
 """How many files of the base are counted one by one in a comparison; beyond it a count is a lower bound."""
@@ -95,45 +92,6 @@ NOISY_PATHS = frozenset(
 _MOST_NAMED = 2
 
 
-class Change(Record, frozen=True):
-    """One thing that happened to the tree."""
-
-    path: str
-    kind: ChangeKind
-    entry: EntryKind
-    """What it is; what it was, when it is gone."""
-    old_path: str | None = None
-    """Where it was, when that is not `path`."""
-    what: tuple[Facet, ...] = ()
-    """In which ways it is no longer what it was, apart from its name."""
-    entry_before: EntryKind | None = None
-    size_before: int | None = None
-    size_after: int | None = None
-    mode_before: int | None = None
-    mode_after: int | None = None
-    owner_before: str | None = None
-    """`uid:gid`; only when it changed."""
-    owner_after: str | None = None
-    files: int = 0
-    """For a folder: the files below it that went the same way and are not listed on their own."""
-    files_bytes: int = 0
-    at_least: bool = False
-    """There are more of them than were counted."""
-    path_base64: str | None = None
-    """The path as it is, when it is no valid UTF-8 (`path` then has its odd bytes as \\\\xNN)."""
-    old_path_base64: str | None = None
-
-    @property
-    def real_path(self) -> str:
-        """The path for the file system."""
-        return _real(self.path, self.path_base64)
-
-    @property
-    def real_old_path(self) -> str:
-        """Where it was, for the file system."""
-        return self.real_path if self.old_path is None else _real(self.old_path, self.old_path_base64)
-
-
 class Summary(Record, frozen=True):
     """How many files a list of changes is about."""
 
@@ -167,65 +125,49 @@ class Folded(Record, frozen=True):
     folds: tuple[Fold, ...]
 
 
-class Changes(Record, frozen=True):
-    """Everything that happened between two points, ordered by path."""
+def headline(changes: Changes) -> str:
+    """All of it in a few words: `+7 ~3 files, +1,842 in node_modules`; nothing when nothing changed."""
+    folded = fold(changes)
+    plain = total(folded.changes)
+    words = _in_files(plain)
+    names = [(fold.path.rpartition("/")[2], _in_files(fold)) for fold in folded.folds]
+    # What git wrote for itself is not worth a word beside what somebody else did.
+    names = [(name, said) for name, said in names if said and not (words and name == ".git")]
+    if not words and names:
+        more = ", …" if len(names) > _MOST_NAMED else ""
+        inside = ", ".join(dict.fromkeys(name for name, _ in names[:_MOST_NAMED]))
+        return f"{_in_files(total(changes))} ({inside}{more})"
+    said = [words or (f"{plain.folders:,} folder{'s' * (plain.folders != 1)}" if plain.folders else "")]
+    said += [f"{counts.rpartition(' ')[0]} in {name}" for name, counts in names[:_MOST_NAMED]]
+    if len(names) > _MOST_NAMED:
+        said.append("…")
+    return ", ".join(word for word in said if word)
 
-    changes: tuple[Change, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.changes)
-
-    def __iter__(self) -> Iterator[Change]:
-        return iter(self.changes)
-
-    def __len__(self) -> int:
-        return len(self.changes)
-
-    def summary(self) -> Summary:
-        return _sum(self.changes)
-
-    def headline(self) -> str:
-        """All of it in a few words: `+7 ~3 files, +1,842 in node_modules`; nothing when nothing changed."""
-        folded = self.folded()
-        plain = _sum(folded.changes)
-        words = _in_files(plain)
-        names = [(fold.path.rpartition("/")[2], _in_files(fold)) for fold in folded.folds]
-        # What git wrote for itself is not worth a word beside what somebody else did.
-        names = [(name, said) for name, said in names if said and not (words and name == ".git")]
-        if not words and names:
-            more = ", …" if len(names) > _MOST_NAMED else ""
-            inside = ", ".join(dict.fromkeys(name for name, _ in names[:_MOST_NAMED]))
-            return f"{_in_files(self.summary())} ({inside}{more})"
-        said = [words or (f"{plain.folders:,} folder{'s' * (plain.folders != 1)}" if plain.folders else "")]
-        said += [f"{counts.rpartition(' ')[0]} in {name}" for name, counts in names[:_MOST_NAMED]]
-        if len(names) > _MOST_NAMED:
-            said.append("…")
-        return ", ".join(word for word in said if word)
-
-    def folded(self) -> Folded:
-        """The same for people: noisy folders as one line each."""
-        kept: list[Change] = []
-        noisy: dict[str, list[Change]] = {}
-        for change in self.changes:
-            folder = _folded_into(change.path, is_folder=change.entry == "folder")
-            if folder is None:
-                kept.append(change)
-            else:
-                noisy.setdefault(folder, []).append(change)
-        folds = []
-        for path, changes in sorted(noisy.items()):
-            total = _sum(changes)
-            folds.append(
-                Fold(
-                    path=path,
-                    created=total.created,
-                    modified=total.modified,
-                    deleted=total.deleted,
-                    renamed=total.renamed,
-                    bytes=total.bytes_written,
-                )
+def fold(changes: Changes) -> Folded:
+    """The same for people: noisy folders as one line each."""
+    kept: list[Change] = []
+    noisy: dict[str, list[Change]] = {}
+    for change in changes:
+        folder = _folded_into(change.path, is_folder=change.entry == "folder")
+        if folder is None:
+            kept.append(change)
+        else:
+            noisy.setdefault(folder, []).append(change)
+    folds = []
+    for path, inside in sorted(noisy.items()):
+        count = total(inside)
+        folds.append(
+            Fold(
+                path=path,
+                created=count.created,
+                modified=count.modified,
+                deleted=count.deleted,
+                renamed=count.renamed,
+                bytes=count.bytes_written,
             )
-        return Folded(changes=tuple(kept), folds=tuple(folds))
+        )
+    return Folded(changes=tuple(kept), folds=tuple(folds))
 
 
 def _in_files(count: Summary | Fold) -> str:
@@ -235,7 +177,8 @@ def _in_files(count: Summary | Fold) -> str:
     return f"{' '.join(words)} file{'s' * (sum(numbers.values()) != 1)}" if words else ""
 
 
-def _sum(changes: Iterable[Change]) -> Summary:
+def total(changes: Iterable[Change]) -> Summary:
+    """How many files they are about."""
     count = dict.fromkeys(("created", "modified", "deleted", "renamed"), 0)
     folders = written = 0
     at_least = False
@@ -738,7 +681,3 @@ def _shown(path: str) -> tuple[str, str | None]:
         raw = os.fsencode(path)
         return raw.decode(errors="backslashreplace"), base64.b64encode(raw).decode()
     return path, None
-
-
-def _real(path: str, path_base64: str | None) -> str:
-    return path if path_base64 is None else os.fsdecode(base64.b64decode(path_base64))

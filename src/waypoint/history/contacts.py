@@ -10,29 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from waypoint.model import Record
-
-
-class Contact(Record, frozen=True):
-    """One place, and how much went there and came back: whole packets, with their headers."""
-
-    address: str
-    protocol: str
-    port: int
-    """0 for a protocol that has none."""
-    first_at: str
-    last_at: str
-    bytes_out: int = 0
-    bytes_in: int = 0
-    names: tuple[str, ...] = ()
-    """What the address was called, the last name first."""
-
-    @property
-    def where(self) -> str:
-        """`api.stripe.com:443`."""
-        host = self.names[0] if self.names else self.address
-        place = f"{host}:{self.port}" if self.port else host
-        return place if self.protocol == "tcp" else f"{place}/{self.protocol}"
+from waypoint.api.difference import Contact
 
 
 def join(contacts: Iterable[Contact]) -> list[Contact]:

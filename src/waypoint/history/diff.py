@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
-from waypoint.history.changes import Change
+from waypoint.api.difference import Change
 from waypoint.history.view import Place, PointView
 from waypoint.kernel import files
 from waypoint.model import Record

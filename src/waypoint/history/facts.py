@@ -11,28 +11,8 @@ import shlex
 
 import msgspec
 
+from waypoint.api.difference import LiveDifference, PortFact, ProcessFact, VariableChange
 from waypoint.model import Record
-
-
-class ProcessFact(Record, frozen=True):
-    """One process of the tree."""
-
-    pid: int
-    parent: int
-    command: str
-    uid: int
-    rss_bytes: int
-    stopped: bool = False
-
-
-class PortFact(Record, frozen=True):
-    """A port that somebody listens on."""
-
-    protocol: str
-    address: str
-    port: int
-    pid: int | None = None
-    command: str | None = None
 
 
 class ShellFact(Record, frozen=True):
@@ -96,36 +76,6 @@ def parse_shell(text: str, cwd: str, foreground: str | None) -> ShellFact:
             aliases[match[1]] = _value(match[2])
     own = tuple(sorted(name for name in functions if not name.startswith("__waypoint_")))
     return ShellFact(cwd=cwd, exported=exported, functions=own, aliases=aliases, foreground=foreground)
-
-
-class VariableChange(Record, frozen=True):
-    """An exported variable that came (`before` is None), went (`after` is None) or changed."""
-
-    name: str
-    before: str | None
-    after: str | None
-
-
-class LiveDifference(Record, frozen=True):
-    """What happened on the live side between two points."""
-
-    started: tuple[ProcessFact, ...] = ()
-    ended: tuple[ProcessFact, ...] = ()
-    kept: int = 0
-    opened: tuple[PortFact, ...] = ()
-    closed: tuple[PortFact, ...] = ()
-    cwd: tuple[str, str] | None = None
-    variables: tuple[VariableChange, ...] = ()
-    functions_added: tuple[str, ...] = ()
-    functions_removed: tuple[str, ...] = ()
-    memory_bytes: tuple[int, int] = (0, 0)
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing happened. (Memory alone is no event: it breathes.)"""
-        return not (
-            self.started or self.ended or self.opened or self.closed or self.cwd or self.variables
-        ) and not (self.functions_added or self.functions_removed)
 
 
 OWN_SHELL = "/dev/waypoint/bin/integration.bash"

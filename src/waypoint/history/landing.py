@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from waypoint.history.changes import Changes, Facet
+from waypoint.api.difference import Changes, Facet
 from waypoint.history.view import Place, PointView
 from waypoint.kernel import files
 from waypoint.kernel.files import Entry

@@ -8,31 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from waypoint.history.cards import Difference
-from waypoint.history.contacts import Contact
-from waypoint.model import Checkpoint, Record, TaskChange
-
-
-class Plan(Record, frozen=True):
-    """What going from now to `target` means."""
-
-    id: str
-    session: str
-    target: Checkpoint
-    head: Checkpoint | None
-    lost: Difference
-    """From the target to now: what was created or changed will be gone, what was deleted comes back."""
-    uncheckpointed: Difference
-    """From the last checkpoint to now: what only the safety checkpoint will hold."""
-    tasks: tuple[TaskChange, ...] = ()
-    """Tasks that stand otherwise at the target: `before` is now."""
-    not_undone: tuple[str, ...] = ()
-    """What was done outside since the target."""
-    unseen: tuple[str, ...] = ()
-    """Commands since then that could not be looked into: they may have acted outside."""
-    not_covered: tuple[str, ...] = ()
-    contacts: tuple[Contact, ...] = ()
-    """What the session has talked to since the target was taken; in `not_undone`, too, in words."""
+from waypoint.api.difference import Contact, Difference, RestorePlan
+from waypoint.model import Checkpoint, TaskChange
 
 
 def write_plan(
@@ -48,9 +25,9 @@ def write_plan(
     contacts: Sequence[Contact] = (),
     not_undone: Sequence[str] = (),
     unseen: Sequence[str] = (),
-) -> Plan:
+) -> RestorePlan:
     """The plan from its parts."""
-    return Plan(
+    return RestorePlan(
         id=plan_id,
         session=session,
         target=target,

@@ -21,14 +21,13 @@ import msgspec
 
 from waypoint.errors import PolicyBroken
 from waypoint.history.retention import parse_duration
-from waypoint.model import Decision, EffectClass, Record
+from waypoint.model import OUTSIDE, Decision, EffectClass, Judged, Judgement, Record
 from waypoint.policy.bash import Word, plain
 from waypoint.policy.targets import Arguments, Facts, facts_of, take_apart
 from waypoint.policy.wrappers import Inspection, Part, inspect, inspect_words, is_local
 
 CLASSES: tuple[EffectClass, ...] = get_args(EffectClass)
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
-OUTSIDE: tuple[EffectClass, ...] = ("external-reversible", "irreversible")
 
 _MOST_SHOWN = 400
 
@@ -56,47 +55,6 @@ class _File(Record, frozen=True, forbid_unknown_fields=True):
     approval: dict[Literal["expires"], str] = msgspec.field(default_factory=dict)
     programs: dict[str, str] = msgspec.field(default_factory=dict)
     rule: tuple[Rule, ...] = ()
-
-
-class Judged(Record, frozen=True):
-    """What a policy says about one command of a line."""
-
-    command: str
-    class_: EffectClass = msgspec.field(name="class")
-    decision: Decision = "allow"
-    rule: str = ""
-    place: str = ""
-    """Where it runs, when not in the session."""
-    target: str = ""
-    key: str = ""
-    compensate: str = ""
-    why: str = ""
-
-
-class Judgement(Record, frozen=True):
-    """What a policy says about a line: the worst of its parts."""
-
-    class_: EffectClass = msgspec.field(name="class")
-    decision: Decision
-    parts: tuple[Judged, ...] = ()
-    unseen: tuple[str, ...] = ()
-    """What of it could not be looked into."""
-
-    @property
-    def outside(self) -> tuple[Judged, ...]:
-        """The parts that act on the outside."""
-        return tuple(part for part in self.parts if part.class_ in OUTSIDE)
-
-    @property
-    def why(self) -> str:
-        """Why somebody is asked, or why not: a sentence."""
-        for part in self.parts:
-            if part.decision == self.decision and part.why:
-                return f"{part.rule or part.command}: {part.why}"
-        for part in self.parts:
-            if part.decision == self.decision and part.class_ != "unknown":
-                return f"{part.rule or part.command} is {part.class_}"
-        return f"cannot be looked into: {self.unseen[0]}" if self.unseen else ""
 
 
 # ---- reading files -------------------------------------------------------------------------------

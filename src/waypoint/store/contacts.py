@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
 
-from waypoint.history.contacts import Contact
+from waypoint.api.difference import Contact
 from waypoint.model import Checkpoint, Record
 from waypoint.store.database import Database, iso
 

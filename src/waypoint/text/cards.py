@@ -5,8 +5,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
-from waypoint.history.cards import Card, Difference, Line
-from waypoint.history.facts import LiveDifference, PortFact, ProcessFact
+from waypoint.api.difference import Card, CardLine, Difference, LiveDifference, PortFact, ProcessFact
+from waypoint.history import changes
 from waypoint.model import Effect, IntentFrom, TaskChange
 from waypoint.text.effects import phrase, what, words
 from waypoint.text.findings import headline
@@ -64,7 +64,7 @@ def _variable_words(found: LiveDifference) -> list[str]:
 def summarize(difference: Difference, outside: Sequence[Effect] = ()) -> str:
     """One line that a person can read in a log."""
     said = []
-    if counts := difference.files.headline():
+    if counts := changes.headline(difference.files):
         said.append(counts)
     said += headline(difference.analysis)
     said += _process_words(difference.live)
@@ -107,25 +107,31 @@ def write_card(
     lines = []
     if intent:
         claimed = intent_from in ("given", "git") and not own_words
-        lines.append(Line(topic="intent", text=intent, source="claimed" if claimed else "observed"))
-    if counts := difference.files.headline():
-        lines.append(Line(topic="files", text=counts, source="derived"))
-    lines += [Line(topic="meaning", text=text, source="derived") for text in headline(difference.analysis)]
+        lines.append(CardLine(topic="intent", text=intent, source="claimed" if claimed else "observed"))
+    if counts := changes.headline(difference.files):
+        lines.append(CardLine(topic="files", text=counts, source="derived"))
     lines += [
-        Line(topic="processes", text=text, source="observed") for text in _process_words(difference.live)
+        CardLine(topic="meaning", text=text, source="derived") for text in headline(difference.analysis)
+    ]
+    lines += [
+        CardLine(topic="processes", text=text, source="observed") for text in _process_words(difference.live)
     ]
     if difference.live.cwd:
         before, after = difference.live.cwd
-        lines.append(Line(topic="shell", text=f"cwd {before} → {after}", source="observed"))
-    lines += [Line(topic="shell", text=text, source="observed") for text in _variable_words(difference.live)]
-    if talk := phrase(difference.contacts, amounts=True):
-        lines.append(Line(topic="network", text=talk, source="observed"))
+        lines.append(CardLine(topic="shell", text=f"cwd {before} → {after}", source="observed"))
     lines += [
-        Line(topic="outside", text=words(one), source="claimed" if one.source == "claimed" else "observed")
+        CardLine(topic="shell", text=text, source="observed") for text in _variable_words(difference.live)
+    ]
+    if talk := phrase(difference.contacts, amounts=True):
+        lines.append(CardLine(topic="network", text=talk, source="observed"))
+    lines += [
+        CardLine(
+            topic="outside", text=words(one), source="claimed" if one.source == "claimed" else "observed"
+        )
         for one in outside
     ]
     done = _task_words(tasks)
-    lines += [Line(topic="tasks", text=text, source="claimed") for text in done]
+    lines += [CardLine(topic="tasks", text=text, source="claimed") for text in done]
     changed = summarize(difference, outside)
     return Card(
         intent=intent,

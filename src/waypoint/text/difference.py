@@ -12,11 +12,25 @@ import fnmatch
 import posixpath
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Literal
 
 import msgspec
 
-from waypoint.history.analyzers import (
+from waypoint.api.difference import (
+    Change,
+    Changes,
+    Contact,
+    Difference,
+    LiveDifference,
+    PlanWords,
+    PortFact,
+    ProcessFact,
+    RestorePlan,
+    Section,
+    SectionLine,
+    Sign,
+    Source,
+)
+from waypoint.api.findings import (
     AccountChange,
     Analysis,
     CronChange,
@@ -25,19 +39,17 @@ from waypoint.history.analyzers import (
     PackageChange,
     RepositoryChange,
 )
-from waypoint.history.cards import Difference, Source
-from waypoint.history.changes import Change, Changes, Fold
-from waypoint.history.contacts import Contact, join
-from waypoint.history.facts import OWN_SHELL, Facts, LiveDifference, PortFact, ProcessFact
-from waypoint.history.plans import Plan
+from waypoint.history import changes
+from waypoint.history.changes import Fold
+from waypoint.history.contacts import join
+from waypoint.history.facts import OWN_SHELL, Facts
 from waypoint.history.redaction import MASK
-from waypoint.model import Checkpoint, Effect, Record, State, TaskChange
+from waypoint.model import Checkpoint, Effect, State, TaskChange
 from waypoint.text.cards import program_name
 from waypoint.text.effects import amount, phrase, words
 from waypoint.text.findings import headline
 from waypoint.text.units import plural, shown, size
 
-Sign = Literal["+", "~", "-", "→"]
 SECTIONS = ("files", "packages", "git", "databases", "system", "processes", "ports", "shell", "network")
 
 _SIGNS: dict[str, Sign] = {
@@ -52,29 +64,12 @@ _MOST_ALONG = 5
 _VALUE_WIDTH = 60
 
 
-class Told(Record, frozen=True):
-    """One thing that changed."""
-
-    sign: Sign
-    text: str
-    detail: str = ""
-
-
-class Section(Record, frozen=True):
-    """What changed in one respect, how that is known, and the same in a few words."""
-
-    name: str
-    source: Source
-    summary: str
-    lines: tuple[Told, ...]
-
-
 def tell(difference: Difference, only: Collection[str] = ()) -> tuple[Section, ...]:
     """All sections that have something to say, or those of these names among them."""
     findings = difference.analysis.findings
     live = difference.live
     told = (
-        _section("files", "derived", difference.files.headline(), _files(difference.files)),
+        _section("files", "derived", changes.headline(difference.files), _files(difference.files)),
         _found("packages", findings, (PackageChange,), _packages),
         _found("git", findings, (RepositoryChange,), _repositories),
         _found("databases", findings, (DatabaseChange,), _databases),
@@ -101,24 +96,24 @@ def _outside(source: Source, effects: Sequence[Effect]) -> Section:
     return _section("outside", source, summary, (_effect(one) for one in effects))
 
 
-def _effect(effect: Effect) -> Told:
+def _effect(effect: Effect) -> SectionLine:
     said = [effect.class_, effect.target if effect.target not in effect.command else ""]
-    return Told(sign="→", text=words(effect), detail=" · ".join(filter(None, said)))
+    return SectionLine(sign="→", text=words(effect), detail=" · ".join(filter(None, said)))
 
 
-def _section(name: str, source: Source, summary: str, lines: Iterable[Told]) -> Section:
-    clean = (Told(sign=line.sign, text=shown(line.text), detail=shown(line.detail)) for line in lines)
+def _section(name: str, source: Source, summary: str, lines: Iterable[SectionLine]) -> Section:
+    clean = (SectionLine(sign=line.sign, text=shown(line.text), detail=shown(line.detail)) for line in lines)
     return Section(name=name, source=source, summary=shown(summary), lines=tuple(clean))
 
 
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def _files(changes: Changes) -> Iterator[Told]:
-    folded = changes.folded()
+def _files(files: Changes) -> Iterator[SectionLine]:
+    folded = changes.fold(files)
     parents = {posixpath.dirname(change.path) for change in folded.changes}
     parents |= {posixpath.dirname(fold.path) for fold in folded.folds}
-    entries: list[tuple[str, Told]] = []
+    entries: list[tuple[str, SectionLine]] = []
     for change in folded.changes:
         # A folder goes without saying where something in it is said.
         if change.entry == "folder" and change.kind in ("created", "deleted") and change.path in parents:
@@ -128,7 +123,7 @@ def _files(changes: Changes) -> Iterator[Told]:
     return (line for _, line in sorted(entries, key=lambda entry: entry[0]))
 
 
-def _file(change: Change) -> Told:
+def _file(change: Change) -> SectionLine:
     path = f"{change.path}/" if change.entry == "folder" and change.path != "/" else change.path
     said = []
     if change.files:
@@ -149,10 +144,10 @@ def _file(change: Change) -> Told:
     if "xattr" in change.what:
         said.append("attributes")
     text = f"{change.old_path} → {path}" if change.kind == "renamed" and change.old_path else path
-    return Told(sign=_SIGNS[change.kind], text=text, detail=" · ".join(said))
+    return SectionLine(sign=_SIGNS[change.kind], text=text, detail=" · ".join(said))
 
 
-def _fold(fold: Fold) -> Told:
+def _fold(fold: Fold) -> SectionLine:
     numbers: dict[Sign, int] = {
         "+": fold.created,
         "~": fold.modified,
@@ -163,7 +158,7 @@ def _fold(fold: Fold) -> Told:
     counts = " ".join(f"{sign}{number:,}" for sign, number in there)
     total = sum(number for _, number in there)
     said = f"{counts} file{'s' * (total != 1)}" if there else "folders only"
-    return Told(
+    return SectionLine(
         sign=there[0][0] if len(there) == 1 else "~",
         text=f"{fold.path}/",
         detail=f"{said} · {size(fold.bytes)}" if fold.bytes else said,
@@ -173,7 +168,7 @@ def _fold(fold: Fold) -> Told:
 # ---- what files mean -----------------------------------------------------------------------------
 
 
-_Lines = Callable[[Sequence[Finding]], Iterator[Told]]
+_Lines = Callable[[Sequence[Finding]], Iterator[SectionLine]]
 
 
 def _found(
@@ -184,7 +179,7 @@ def _found(
     return _section(name, "derived", summary, lines(mine))
 
 
-def _packages(found: Sequence[Finding]) -> Iterator[Told]:
+def _packages(found: Sequence[Finding]) -> Iterator[SectionLine]:
     changes = [one for one in found if isinstance(one, PackageChange)]
     along = [one for one in changes if not one.direct]
     listed = changes if len(along) <= _MOST_ALONG else [one for one in changes if one.direct]
@@ -196,15 +191,15 @@ def _packages(found: Sequence[Finding]) -> Iterator[Told]:
         said = [version, where, "" if change.direct else "came along"]
         said.append("" if change.installed else "in the lock file only")
         text = f"{change.ecosystem} {change.name}"
-        yield Told(sign=_SIGNS[change.change], text=text, detail=" · ".join(filter(None, said)))
+        yield SectionLine(sign=_SIGNS[change.change], text=text, detail=" · ".join(filter(None, said)))
     if len(listed) < len(changes):
         for (ecosystem, sign), number in Counter(
             (one.ecosystem, _SIGNS[one.change]) for one in along
         ).items():
-            yield Told(sign=sign, text=f"{ecosystem} {number:,} more", detail="came along")
+            yield SectionLine(sign=sign, text=f"{ecosystem} {number:,} more", detail="came along")
 
 
-def _repositories(found: Sequence[Finding]) -> Iterator[Told]:
+def _repositories(found: Sequence[Finding]) -> Iterator[SectionLine]:
     for change in (one for one in found if isinstance(one, RepositoryChange)):
         where = change.branch_after or change.branch_before or "no branch"
         if change.branch_before and change.branch_after and change.branch_before != change.branch_after:
@@ -222,39 +217,39 @@ def _repositories(found: Sequence[Finding]) -> Iterator[Told]:
                 said.append(f"{plural(number, 'file')} {word}")
         if change.in_progress:
             said.append(f"{change.in_progress} unfinished")
-        yield Told(sign=_SIGNS[change.change], text=change.path, detail=" · ".join(said))
+        yield SectionLine(sign=_SIGNS[change.change], text=change.path, detail=" · ".join(said))
         for commit in change.commits:
-            yield Told(sign="+", text=f'{commit.id[:7]} "{commit.subject}"', detail="commit")
+            yield SectionLine(sign="+", text=f'{commit.id[:7]} "{commit.subject}"', detail="commit")
         if change.commit_count > len(change.commits):
-            yield Told(sign="+", text=f"{change.commit_count - len(change.commits):,} more commits")
+            yield SectionLine(sign="+", text=f"{change.commit_count - len(change.commits):,} more commits")
         for branch in change.branches:
             sign: Sign = "+" if branch.before is None else "-" if branch.after is None else "~"
             moved = " → ".join(one[:7] for one in (branch.before, branch.after) if one)
-            yield Told(sign=sign, text=f"branch {branch.branch}", detail=moved)
+            yield SectionLine(sign=sign, text=f"branch {branch.branch}", detail=moved)
         for move in change.moves:
-            yield Told(sign="~", text=move)
+            yield SectionLine(sign="~", text=move)
 
 
-def _databases(found: Sequence[Finding]) -> Iterator[Told]:
+def _databases(found: Sequence[Finding]) -> Iterator[SectionLine]:
     for change in (one for one in found if isinstance(one, DatabaseChange)):
         [phrase] = headline(Analysis(findings=(change,))) or [""]
         # `sqlite app.db: orders +12 rows`: the path is said already.
         said = phrase.partition(": ")[2] or phrase.partition("(")[2].rstrip(")")
-        yield Told(sign=_SIGNS[change.change], text=change.path, detail=said)
+        yield SectionLine(sign=_SIGNS[change.change], text=change.path, detail=said)
         for entry in change.schema:
             marks: dict[str, Sign] = {"+": "+", "-": "-"}
-            yield Told(sign=marks.get(entry[:1], "~"), text=entry[1:], detail="schema")
+            yield SectionLine(sign=marks.get(entry[:1], "~"), text=entry[1:], detail="schema")
 
 
-def _system(found: Sequence[Finding]) -> Iterator[Told]:
+def _system(found: Sequence[Finding]) -> Iterator[SectionLine]:
     for change in found:
         if isinstance(change, AccountChange):
             detail = "" if change.uid is None else f"uid {change.uid}"
-            yield Told(sign=_SIGNS[change.change], text=f"user {change.name}", detail=detail)
+            yield SectionLine(sign=_SIGNS[change.change], text=f"user {change.name}", detail=detail)
         elif isinstance(change, CronChange):
-            yield Told(sign=_SIGNS[change.change], text=f"cron {change.path}")
-            yield from (Told(sign="+", text=line, detail="cron") for line in change.added)
-            yield from (Told(sign="-", text=line, detail="cron") for line in change.removed)
+            yield SectionLine(sign=_SIGNS[change.change], text=f"cron {change.path}")
+            yield from (SectionLine(sign="+", text=line, detail="cron") for line in change.added)
+            yield from (SectionLine(sign="-", text=line, detail="cron") for line in change.removed)
 
 
 # ---- the live side -------------------------------------------------------------------------------
@@ -291,7 +286,7 @@ def _process_summary(live: LiveDifference) -> str:
     return " · ".join(said)
 
 
-def _processes(live: LiveDifference) -> Iterator[Told]:
+def _processes(live: LiveDifference) -> Iterator[SectionLine]:
     signs: tuple[tuple[Sign, Sequence[ProcessFact], Sequence[PortFact]], ...] = (
         ("+", live.started, live.opened),
         ("-", live.ended, live.closed),
@@ -300,7 +295,7 @@ def _processes(live: LiveDifference) -> Iterator[Told]:
         for process in members:
             [name] = _programs([process], ports)
             said = f"pid {process.pid} · {_cut(process.command)}"
-            yield Told(sign=sign, text=name, detail=f"{said} · stopped" if process.stopped else said)
+            yield SectionLine(sign=sign, text=name, detail=f"{said} · stopped" if process.stopped else said)
 
 
 def _port_summary(live: LiveDifference) -> str:
@@ -311,13 +306,13 @@ def _port_summary(live: LiveDifference) -> str:
     return " · ".join(said)
 
 
-def _ports(live: LiveDifference) -> Iterator[Told]:
+def _ports(live: LiveDifference) -> Iterator[SectionLine]:
     signs: tuple[tuple[Sign, Sequence[PortFact]], ...] = (("+", live.opened), ("-", live.closed))
     for sign, ports in signs:
         for port in ports:
             address = f"[{port.address}]" if ":" in port.address else port.address
             who = program_name(port.command) if port.command else ""
-            yield Told(sign=sign, text=f"{port.protocol} {address}:{port.port}", detail=who)
+            yield SectionLine(sign=sign, text=f"{port.protocol} {address}:{port.port}", detail=who)
 
 
 def _shell_summary(live: LiveDifference) -> str:
@@ -331,21 +326,21 @@ def _shell_summary(live: LiveDifference) -> str:
     return " · ".join(said)
 
 
-def _shell(live: LiveDifference) -> Iterator[Told]:
+def _shell(live: LiveDifference) -> Iterator[SectionLine]:
     if live.cwd:
-        yield Told(sign="~", text=f"cwd {live.cwd[0]} → {live.cwd[1]}")
+        yield SectionLine(sign="~", text=f"cwd {live.cwd[0]} → {live.cwd[1]}")
     for variable in live.variables:
         sign: Sign = "+" if variable.before is None else "-" if variable.after is None else "~"
         values = [_cut(value) for value in (variable.before, variable.after) if value is not None]
-        yield Told(sign=sign, text=variable.name, detail=" → ".join(values) if sign != "-" else "")
-    yield from (Told(sign="+", text=f"{name}()") for name in live.functions_added)
-    yield from (Told(sign="-", text=f"{name}()") for name in live.functions_removed)
+        yield SectionLine(sign=sign, text=variable.name, detail=" → ".join(values) if sign != "-" else "")
+    yield from (SectionLine(sign="+", text=f"{name}()") for name in live.functions_added)
+    yield from (SectionLine(sign="-", text=f"{name}()") for name in live.functions_removed)
 
 
-def _contacts(contacts: Sequence[Contact]) -> Iterator[Told]:
+def _contacts(contacts: Sequence[Contact]) -> Iterator[SectionLine]:
     for contact in join(contacts):
         address = f" · {contact.address}" if contact.names else ""
-        yield Told(sign="→", text=contact.where, detail=f"{amount(contact)}{address}")
+        yield SectionLine(sign="→", text=contact.where, detail=f"{amount(contact)}{address}")
 
 
 def _cut(value: str) -> str:
@@ -396,27 +391,7 @@ def _is_within(path: str, wanted: str) -> bool:
 # ---- plans ---------------------------------------------------------------------------------------
 
 
-class PlanWords(Record, frozen=True):
-    """A plan as it is read out. Times are the reader's to word."""
-
-    here: str
-    """`c5 + 3 files`."""
-    state: State
-    forward: bool = False
-    """The point is younger than the one the session stands on."""
-    files: tuple[str, ...] = ()
-    ends: tuple[str, ...] = ()
-    """Programs that run now and not then."""
-    resumes: tuple[str, ...] = ()
-    """Programs that ran then, and go on from there with the memory they had."""
-    shell: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
-    """`2 completed → pending: "add payments", "wire webhook"`."""
-    safety: str | None = None
-    """What the checkpoint that is taken first will be called; None when none can be."""
-
-
-def tell_plan(plan: Plan, target: Facts, *, state: State, next_label: str) -> PlanWords:
+def tell_plan(plan: RestorePlan, target: Facts, *, state: State, next_label: str) -> PlanWords:
     """`target`: what runs at the point that the plan leads to."""
     lost = plan.lost
     forward = plan.head is not None and plan.target.created_at > plan.head.created_at
@@ -452,9 +427,9 @@ def tell_tasks(changes: Sequence[TaskChange]) -> Iterator[str]:
         yield f"{len(titles):,} {way}: {named}{more}"
 
 
-def _here(plan: Plan) -> str:
+def _here(plan: RestorePlan) -> str:
     since = plan.uncheckpointed
-    count = since.files.summary()
+    count = changes.total(since.files)
     files = count.created + count.modified + count.deleted + count.renamed
     processes = len(since.live.started) + len(since.live.ended)
     more = plural(files, "file") if files else plural(processes, "process") if processes else ""
@@ -469,8 +444,8 @@ def called(point: Checkpoint, session: str) -> str:
     return point.label if point.session == session else f"{point.session}:{point.label}"
 
 
-def _going(changes: Changes, cwd: str, *, forward: bool) -> Iterator[str]:
-    folded = changes.folded()
+def _going(files: Changes, cwd: str, *, forward: bool) -> Iterator[str]:
+    folded = changes.fold(files)
     plain = [change for change in folded.changes if change.entry != "folder" or change.files]
     for kinds, back, ahead in (
         (("created", "modified"), "written since will go", "as they are now will go"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from waypoint.history.contacts import Contact, join
+from waypoint.api.difference import Contact
+from waypoint.history.contacts import join
 from waypoint.model import Effect
 from waypoint.text.units import clock, shown, size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from waypoint.history.analyzers.findings import (
+from waypoint.api.findings import (
     AccountChange,
     Analysis,
     CronChange,

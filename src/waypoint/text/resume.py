@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from waypoint.agent.tasks import ancestors, listing
-from waypoint.history.cards import Card
+from waypoint.api.difference import Card
 from waypoint.model import Checkpoint, Event, Task
 from waypoint.terminal import escapes
 from waypoint.text.units import plural, shown

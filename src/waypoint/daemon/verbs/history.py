@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from waypoint.api.difference import Section
 from waypoint.core.story import BASE, line_between
 from waypoint.core.trials import check_trial
 from waypoint.daemon.service import Connection, actor_of, verb
@@ -18,7 +19,7 @@ from waypoint.model import Checkpoint
 from waypoint.store.database import iso
 from waypoint.store.sessions import SessionRow
 from waypoint.text.cards import summarize
-from waypoint.text.difference import SECTIONS, Section, called, outside, tell, within
+from waypoint.text.difference import SECTIONS, called, outside, tell, within
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App

@@ -5,7 +5,6 @@ the paths alone whether there is anything to look at, reads little, and may fail
 card, with its reason, and never more than that.
 
     reading.py        how a point is seen, and the limits of looking
-    findings.py       what is found
     packages.py       dpkg, apk, pip, npm, cargo
     repositories.py   git
     databases.py      SQLite
@@ -21,8 +20,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from waypoint.history.analyzers import databases, packages, repositories, system
-from waypoint.history.analyzers.findings import (
+from waypoint.api.findings import (
     AccountChange,
     Analysis,
     BranchMove,
@@ -35,6 +33,7 @@ from waypoint.history.analyzers.findings import (
     RepositoryChange,
     TableChange,
 )
+from waypoint.history.analyzers import databases, packages, repositories, system
 from waypoint.history.analyzers.reading import (
     Analyzer,
     Nothing,

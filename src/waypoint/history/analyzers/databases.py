@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from waypoint.history.analyzers.findings import DatabaseChange, Fate, Gap, TableChange
+from waypoint.api.findings import DatabaseChange, Fate, Gap, TableChange
 from waypoint.history.analyzers.reading import (
     MIB,
     Outcome,

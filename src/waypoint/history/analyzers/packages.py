@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from waypoint.history.analyzers.findings import PackageChange, PackageMove
+from waypoint.api.findings import PackageChange, PackageMove
 from waypoint.history.analyzers.reading import (
     MIB,
     Outcome,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Protocol
 
-from waypoint.history.analyzers.findings import Finding, Gap
+from waypoint.api.findings import Finding, Gap
 
 MIB = 1 << 20
 

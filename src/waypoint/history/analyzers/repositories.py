@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from dulwich.index import ConflictedIndexEntry
 from dulwich.objects import Commit as GitCommit
 
-from waypoint.history.analyzers.findings import BranchMove, Commit, Fate, RepositoryChange
+from waypoint.api.findings import BranchMove, Commit, Fate, RepositoryChange
 from waypoint.history.analyzers.gitstore import GitStore, Objects, Place, join
 from waypoint.history.analyzers.reading import (
     MIB,

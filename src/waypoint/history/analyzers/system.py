@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from waypoint.history.analyzers.findings import AccountChange, CronChange, Fate
+from waypoint.api.findings import AccountChange, CronChange, Fate
 from waypoint.history.analyzers.reading import Outcome, View, guarded, shown, text
 
 _CRON = re.compile(
