@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import waypoint
-from waypoint.box.box import inside_path, keepers
+from waypoint.box.box import keepers
+from waypoint.box.plan import inside_path
 from waypoint.errors import SessionBusy
 from waypoint.home import Home
 from waypoint.machine import setup

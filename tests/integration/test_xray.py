@@ -27,7 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from waypoint.api.difference import Change, Changes
-from waypoint.box.box import OVERLAY_OPTIONS, make_volume
+from waypoint.box.plan import OVERLAY_OPTIONS
+from waypoint.box.volume import make_volume
 from waypoint.errors import UsageError
 from waypoint.history.changes import compare, headline, is_noise, total
 from waypoint.history.diff import patch

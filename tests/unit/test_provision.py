@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from waypoint.box.box import ENGINE_IN_BOX
+from waypoint.box.plan import ENGINE_IN_BOX
 from waypoint.engine.criu import criu_argv, criu_environment
 from waypoint.errors import MissingFeature, NotRoot, SetupFailed
 from waypoint.machine import setup

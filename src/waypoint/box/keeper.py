@@ -1,7 +1,7 @@
-"""Talking to a keeper: the daemon's end of the socket that native/keeper.c listens on.
+"""The connection to a keeper: the daemon's end of the socket that native/keeper.c listens on.
 
-A keeper outlives the daemon, so everything here must work on a box that another daemon built. Requests
-are packets of words ending in NUL, answered one by one; descriptors travel beside them.
+A keeper outlives the daemon, so everything here must work on a box that another daemon built. A request is
+a packet of words, each ending in NUL, and gets one packet as its answer; descriptors travel beside them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROTOCOL = "1"
+"""The version of the requests and answers; The C programs in native/ have the same constant."""
 _PACKET_BYTES = 1 << 18
 _ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a keeper says of itself. Both descriptors are the caller's to close."""
+    """What a keeper reports about itself. The caller closes both descriptors."""
 
     anchor: int
     status_pipe: int
@@ -65,33 +66,38 @@ class Keeper:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             self._socket.sendmsg([packet], rights)
             answer, received, _, _ = socket.recv_fds(self._socket, 65536, 8)
-        verdict, *rest = answer.decode().split(" ") if answer else ["gone"]
-        if verdict != "ok":
+        status, *rest = answer.decode().split(" ") if answer else ["gone"]
+        if status != "ok":
             for fd in received:
                 os.close(fd)
-            number = int(rest[0]) if verdict == "error" else errno.EPIPE
+            number = int(rest[0]) if status == "error" else errno.EPIPE
             raise OSError(number, f"keeper {words[0]!r}: {os.strerror(number)}")
         for fd in received:
             os.set_inheritable(fd, False)
         return rest, list(received)
 
     def hello(self) -> Hello:
+        """Asks the keeper for its terminal. OSError when it speaks another version of the protocol."""
         words, fds = self.ask("hello")
+        if words[0] != PROTOCOL:
+            for fd in fds:
+                os.close(fd)
+            raise OSError(errno.EPROTO, f"the keeper speaks protocol {words[0]}, this daemon {PROTOCOL}")
         return Hello(anchor=int(words[1]), status_pipe=int(words[2]), master=fds[0], slave=fds[1])
 
     def serve(self) -> bytes:
-        """From now on this connection is told of ended children, and its owner reads the terminal. Returns
-        what the terminal printed while nobody read it."""
+        """From now on this connection receives the keeper's events, and its owner reads the terminal.
+        Returns what was printed while no daemon read the terminal."""
         words, _ = self.ask("serve")
-        wanted, kept = int(words[0]), b""
-        while len(kept) < wanted:
-            kept += self._socket.recv(65536)
-        return kept
+        size_bytes, printed = int(words[0]), b""
+        while len(printed) < size_bytes:
+            printed += self._socket.recv(65536)
+        return printed
 
-    def events(self) -> list[list[str]]:
-        """What the keeper said unasked on the connection that serves; [] when it is gone."""
+    def read_event(self) -> list[str]:
+        """The next event on the connection that serves, as words; [] when the keeper is gone."""
         packet = self._socket.recv(65536)
-        return [packet.decode().split(" ")] if packet else []
+        return packet.decode().split(" ") if packet else []
 
     def start_anchor(self) -> int:
         return int(self.ask("anchor")[0][0])
@@ -102,7 +108,7 @@ class Keeper:
     def start(
         self, kind: str, cwd: str, argv: Sequence[str], env: Sequence[str], stdio: tuple[int, int, int]
     ) -> int:
-        """Has the anchor start a "shell" (on the terminal) or a "program"; returns its pid in the box."""
+        """Lets the anchor start a "shell" (on the terminal) or a "program"; returns its pid in the box."""
         words = [kind, cwd, str(len(argv)), *argv, str(len(env)), *env]
         return int(self.ask("start", *words, fds=stdio)[0][0])
 
@@ -111,7 +117,8 @@ class Keeper:
         return int(self.ask("run", ipc, str(len(env)), *env, *argv, fds=fds)[0][0])
 
     def keep_outputs(self, fds: Sequence[int]) -> None:
-        """Has the keeper hold the reading ends of a program's pipes too, so that they outlive the daemon."""
+        """Gives the keeper copies of the reading ends of a program's pipes, so that the pipes outlive the
+        daemon."""
         self.ask("keep", fds=fds)
 
     def status_pipe(self) -> int:
@@ -121,7 +128,7 @@ class Keeper:
         self.ask("last-pid", str(pid))
 
     def last_pid(self) -> int:
-        """The pid that was given last in the box."""
+        """The last pid that a new process of the box was given."""
         return int(self.ask("last-pid?")[0][0])
 
     def set_hostname(self, name: str) -> None:
@@ -134,8 +141,8 @@ class Keeper:
         return int(self.ask("foreground?")[0][0])
 
     def hold_ptys(self, indices: Sequence[int]) -> list[str]:
-        """Creates these terminals ahead of a restore; returns INDEX:MASTER:SLAVE of each, the latter two
-        being the keeper's own descriptors."""
+        """Creates these terminals ahead of a restore; returns INDEX:MASTER:SLAVE of each. MASTER and SLAVE
+        are the keeper's own descriptors."""
         return self.ask("ptys", *(str(index) for index in indices))[0]
 
     def drop_ptys(self) -> None:

@@ -11,7 +11,8 @@ import stat
 from collections.abc import Sequence
 
 from waypoint.api.difference import PortFact, ProcessFact
-from waypoint.box.box import ENGINE_IN_BOX, STATE_IN_BOX, Box
+from waypoint.box.box import Box
+from waypoint.box.plan import ENGINE_IN_BOX, STATE_IN_BOX
 from waypoint.history.facts import Facts, ShellFact, parse_shell
 from waypoint.kernel import processes
 from waypoint.kernel.network import veth

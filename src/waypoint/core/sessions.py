@@ -34,25 +34,17 @@ from typing import Any
 import msgspec
 
 from waypoint.agent.trajectory import Stream, Trajectory
-from waypoint.box.box import (
-    Box,
-    check_options,
-    coverage,
-    drop_inside,
+from waypoint.box.box import Box, drop_inside, end_keeper, keepers, socket_path
+from waypoint.box.keeper import Keeper
+from waypoint.box.plan import BoxSpec, check_options, coverage, lost_from_dev, resolve_binds
+from waypoint.box.volume import (
     drop_old_work,
     empty_hidden,
-    end_keeper,
     examine_base,
-    keepers,
-    lost_from_dev,
     make_volume,
     note_moved_mounts,
-    settled,
-    socket_path,
     write_first_files,
-    write_plan,
 )
-from waypoint.box.keeper import Keeper
 from waypoint.core import spares
 from waypoint.core.observe import look_at_shell, observe
 from waypoint.engine.dump import Dump
@@ -537,9 +529,14 @@ class Sessions:
     ) -> tuple[Box, cgroups.Cgroup]:
         """A box with its network and limits, with nothing running in it."""
         box_id = volume.name
-        base = self.base_of(options)
-        plan = write_plan(
-            *(self.home, self.engine, box_id, name, options, base, volume, size),
+        spec = BoxSpec(
+            home=self.home,
+            engine=self.engine,
+            volume=volume,
+            name=name,
+            options=options,
+            base=self.base_of(options),
+            size=size,
             kdat=self._kdat,
             open_files=facts.open_files,
         )
@@ -547,7 +544,7 @@ class Sessions:
         with contextlib.ExitStack() as undo:
             group = cgroups.create(self.home.tag, box_id, limits)
             undo.callback(group.remove)
-            box = Box.build(self.home, self.engine, box_id, plan, volume)
+            box = Box.build(spec)
             undo.callback(box.kill, self.home)
             group.add(box.pid)
             if options.net == "nat":
@@ -611,17 +608,16 @@ class Sessions:
     def _heard(self, live: Live, events: Keeper) -> None:
         """A keeper says something unasked."""
         try:
-            said = events.events()
+            words = events.read_event()
         except OSError:
-            said = []
-        if not said:
+            words = []
+        if not words:
             self._pump.remove(events.fileno())
             if not live.ended.is_set():
                 self.later(lambda: self._died(live))
             return
-        for words in said:
-            if words[0] == "exited":
-                self._exited(live, int(words[1]), int(words[2]))
+        if words[0] == "exited":
+            self._exited(live, int(words[1]), int(words[2]))
 
     def _exited(self, live: Live, pid: int, status: int) -> None:
         """A child of the anchor ended: the shell, a program, or an orphan nobody waits for."""
@@ -744,7 +740,7 @@ class Sessions:
             )
         base = self.base_of(options)
         check_options(options, base)
-        options = settled(options)
+        options = resolve_binds(options)
         session_id = new_id()
         volume = self.home.sessions / new_id()
         with contextlib.ExitStack() as undo:
@@ -1011,7 +1007,7 @@ class Sessions:
             # What happens after the freeze comes after the point.
             undo.callback(live.stream.release)
             if files_only:
-                note_moved_mounts(live.box)
+                note_moved_mounts(live.box.volume, live.box.pid)
                 live.stream.hold()
                 self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                 covered.append("processes are not part of it: files only")
@@ -1040,7 +1036,7 @@ class Sessions:
                             self.pool.delete(staged / "files")
                             terminal_state = live.terminal.freeze()
                             live.stream.hold()
-                            note_moved_mounts(live.box)
+                            note_moved_mounts(live.box.volume, live.box.pid)
                             self.pool.snapshot(live.box.volume, staged / "files", readonly=True)
                             observed.append(
                                 observe(
@@ -1056,7 +1052,7 @@ class Sessions:
                 record_sizes(images)
                 pause_ms, count = dump.stats.pause_ms, dump.state.processes
                 covered += dump.state.notes
-                covered += lost_from_dev(live.box)
+                covered += lost_from_dev(live.box.pid)
                 if dump.state.outside_pipes:
                     covered.append(
                         "streams of programs started with --pipe end at a restore; the programs go on"

@@ -29,7 +29,8 @@ from waypoint.api.difference import (
     RestorePlan,
 )
 from waypoint.api.findings import Analysis, RepositoryChange
-from waypoint.box.box import coverage, hidden_paths
+from waypoint.box.plan import coverage
+from waypoint.box.volume import hidden_paths
 from waypoint.core.contacts import Outbound
 from waypoint.core.observe import observe
 from waypoint.core.sessions import Sessions, new_id

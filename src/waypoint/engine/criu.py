@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from waypoint.box.box import ENGINE_IN_BOX, Box
+from waypoint.box.box import Box
+from waypoint.box.plan import ENGINE_IN_BOX
 from waypoint.engine.images import Message, decode, encode
 
 SILENCE_SECONDS = 60.0

@@ -16,8 +16,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from waypoint.box.box import KDAT_IN_BOX, Box, make_volume, socket_path, write_plan
+from waypoint.box.box import Box, socket_path
 from waypoint.box.keeper import Keeper
+from waypoint.box.plan import KDAT_IN_BOX, BoxSpec
+from waypoint.box.volume import make_volume
 from waypoint.engine.dump import Dump
 from waypoint.engine.revive import hold
 from waypoint.errors import WaypointError
@@ -68,9 +70,7 @@ def _box(home: Home, engine: Path, folder: Path, name: str) -> Box:
     volume.mkdir()
     make_volume(volume)
     options = BoxOptions(net="none", confined=False)
-    return Box.build(
-        home, engine, name, write_plan(home, engine, name, name, options, Path("/"), volume, Size()), volume
-    )
+    return Box.build(BoxSpec(home, engine, volume, name, options, base=Path("/"), size=Size()))
 
 
 @contextlib.contextmanager

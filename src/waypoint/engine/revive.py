@@ -20,7 +20,8 @@ import select
 from collections.abc import Sequence
 from pathlib import Path
 
-from waypoint.box.box import ENGINE_IN_BOX, Box
+from waypoint.box.box import Box
+from waypoint.box.plan import ENGINE_IN_BOX
 from waypoint.engine import criu, diagnosis, traits
 from waypoint.engine.criu import Stage
 from waypoint.engine.dump import put_typed

@@ -37,7 +37,7 @@ from pathlib import Path
 
 import msgspec
 
-from waypoint.box.box import inside_path
+from waypoint.box.plan import inside_path
 from waypoint.core.sessions import Live, Sessions
 from waypoint.model import Checkpoint, Record
 from waypoint.terminal.terminal import Pump

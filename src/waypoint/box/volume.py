@@ -1,0 +1,242 @@
+"""A volume: the writable tree in the pool that holds what a checkpoint's file snapshot has to hold.
+
+    upper/            the writable layer over the base
+    mounts/NAME/      the writable layer over a file system that is mounted below the base, one each
+    shm/              /dev/shm
+    state/            what the shell reports about itself, seen in the box at /dev/waypoint.state
+    moved.json        which of those mounts are at another path by now, if any
+    work-now/         overlayfs's own folders, one for each layer; fresh for each box, except for the index
+    work-old-BOX/     those of the box before: a snapshot contains them, they are removed in the background
+
+An overlay does not see what is mounted below its lower layer, so `examine_base` lists those mounts and each
+one gets a layer of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from waypoint.errors import MachineError
+from waypoint.home import Home
+from waypoint.kernel import mounts, overlay
+from waypoint.kernel.pool import is_pool
+from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
+from waypoint.model import BoxOptions
+
+_MOVED = "moved.json"
+_WORK = "work-now"
+
+
+@dataclass(frozen=True)
+class BaseMounts:
+    """The file systems mounted below a base, as paths inside the box, and how a box shows each of them."""
+
+    layered: tuple[str, ...]
+    """With a writable layer of their own, like the base itself; outermost first."""
+    read_only: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
+    """Path and type of those that no box shows."""
+    other_homes: tuple[str, ...]
+    """Folders of other Waypoint homes on this machine: a box must neither see nor hold them."""
+
+
+def examine_base(base: Path, home: Home) -> BaseMounts:
+    """Sorts the mounts below a base by how a box shows them."""
+    layered, read_only, left_out, other_homes = [], [], [], []
+    for mount in mounts.mounts_below(str(base), mounts.mounts()):
+        if mount.path == str(home.path) or mount.path.startswith(f"{home.path}/"):
+            continue
+        inside = "/" + os.path.relpath(mount.path, base)
+        if is_pool(Path(mount.path), mount.source):
+            if os.path.exists(Home(Path(mount.path).parent).database):
+                other_homes.append(os.path.dirname(inside))
+        elif mount.fstype in mounts.LAYERED and os.path.isdir(mount.path):
+            layered.append(inside)
+        elif mount.fstype in mounts.READ_ONLY and os.path.isdir(mount.path):
+            read_only.append(inside)
+        elif not f"{inside}/".startswith(("/proc/", "/sys/", "/dev/", "/run/")):
+            left_out.append((inside, mount.fstype))
+    return BaseMounts(tuple(layered), tuple(read_only), tuple(left_out), tuple(other_homes))
+
+
+def hidden_paths(
+    options: BoxOptions, base: Path, home: Home, base_mounts: BaseMounts | None = None
+) -> list[str]:
+    """What a session must not see of its base: the folders of every Waypoint home, and what its options
+    hide."""
+    base_mounts = base_mounts or examine_base(base, home)
+    own = [path for path in (home.path, home.run.parent) if path.is_relative_to(base)]
+    return [*("/" + os.path.relpath(path, base) for path in own), *base_mounts.other_homes, *options.hide]
+
+
+# ---- a new volume ---------------------------------------------------------------------------------
+
+
+def make_volume(volume: Path, layered: Sequence[str] = ()) -> None:
+    """Makes the folders of a new, empty volume, with a layer for each of these mounts below the base."""
+    for folder, mode in (("upper", 0o755), ("mounts", 0o700), ("shm", 0o1777), ("state", 0o755)):
+        (volume / folder).mkdir()
+        (volume / folder).chmod(mode)
+    for path in layered:
+        _mount_layer(volume, path).mkdir(mode=0o755)
+
+
+def _mount_layer(volume: Path, mount: str) -> Path:
+    return volume / "mounts" / quote(mount, safe="")
+
+
+def write_first_files(volume: Path, base: Path, files: Mapping[str, str]) -> None:
+    """Writes the files in which a new session differs from its base (its resolver, its name) into its
+    layer."""
+    for path, text in files.items():
+        inside = path.lstrip("/")
+        with contextlib.suppress(OSError):
+            if not (base / inside).is_symlink() and (base / inside).read_text() == text:
+                continue
+        _make_parents(volume / "upper", base, Path(inside))
+        (volume / "upper" / inside).write_text(text)
+        (volume / "upper" / inside).chmod(0o644)
+
+
+def _make_parents(upper: Path, lower: Path, inside: Path) -> None:
+    """Makes the folders above a path in a layer. They cover those of the lower layer, so they get the same
+    metadata."""
+    for folder in reversed(inside.parents[:-1]):
+        target = upper / folder
+        if not target.is_dir():
+            target.mkdir(mode=0o755)
+            if (lower / folder).is_dir():
+                status = (lower / folder).stat()
+                os.chown(target, status.st_uid, status.st_gid)
+                shutil.copystat(lower / folder, target)
+
+
+def empty_hidden(volume: Path, base: Path, home: Home, options: BoxOptions) -> None:
+    """Makes every hidden path empty in the session's own layer, before anything runs in it.
+
+    A mask is mounted over it in every box as well, but a mount belongs to a path: after a folder above it was
+    renamed, the next box would have the mask at the old path and the hidden files at the new one.
+    """
+    base_mounts = examine_base(base, home)
+    root = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path in hidden_paths(options, base, home, base_mounts):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                target = openat2(root, path, os.O_PATH, resolve=RESOLVE_IN_ROOT)
+                try:
+                    inside = Path(os.path.relpath(os.readlink(f"/proc/self/fd/{target}"), base))
+                    is_folder = stat.S_ISDIR(os.fstat(target).st_mode)
+                finally:
+                    os.close(target)
+                _cover(volume, base, base_mounts, inside, is_folder=is_folder)
+    finally:
+        os.close(root)
+
+
+def _cover(volume: Path, base: Path, base_mounts: BaseMounts, inside: Path, *, is_folder: bool) -> None:
+    """Puts an empty folder or file over a path of the base, in the layer that the path belongs to."""
+    upper, lower = volume / "upper", base
+    for mount in base_mounts.layered:
+        if inside.is_relative_to(mount.lstrip("/")):
+            upper, lower = _mount_layer(volume, mount), base / mount.lstrip("/")
+    inside = (base / inside).relative_to(lower)
+    if inside == Path():
+        return  # the root of a file system: renaming a folder does not move it to another path
+    upper.mkdir(exist_ok=True)
+    _make_parents(upper, lower, inside)
+    if is_folder:
+        (upper / inside).mkdir(mode=0o755, exist_ok=True)
+        os.setxattr(upper / inside, "trusted.overlay.opaque", b"y")
+    else:
+        (upper / inside).touch(mode=0o644)
+
+
+# ---- layers of a box ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One overlay of a box: the arguments of its mount."""
+
+    lower: Path
+    upper: Path
+    work: Path
+    target: str
+    """Where it is in the box."""
+
+
+def prepare_layers(
+    volume: Path, base: Path, base_mounts: BaseMounts, open_files: Collection[str] = ()
+) -> list[Layer]:
+    """The overlays of the next box on this volume, each with a fresh work folder: the base's first, then
+    the mounts below it, outermost first. `open_files`: names in the overlays' index that are carried over,
+    because a tree that is going to be restored has these files open."""
+    work, old_work = volume / _WORK, volume / f"work-old-{volume.name}"
+    with contextlib.suppress(FileNotFoundError):
+        work.rename(old_work)
+    work.mkdir(mode=0o700)
+
+    def layer(name: str, lower: Path, upper: Path, target: str) -> Layer:
+        (work / name).mkdir(mode=0o700)
+        overlay.carry_index(old_work / name / "index", work / name / "index", upper, lower, keep=open_files)
+        return Layer(lower, upper, work / name, target)
+
+    layers = [layer("base", base, volume / "upper", "/")]
+    for path, target in _mount_targets(volume, base_mounts):
+        upper = _mount_layer(volume, path)
+        layers.append(layer(upper.name, base / path.lstrip("/"), upper, target))
+    return layers
+
+
+def _mount_targets(volume: Path, base_mounts: BaseMounts) -> list[tuple[str, str]]:
+    """The mounts below the base that the session was made with, each with its path in the box.
+
+    File systems that the host has mounted since are not among them: the box may not have a folder for them.
+    Those that the host has unmounted since are left out, unless the session has changed files in them.
+    """
+    moved: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError):
+        moved = json.loads((volume / _MOVED).read_text())
+    targets = []
+    for layer in (volume / "mounts").iterdir():
+        path = unquote(layer.name)
+        if path in base_mounts.layered:
+            targets.append((path, moved.get(path, path)))
+        elif any(layer.iterdir()):
+            raise MachineError(
+                f"{path} is no longer mounted, and the session has changed files in it",
+                hint="mount it again",
+            )
+    return sorted(targets, key=lambda target: target[1])
+
+
+def note_moved_mounts(volume: Path, keeper_pid: int) -> None:
+    """Records in a volume which of its mounts are at another path by now, because a folder above was
+    renamed in the box. Must be called before each snapshot."""
+    layers = {layer.name: unquote(layer.name) for layer in (volume / "mounts").iterdir()}
+    moved = {}
+    for mount in mounts.mounts(keeper_pid) if layers else ():
+        for name, path in layers.items():
+            is_layer = f"/{volume.name}/mounts/{name},workdir=" in mount.super_options
+            if is_layer and mount.path != path:
+                moved[path] = mount.path
+    if moved:
+        (volume / _MOVED).write_text(json.dumps(moved))
+    else:
+        (volume / _MOVED).unlink(missing_ok=True)
+
+
+def drop_old_work(volume: Path) -> None:
+    """Removes the work folders of earlier boxes, which a snapshot contains. They may hold an entry for each
+    file that was ever deleted, so this is for the background."""
+    for folder in volume.glob("work-*"):
+        if folder.name != _WORK:
+            shutil.rmtree(folder, ignore_errors=True)
