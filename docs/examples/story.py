@@ -1,4 +1,4 @@
-"""A story of an agent, told with the SDK: python core/story.py SESSION
+"""A story of an agent, told with the SDK: python story.py SESSION
 
 It plans, works, checks, breaks something, goes back, and tries two ways at once.
 story.sh and story_mcp.py tell the same one with the command line and over MCP.

@@ -1,6 +1,6 @@
 """A story of an agent, told over MCP: python story_mcp.py SESSION
 
-What a model would call, one tool after the other. See core/story.py.
+What a model would call, one tool after the other. See story.py.
 """
 
 import os

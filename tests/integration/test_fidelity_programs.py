@@ -325,7 +325,10 @@ def kept():
 def test_a_program_whose_file_was_deleted_and_a_child_nobody_waits_for(
     session: waypoint.Session, revive: Revive
 ) -> None:
-    session.run("cp /bin/sleep /tmp/my-sleep && { /tmp/my-sleep 1000 & } && rm /tmp/my-sleep").check()
+    session.run(
+        "cp /bin/sleep /tmp/my-sleep; /tmp/my-sleep 1000 & until pgrep -x my-sleep; do :; done"
+    ).check()
+    session.run("rm /tmp/my-sleep").check()
     Answering(session, "import os\nchild = os.fork() or os._exit(3)")
     until(lambda: Answering.ask(session, "open(f'/proc/{child}/stat').read().split()[2]") == "Z")
     revived = revive(session, session.checkpoint())

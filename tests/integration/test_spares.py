@@ -168,7 +168,7 @@ def test_spares_end_with_their_point_and_their_session(
     s = sessions("t", spares=2)
     first = s.checkpoint("first", name="first")
     until_held(first)
-    s.run("echo > /tmp/x").check()
+    s.run("echo > /root/after-the-first").check()
     second = s.checkpoint("second", name="second")
     until_held(second)
     until_held(first)

@@ -111,10 +111,10 @@ def test_the_same_story_gives_the_same_history(
     home: Home, sessions: Callable[..., waypoint.Session], program: Path
 ) -> None:
     told = {}
-    for example, name in (("core/story.py", "sdk"), ("story.sh", "cli"), ("story_mcp.py", "mcp")):
+    for example, name in (("story.py", "sdk"), ("story.sh", "cli"), ("story_mcp.py", "mcp")):
         run(example, name, program)
         told[example] = history(name)
-    by_sdk = told["core/story.py"]
+    by_sdk = told["story.py"]
     main = by_sdk[""]
     assert [point["label"] for point in main["points"]] == ["c1", "c2"]
     assert {point["actor"] for point in main["points"]} == {"agent", "automatic"}
