@@ -30,7 +30,7 @@ from waypoint.api.difference import Change, Changes
 from waypoint.box.plan import OVERLAY_OPTIONS
 from waypoint.box.volume import make_volume
 from waypoint.errors import UsageError
-from waypoint.history.changes import compare, headline, is_noise, total
+from waypoint.history.changes import compare_views, is_noise, total
 from waypoint.history.diff import patch
 from waypoint.history.view import PointView
 from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders
@@ -45,6 +45,7 @@ from waypoint.kernel.syscalls import (
     mount,
     unshare,
 )
+from waypoint.text.findings import summarize_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -175,8 +176,8 @@ class Layers:
 
     def between(self, old: Path | None, new: Path) -> Changes:
         if old is None:
-            return compare(None, self.view(new))
-        return compare(self.view(old), self.view(new), differences(old, new, skip=is_noise))
+            return compare_views(None, self.view(new))
+        return compare_views(self.view(old), self.view(new), differences(old, new, skip=is_noise))
 
 
 @contextlib.contextmanager
@@ -287,7 +288,7 @@ def test_a_file_that_was_only_copied_up_has_not_changed(layers: Layers) -> None:
     changes = layers.changes(work)
     assert told(changes) == set()
     assert not changes
-    assert headline(changes) == ""
+    assert summarize_files(changes) == ""
 
 
 def test_a_renamed_folder_of_the_base_is_one_rename(layers: Layers) -> None:
@@ -301,7 +302,7 @@ def test_a_renamed_folder_of_the_base_is_one_rename(layers: Layers) -> None:
     assert next(change for change in changes if change.kind == "modified").old_path == "/a/b/f"
     end = layers.point()
     assert told(layers.between(end, start)) == {"/z -> /a", "~ /a/b/f content"}
-    assert told(compare(layers.view(end), layers.view(None))) == {"/z -> /a", "~ /a/b/f content"}
+    assert told(compare_views(layers.view(end), layers.view(None))) == {"/z -> /a", "~ /a/b/f content"}
 
 
 def test_a_folder_of_the_base_that_is_moved_again_and_again(layers: Layers) -> None:
@@ -343,7 +344,7 @@ def test_a_part_that_was_kept_goes_back_into_the_folder_that_comes_back(layers: 
     assert told(layers.between(start, end)) == {"/a/b -> /kept", "+ /kept/mine", "- /a (2)"}
     back = {"/kept -> /a/b", "- /kept/mine", "+ /a (2)"}
     assert told(layers.between(end, start)) == back
-    assert told(compare(layers.view(end), layers.view(None))) == back
+    assert told(compare_views(layers.view(end), layers.view(None))) == back
 
 
 def test_a_folder_of_the_base_that_goes_is_one_change_with_a_count(layers: Layers) -> None:
@@ -495,7 +496,7 @@ def test_of_a_file_of_the_base_with_several_names_only_the_one_used_changes(
 def test_points_of_different_bases_cannot_be_compared(layers: Layers, tmp_path: Path) -> None:
     point = layers.point()
     with pytest.raises(UsageError, match="different bases"):
-        compare(PointView(point, tmp_path), layers.view(point), ())
+        compare_views(PointView(point, tmp_path), layers.view(point), ())
 
 
 def test_odd_names_survive_the_way_to_json(layers: Layers) -> None:
@@ -534,7 +535,7 @@ def test_a_copying_pool_tells_the_same_but_for_moved_folders(layers: Layers) -> 
         copies.append(copy)
     try:
         one, other = copies
-        found = compare(layers.view(one), layers.view(other), by_walk(one, other, skip=is_noise))
+        found = compare_views(layers.view(one), layers.view(other), by_walk(one, other, skip=is_noise))
         assert told(found) == {"/a -> /z", "/app/f -> /own", "~ /d/f content"}
     finally:
         for copy in copies:
@@ -569,7 +570,7 @@ def test_a_patch_of_a_session_can_be_applied_to_its_base(layers: Layers, tmp_pat
 
     layers.run(work)
     new = layers.view(layers.point())
-    changes = compare(None, new)
+    changes = compare_views(None, new)
     found = list(patch(None, new, changes))
     body = b"".join(one.body for one in found)
     assert b"# folder /a renamed to /z\n" in body
@@ -869,7 +870,7 @@ def test_views_and_changes_agree_with_what_the_kernel_shows(
         replay(second, first, layers.between(new, old))
         replay(zero, second, layers.between(start, new))
         replay(zero, second, layers.between(None, new))
-        replay(second, zero, compare(layers.view(new), layers.view(None)))
+        replay(second, zero, compare_views(layers.view(new), layers.view(None)))
 
 
 def test_the_property_would_notice_a_lie() -> None:

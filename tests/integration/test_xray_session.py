@@ -7,7 +7,7 @@ from pathlib import Path
 
 import waypoint
 from waypoint.api.difference import Changes
-from waypoint.history.changes import compare, is_noise, total
+from waypoint.history.changes import compare_views, is_noise, total
 from waypoint.history.view import PointView
 from waypoint.home import Home
 from waypoint.kernel.pool.deltas import by_send, by_walk
@@ -23,7 +23,7 @@ def between(home: Home, old: waypoint.Checkpoint, new: waypoint.Checkpoint) -> C
     one, other = (home.checkpoints / point.info.id / "files" for point in (old, new))
     deltas = by_send(one, other, skip=is_noise)
     assert deltas == by_walk(one, other, skip=is_noise)
-    return compare(view(home, old), view(home, new), deltas)
+    return compare_views(view(home, old), view(home, new), deltas)
 
 
 def told(changes: Changes) -> set[str]:

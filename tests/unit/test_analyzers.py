@@ -34,7 +34,7 @@ from waypoint.history.analyzers import View, analyze
 from waypoint.history.analyzers.packages import move
 from waypoint.history.analyzers.reading import Outcome
 from waypoint.history.redaction import Redactor
-from waypoint.text.findings import headline
+from waypoint.text.findings import summarize_findings
 
 
 class Folder:
@@ -183,7 +183,7 @@ def test_what_is_in_a_folder_that_went_as_a_whole_is_found(box: Box) -> None:
     old, new = box.views()
     assert analyze(old, new, ["/srv"]) == Analysis()
     found = analyze(old, new, ["/srv"], folders=["/srv"])
-    assert sorted(headline(found)) == ["git -app", "sqlite -data.bin"]
+    assert sorted(summarize_findings(found)) == ["git -app", "sqlite -data.bin"]
 
 
 # Packages: Debian
@@ -217,7 +217,7 @@ def test_apt_install_and_purge(box: Box) -> None:
     found = box.look()
     version = "1.22.1-9+deb12u3"
     assert packages(found) == [("added", "nginx", None, version), ("added", "nginx-common", None, version)]
-    assert headline(found) == [f"apt +nginx {version} (and 1 with it)"]
+    assert summarize_findings(found) == [f"apt +nginx {version} (and 1 with it)"]
     box.checkpoint()
     box.write(STATUS, f"{DPKG}\n{REMOVED}")
     assert packages(box.look()) == [
@@ -253,7 +253,7 @@ def test_apk_add(box: Box) -> None:
     box.checkpoint()
     box.write("/lib/apk/db/installed", "C:Q1x=\nP:musl\nV:1.2.4-r2\nA:x86_64\n\nC:Q1y=\nP:jq\nV:1.6-r4\n\n")
     box.write("/etc/apk/world", "jq\n")
-    assert headline(box.look()) == ["apk +jq 1.6-r4"]
+    assert summarize_findings(box.look()) == ["apk +jq 1.6-r4"]
 
 
 @pytest.mark.parametrize(
@@ -317,13 +317,13 @@ def test_pip_in_a_virtual_environment(box: Box, tmp_path: Path) -> None:
         (True, "/app/venv"),
         (False, "/app/venv"),
     ]
-    assert headline(found) == ["pip +Small_Web 1.0 (and 1 with it)"]
+    assert summarize_findings(found) == ["pip +Small_Web 1.0 (and 1 with it)"]
 
     box.checkpoint()
     pip(environment, "install", str(wheel(wheels, "Small_Web", "2.0")))
     found = box.look()
     assert packages(found) == [("upgraded", "Small_Web", "1.0", "2.0")]
-    assert headline(found) == ["pip ~Small_Web 1.0 → 2.0"]
+    assert summarize_findings(found) == ["pip ~Small_Web 1.0 → 2.0"]
 
     box.checkpoint()
     pip(
@@ -337,7 +337,7 @@ def test_pip_in_a_virtual_environment(box: Box, tmp_path: Path) -> None:
 
     box.checkpoint()
     pip(environment, "uninstall", "--yes", "small-web", "tiny-dep")
-    assert headline(box.look()) == ["pip -Small_Web (and 1 with it)"]
+    assert summarize_findings(box.look()) == ["pip -Small_Web (and 1 with it)"]
 
 
 def distribution(box: Box, site: str, name: str, version: str) -> None:
@@ -375,7 +375,10 @@ def test_the_headline_counts_what_it_cannot_name(box: Box) -> None:
     for name in "abcd":
         distribution(box, site, name, "1")
     distribution(box, "/usr/local/lib/python3.11/dist-packages", "stripe", "12.1.0")
-    assert sorted(headline(box.look())) == ["pip +4 in /app/venv", "pip +stripe 12.1.0 in /usr/local"]
+    assert sorted(summarize_findings(box.look())) == [
+        "pip +4 in /app/venv",
+        "pip +stripe 12.1.0 in /usr/local",
+    ]
 
 
 # Packages: Node, Rust
@@ -406,7 +409,7 @@ def test_npm_install_upgrade_and_removal_of_everything(box: Box) -> None:
         ("added", "ms", None, "2.0.0"),
         ("added", "ms", None, "2.1.3"),
     ]
-    assert headline(found) == ["npm +express 4.18.2 (and 3 with it)"]
+    assert summarize_findings(found) == ["npm +express 4.18.2 (and 3 with it)"]
 
     box.checkpoint()
     second = {**first, "node_modules/express": "4.19.0"}
@@ -433,13 +436,13 @@ def test_packages_that_yarn_or_pnpm_installed_are_read_one_by_one(box: Box) -> N
     box.write("/app/node_modules/left-pad/test/broken/package.json", "{")
     found = box.look()
     assert [name for _, name, _, _ in packages(found)] == ["@scope/tool", "deep", "left-pad", "ms"]
-    assert headline(found) == ["npm +4"]
+    assert summarize_findings(found) == ["npm +4"]
 
 
 def test_a_global_package_counts_once(box: Box) -> None:
     box.write("/usr/lib/node_modules/pnpm/package.json", '{"name": "pnpm", "version": "9.1.0"}')
     box.write("/usr/lib/node_modules/pnpm/node_modules/ms/package.json", '{"name": "ms", "version": "2.1.3"}')
-    assert headline(box.look()) == ["npm +pnpm 9.1.0"]
+    assert summarize_findings(box.look()) == ["npm +pnpm 9.1.0"]
 
 
 def test_a_lock_file_alone_says_that_nothing_is_installed(box: Box) -> None:
@@ -447,7 +450,7 @@ def test_a_lock_file_alone_says_that_nothing_is_installed(box: Box) -> None:
     box.write("/app/package-lock.json", json.dumps({"lockfileVersion": 1, "dependencies": {"a": nested}}))
     found = box.look()
     assert packages(found) == [("added", "a", None, "1.0.0"), ("added", "b", None, "2.0.0")]
-    assert headline(found) == ["npm locked +a, +b"]
+    assert summarize_findings(found) == ["npm locked +a, +b"]
 
 
 def test_a_broken_lock_file_is_a_gap_and_hides_no_other_project(box: Box) -> None:
@@ -455,7 +458,7 @@ def test_a_broken_lock_file_is_a_gap_and_hides_no_other_project(box: Box) -> Non
     box.write("/b/package-lock.json", lock({"node_modules/ms": "2.1.3"}))
     found = box.look()
     assert [(gap.analyzer, gap.path) for gap in found.gaps] == [("npm", "/a")]
-    assert headline(found) == ["npm locked +ms 2.1.3"]
+    assert summarize_findings(found) == ["npm locked +ms 2.1.3"]
 
 
 def test_cargo_install(box: Box) -> None:
@@ -467,7 +470,7 @@ def test_cargo_install(box: Box) -> None:
     box.write("/root/.cargo/.crates2.json", crates("ripgrep 13.0.0"))
     box.checkpoint()
     box.write("/root/.cargo/.crates2.json", crates("ripgrep 14.1.0", "fd-find 9.0.0"))
-    assert headline(box.look()) == ["cargo +fd-find, ~ripgrep"]
+    assert summarize_findings(box.look()) == ["cargo +fd-find, ~ripgrep"]
 
 
 # Git
@@ -533,7 +536,7 @@ def test_commits_branch_and_both_lies_of_git(box: Box, clone: Path) -> None:
     assert (change.committed, change.staged, change.modified) == (1, 0, 0)
     assert (change.untracked, change.untracked_paths) == (1, (".env.local",))
     assert change.untracked_folded == 1
-    assert headline(found) == ['git 2 commits on fix-auth "repair it", 1 untracked']
+    assert summarize_findings(found) == ['git 2 commits on fix-auth "repair it", 1 untracked']
 
 
 def test_what_is_staged_modified_deleted_and_only_rewritten(box: Box, clone: Path) -> None:
@@ -544,7 +547,7 @@ def test_what_is_staged_modified_deleted_and_only_rewritten(box: Box, clone: Pat
     change = only(box.look(), RepositoryChange)
     assert (change.committed, change.staged, change.modified, change.untracked) == (0, 1, 1, 0)
     assert change.modified_paths == ("README",)
-    assert headline(box.look()) == []
+    assert summarize_findings(box.look()) == []
 
     (clone / "README").unlink()
     git(clone, "rm", "--quiet", "api/pay.py")
@@ -625,7 +628,7 @@ def test_a_merge_that_waits_to_be_finished(box: Box, clone: Path) -> None:
     change = only(found, RepositoryChange)
     assert change.in_progress == "merge"
     assert change.modified_paths == ("README",)
-    assert headline(found) == ["git merge unfinished"]
+    assert summarize_findings(found) == ["git merge unfinished"]
 
 
 def test_clones_come_and_go_and_move(box: Box, clone: Path, tmp_path: Path) -> None:
@@ -642,7 +645,7 @@ def test_clones_come_and_go_and_move(box: Box, clone: Path, tmp_path: Path) -> N
         0,
     )
     assert change.committed == 0
-    assert headline(found) == ["git +copy on main"]
+    assert summarize_findings(found) == ["git +copy on main"]
     box.checkpoint()
     (box.root / "copy").rename(box.root / "moved")
     box.write("/moved/late", "x")
@@ -654,10 +657,10 @@ def test_clones_come_and_go_and_move(box: Box, clone: Path, tmp_path: Path) -> N
         "changed",
         0,
     )
-    assert headline(found) == ["git /copy → /moved"]
+    assert summarize_findings(found) == ["git /copy → /moved"]
     box.checkpoint()
     shutil.rmtree(box.root / "moved")
-    assert headline(box.look()) == ["git -moved"]
+    assert summarize_findings(box.look()) == ["git -moved"]
 
 
 def test_a_linked_worktree_and_a_submodule_are_repositories_of_their_own(box: Box, clone: Path) -> None:
@@ -887,7 +890,7 @@ def test_rows_tables_and_schema_with_a_writer_at_work(box: Box) -> None:
         TableChange(name="users", change="changed", rows_before=1, rows_after=1, rewritten=True),
     )
     assert change.schema == ("+index by_item", "+table carts", "-table old")
-    assert headline(found) == ["sqlite store.data: +carts, -old, 2 more"]
+    assert summarize_findings(found) == ["sqlite store.data: +carts, -old, 2 more"]
 
 
 def digest(root: Path) -> dict[str, str]:
@@ -906,7 +909,7 @@ def test_the_log_alone_may_have_changed(box: Box) -> None:
         writer.commit()
         old, new = box.views()
         found = analyze(old, new, ["/app.db-wal"])
-    assert headline(found) == ["sqlite app.db: orders +12 rows"]
+    assert summarize_findings(found) == ["sqlite app.db: orders +12 rows"]
 
 
 def test_a_transaction_that_was_cut_is_rolled_back_in_the_copy(box: Box) -> None:
@@ -959,13 +962,13 @@ def test_databases_come_and_go_and_what_only_looks_like_one_is_none(box: Box) ->
     os.mkfifo(box.root / "pipe.db")
     os.symlink("/etc/passwd", box.root / "link.db")
     found = box.look()
-    assert headline(found) == ["sqlite +a.db (2 tables)"]
+    assert summarize_findings(found) == ["sqlite +a.db (2 tables)"]
     assert [gap.path for gap in found.gaps] == ["/fake.db"]
     (box.root / "fake.db").unlink()
     (box.root / "pipe.db").unlink()
     box.checkpoint()
     (box.root / "a.db").unlink()
-    assert headline(box.look()) == ["sqlite -a.db"]
+    assert summarize_findings(box.look()) == ["sqlite -a.db"]
 
 
 def test_an_endless_database_costs_no_more_than_its_time(box: Box) -> None:
@@ -984,7 +987,7 @@ def test_an_endless_database_costs_no_more_than_its_time(box: Box) -> None:
     start = time.monotonic()
     found = box.look(budget_s=0.5)
     assert time.monotonic() - start < 5
-    assert headline(found) == ["sqlite +a.db (1 table)"]
+    assert summarize_findings(found) == ["sqlite +a.db (1 table)"]
 
 
 # The system
@@ -1003,7 +1006,7 @@ def test_users_and_cron(box: Box) -> None:
         AccountChange(name="root", change="changed", uid=0),
         CronChange(path="/etc/cron.d/backup", change="created", added=("0 3 * * * root /usr/bin/backup",)),
     )
-    assert headline(found) == ["user +deploy, -old, ~root", "cron +backup"]
+    assert summarize_findings(found) == ["user +deploy, -old, ~root", "cron +backup"]
 
 
 def test_redaction_leaves_findings_what_they_are(box: Box, clone: Path) -> None:
@@ -1019,6 +1022,6 @@ def test_redaction_leaves_findings_what_they_are(box: Box, clone: Path) -> None:
 
 def test_headlines_are_one_line_whatever_the_session_wrote(box: Box, clone: Path) -> None:
     git(clone, "commit", "--quiet", "--allow-empty", f"--message=\x1b[31mred\x07 {'long ' * 60}")
-    [line] = headline(box.look())
+    [line] = summarize_findings(box.look())
     assert line.isprintable()
     assert len(line) <= 120

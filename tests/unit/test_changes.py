@@ -10,10 +10,11 @@ import pytest
 
 from waypoint.api.difference import Change, ChangeKind, Changes
 from waypoint.errors import UsageError
-from waypoint.history.changes import Fold, box_path, compare, fold, headline, is_noise, noisy_folder, total
+from waypoint.history.changes import Fold, box_path, compare_views, fold_noisy, is_noise, noisy_folder, total
 from waypoint.history.view import PointView
 from waypoint.kernel.copytree import remove_tree
 from waypoint.kernel.pool.deltas import by_walk
+from waypoint.text.findings import summarize_files
 
 
 def change(path: str, kind: ChangeKind = "created", size: int = 10, **more: object) -> Change:
@@ -59,15 +60,15 @@ def test_noisy_folders_are_folded_with_their_sums() -> None:
             change("/app/node_modules/old", "deleted"),
         )
     )
-    folded = fold(changes)
+    folded = fold_noisy(changes)
     assert [one.path for one in folded.changes] == ["/app/a.py"]
     assert folded.folds == (Fold(path="/app/node_modules", created=1842, modified=1, deleted=1, bytes=18425),)
-    assert headline(changes) == "~1 file, +1,842 ~1 -1 in node_modules"
+    assert summarize_files(changes) == "~1 file, +1,842 ~1 -1 in node_modules"
 
 
 def test_headlines_say_how_many_files() -> None:
     def words(*found: Change) -> str:
-        return headline(Changes(changes=found))
+        return summarize_files(Changes(changes=found))
 
     folder = change("/d", entry="folder")
     assert words() == ""
@@ -142,20 +143,20 @@ def test_layers_on_any_disk_are_compared(tmp_path: Path) -> None:
         tmp_path / "old", {"etc/hosts": "localhost\nbox\n", "app/main.py": "1\n", "app/old.py": "x\n"}
     )
     new = volume(tmp_path / "new", {"etc/same": "same\n", "app/main.py": "2\n", "app/new.py": "y\n"})
-    found = compare(PointView(old, base), PointView(new, base), by_walk(old, new))
+    found = compare_views(PointView(old, base), PointView(new, base), by_walk(old, new))
     assert [(one.kind, one.path, one.what) for one in found] == [
         ("modified", "/app/main.py", ("content",)),
         ("created", "/app/new.py", ()),
         ("deleted", "/app/old.py", ()),
         ("modified", "/etc/hosts", ("content",)),
     ]
-    assert [one.path for one in compare(None, PointView(new, base))] == [
+    assert [one.path for one in compare_views(None, PointView(new, base))] == [
         "/app",
         "/app/main.py",
         "/app/new.py",
     ]
     with pytest.raises(UsageError):
-        compare(PointView(old, tmp_path), PointView(new, base))
+        compare_views(PointView(old, tmp_path), PointView(new, base))
 
 
 def test_a_moved_file_is_known_by_its_content_and_time_where_inodes_tell_nothing(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_moved_file_is_known_by_its_content_and_time_where_inodes_tell_nothing
     new = volume(tmp_path / "new", {"b/one": "content\n", "b/two": "content\n", "b/empty": ""})
     for path in (old / "upper" / "a" / "one", new / "upper" / "b" / "one"):
         os.utime(path, ns=(1, 1))
-    found = compare(PointView(old, base), PointView(new, base), by_walk(old, new))
+    found = compare_views(PointView(old, base), PointView(new, base), by_walk(old, new))
     assert [(one.kind, one.old_path, one.path) for one in found if one.entry == "file"] == [
         ("deleted", None, "/a/empty"),
         ("deleted", None, "/a/two"),
@@ -179,7 +180,7 @@ def test_what_is_hidden_does_not_change(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     new = volume(tmp_path / "new", {"secret/x": "1", "proc/x": "1", "dev/x": "1", "seen": "1"})
-    found = compare(None, PointView(new, base, hide=["/secret"]))
+    found = compare_views(None, PointView(new, base, hide=["/secret"]))
     assert [one.path for one in found] == ["/seen"]
 
 
@@ -192,7 +193,7 @@ def test_a_very_deep_tree_is_no_problem(tmp_path: Path) -> None:
         deep += "/d"
         os.mkdir(deep)
     try:
-        assert len(compare(None, PointView(new, base))) == 1200
+        assert len(compare_views(None, PointView(new, base))) == 1200
     finally:
         parent = os.open(tmp_path, os.O_RDONLY)
         remove_tree(parent, "new")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waypoint.api.difference import PortFact, ProcessFact
-from waypoint.history.facts import Facts, ShellFact, compare, parse_shell
+from waypoint.history.facts import Facts, ShellFact, compare_facts, parse_shell
 
 LISTING = """declare -x HOME="/root"
 declare -x MULTI="one
@@ -51,7 +51,7 @@ def test_processes_ports_and_shell_are_compared() -> None:
         ports=(PortFact(protocol="tcp", address="0.0.0.0", port=81),),
         shell=ShellFact(cwd="/b", exported={"X": "2", "SHLVL": "2"}, functions=("g",)),
     )
-    found = compare(old, new)
+    found = compare_facts(old, new)
     assert [p.command for p in found.started] == ["node b.js"]
     assert [p.command for p in found.ended] == ["node a.js"]
     assert found.kept == 1
@@ -61,4 +61,4 @@ def test_processes_ports_and_shell_are_compared() -> None:
     assert [(v.name, v.before, v.after) for v in found.variables] == [("X", "1", "2")]
     assert (found.functions_added, found.functions_removed) == (("g",), ("f",))
     assert not found.empty
-    assert compare(old, old).empty
+    assert compare_facts(old, old).empty

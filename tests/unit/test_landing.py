@@ -28,8 +28,8 @@ from waypoint.cli import render
 from waypoint.cli.verbs.landing import Where, _plan, where
 from waypoint.core.transfer import carry_out
 from waypoint.history import export, landing
-from waypoint.history.changes import compare
-from waypoint.history.landing import Plan, Rules, Selection
+from waypoint.history.changes import compare_views
+from waypoint.history.landing import LandingPlan, Rules, Selection
 from waypoint.history.view import OPAQUE, REDIRECT, PointView
 from waypoint.kernel.placement import ANYTHING, Dress, Folder, Moved
 
@@ -236,17 +236,21 @@ class World:
 
     def selection(self, *paths: str, source: str = "/app") -> tuple[Selection, PointView, PointView]:
         new = PointView(self.volume, self.base)
-        return landing.select(compare(None, new), new, source, paths), PointView.bare(new), new
+        return landing.select(compare_views(None, new), new, source, paths), PointView.bare(new), new
 
-    def plan(self, *paths: str, source: str = "/app", target: Path | None = None, **rules: Any) -> Plan:
+    def plan(
+        self, *paths: str, source: str = "/app", target: Path | None = None, **rules: Any
+    ) -> LandingPlan:
         selection, old, new = self.selection(*paths, source=source)
         with Folder.open(target or self.target) as ground:
-            return landing.plan(selection, old, new, ground, "/t", Rules(named=paths, **rules))
+            return landing.plan_landing(selection, old, new, ground, "/t", Rules(named=paths, **rules))
 
-    def land(self, *paths: str, source: str = "/app", target: Path | None = None, **rules: Any) -> Plan:
+    def land(
+        self, *paths: str, source: str = "/app", target: Path | None = None, **rules: Any
+    ) -> LandingPlan:
         selection, old, new = self.selection(*paths, source=source)
         with Folder.open(target or self.target) as ground:
-            made = landing.plan(selection, old, new, ground, "/t", Rules(named=paths, **rules))
+            made = landing.plan_landing(selection, old, new, ground, "/t", Rules(named=paths, **rules))
             assert not made.landing.conflicts, made.landing.conflicts
             for _ in carry_out(made.steps, new, ground, times=False, insist=True):
                 pass
@@ -258,15 +262,15 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def actions(plan: Plan) -> dict[str, str]:
+def actions(plan: LandingPlan) -> dict[str, str]:
     return {item.path.removeprefix("/t/"): item.action for item in plan.landing.items}
 
 
-def conflicts(plan: Plan) -> dict[str, bool]:
+def conflicts(plan: LandingPlan) -> dict[str, bool]:
     return {one.path.removeprefix("/t/"): one.forcible for one in plan.landing.conflicts}
 
 
-def left_out(plan: Plan) -> set[str]:
+def left_out(plan: LandingPlan) -> set[str]:
     return {one.path for one in plan.landing.left_out}
 
 
@@ -543,7 +547,7 @@ def test_what_appears_while_landing_is_not_overwritten(world: World) -> None:
     world.write("/app/f", "by the session")
     selection, old, new = world.selection()
     with Folder.open(world.target) as ground:
-        plan = landing.plan(selection, old, new, ground, "/t", Rules())
+        plan = landing.plan_landing(selection, old, new, ground, "/t", Rules())
         (world.target / "f").write_text("just made here")
         with pytest.raises(Moved):
             list(carry_out(plan.steps, new, ground, times=False, insist=True))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waypoint.api.difference import Change
-from waypoint.history.changes import compare
+from waypoint.history.changes import compare_views
 from waypoint.history.diff import FilePatch, Limits, blocks, patch, unified
 from waypoint.history.view import PointView
 from waypoint.kernel.pool.deltas import by_walk
@@ -90,7 +90,7 @@ class Layers:
 
     def patches(self, *paths: str, limits: Limits | None = None) -> list[FilePatch]:
         old, new = PointView(self.old, self.base), PointView(self.new, self.base)
-        changes = compare(old, new, by_walk(self.old, self.new))
+        changes = compare_views(old, new, by_walk(self.old, self.new))
         return list(patch(old, new, changes, paths, limits))
 
 

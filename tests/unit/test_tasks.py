@@ -12,8 +12,8 @@ from waypoint.agent import tasks
 from waypoint.agent.tasks import Tasks
 from waypoint.errors import NotFound, UsageError
 from waypoint.model import Event, EventKind, TaskState
-from waypoint.text.difference import tell_tasks
-from waypoint.text.resume import Standing, line_of, tell
+from waypoint.text.plan import describe_tasks
+from waypoint.text.resume import SessionStatus, describe_event, write_prompt
 
 NOW = "2026-11-16T10:00:00.000Z"
 
@@ -110,7 +110,7 @@ def test_what_stands_otherwise_in_words() -> None:
     then = planned("add payments", "wire webhook", "docs")
     now = become(become(become(then, "1", "completed"), "2", "completed"), "3", "in_progress")
     now, _ = tasks.add(now, "more")
-    assert list(tell_tasks(tasks.differences(now, then))) == [
+    assert list(describe_tasks(tasks.differences(now, then))) == [
         '2 completed → pending: "add payments", "wire webhook"',
         '1 in progress → pending: "docs"',
         '1 pending → not planned: "more"',
@@ -121,8 +121,8 @@ def test_what_stands_otherwise_in_words() -> None:
 def test_the_prompt_says_what_is_done_and_what_comes_next() -> None:
     found = become(become(planned("a", "b", "2/part"), "1", "completed"), "2.1", "in_progress")
     task = tasks.next_open(found)
-    text = tell(
-        Standing(
+    text = write_prompt(
+        SessionStatus(
             session="work",
             task=task,
             tasks=found,
@@ -164,5 +164,6 @@ def test_numbers_are_never_used_twice_and_children_follow_their_parents(
 )
 def test_what_tools_said_is_told_as_they_said_it(kind: EventKind, body: dict[str, Any], line: str) -> None:
     assert (
-        line_of(Event(id=1, session="work", parent=None, at=NOW, kind=kind, actor="agent", body=body)) == line
+        describe_event(Event(id=1, session="work", parent=None, at=NOW, kind=kind, actor="agent", body=body))
+        == line
     )

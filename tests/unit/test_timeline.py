@@ -17,6 +17,7 @@ from waypoint.api.difference import (
     LiveDifference,
     PortFact,
     ProcessFact,
+    RestorePlan,
     VariableChange,
 )
 from waypoint.api.findings import (
@@ -34,12 +35,13 @@ from waypoint.cli.verbs.compare import split_words
 from waypoint.cli.verbs.timeline import Timeline, command_of
 from waypoint.errors import NotFound, UsageError
 from waypoint.history import lineage, refs
+from waypoint.history.difference import select_paths
 from waypoint.history.facts import Facts, ShellFact
-from waypoint.history.plans import write_plan
 from waypoint.model import Checkpoint
 from waypoint.text import views
 from waypoint.text.cards import summarize, write_card
-from waypoint.text.difference import tell, tell_plan, within
+from waypoint.text.difference import describe_difference
+from waypoint.text.plan import describe_plan
 
 PLAIN = render.Paint(on=False)
 NOW = datetime(2026, 11, 16, 10, 27, tzinfo=UTC).astimezone()
@@ -594,7 +596,7 @@ def test_a_difference_in_words() -> None:
     data = {
         "difference": msgspec.to_builtins(FOUND),
         "summary": summarize(FOUND),
-        "sections": msgspec.to_builtins(tell(FOUND)),
+        "sections": msgspec.to_builtins(describe_difference(FOUND)),
         "different": True,
     }
     found = views.Diff(data)
@@ -641,8 +643,8 @@ redacted  1 value
 
 
 def test_only_some_sections() -> None:
-    assert [one.name for one in tell(FOUND, ("packages", "shell"))] == ["packages", "shell"]
-    assert tell(Difference(files=Changes(), analysis=Analysis(), live=LiveDifference())) == ()
+    assert [one.name for one in describe_difference(FOUND, ("packages", "shell"))] == ["packages", "shell"]
+    assert describe_difference(Difference(files=Changes(), analysis=Analysis(), live=LiveDifference())) == ()
 
 
 @pytest.mark.parametrize(
@@ -659,7 +661,7 @@ def test_only_some_sections() -> None:
     ],
 )
 def test_a_part_of_a_difference(paths: list[str], files: list[str], findings: list[str]) -> None:
-    found = within(FOUND, paths, "/app")
+    found = select_paths(FOUND, paths, "/app")
     assert [one.path for one in found.files] == files
     kinds = [one["kind"] for one in msgspec.to_builtins(found.analysis)["findings"]]
     assert kinds == findings
@@ -677,7 +679,7 @@ def card_of(the_point: dict[str, Any], **more: Any) -> views.Card:
             "checkpoint": the_point,
             "parent": "c4",
             "card": msgspec.to_builtins(card),
-            "sections": msgspec.to_builtins(tell(FOUND)),
+            "sections": msgspec.to_builtins(describe_difference(FOUND)),
             "verdicts": [verdict("failed"), verdict("passed")],
             "notes": [{"at": "2026-11-16T10:25:00Z", "text": "it lost the table"}],
             **more,
@@ -734,17 +736,17 @@ def plan_text(
 ) -> str:
     lost = Difference(files=Changes(), analysis=Analysis(), live=LiveDifference()) if nothing else FOUND
     head = record(1 if forward else 9)
-    plan = write_plan(
-        "1f4b9c20",
+    plan = RestorePlan(
+        id="1f4b9c20",
         session="work",
         target=record(2, intent="before auth refactor"),
         head=head,
         lost=lost,
         uncheckpointed=lost,
-        coverage=("bind mount /data",),
+        not_covered=("bind mount /data",),
     )
     target = Facts(processes=WORKERS, shell=ShellFact(cwd="/app"))
-    words = tell_plan(plan, Facts() if nothing else target, state=state, next_label="c6")
+    words = describe_plan(plan, Facts() if nothing else target, state=state, next_label="c6")
     data = {"plan": msgspec.to_builtins(plan), "words": msgspec.to_builtins(words)}
     return "\n".join(text for _, text in views.Plan(data).lines(safety=safety, now=NOW))
 

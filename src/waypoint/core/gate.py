@@ -309,7 +309,7 @@ class Gate:
         for part in judgement.outside:
             before = self.ledger.last_success(part.key) if part.key else None
             if before:
-                found.append(telling.warning(before, row.name))
+                found.append(telling.repeat_warning(before, row.name))
         return tuple(dict.fromkeys(found))
 
     def _clean(self, row: SessionRow, text: str) -> str:
@@ -391,13 +391,13 @@ class Gate:
         """For a plan: what going back would not undo, and what could not be looked into."""
         found = self.effects(row, since)
         return (
-            telling.listed(telling.known(found)),
-            telling.listed(telling.unseen(found), most=3),
+            telling.list_effects(telling.known_effects(found)),
+            telling.list_effects(telling.unknown_effects(found), most=3),
         )
 
     def done_since(self, row: SessionRow, point: Checkpoint | None) -> list[str]:
         """In words, for whoever resumes."""
-        return telling.listed(telling.known(self.effects(row, point)), most=20)
+        return telling.list_effects(telling.known_effects(self.effects(row, point)), most=20)
 
 
 def _text(stdin: bytes | None) -> str | None:

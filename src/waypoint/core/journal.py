@@ -35,7 +35,7 @@ from waypoint.store.database import iso
 from waypoint.store.events import NewEvent, make_blob
 from waypoint.store.points import AgentState
 from waypoint.store.sessions import SessionRow
-from waypoint.text.resume import Standing, tell
+from waypoint.text.resume import SessionStatus, write_prompt
 
 MOST_STATE_BYTES = 64 << 20
 _MOST_CONTENT_BYTES = 16 << 20
@@ -261,7 +261,7 @@ class Journal:
         tasks = self.tasks(row)
         effects = tuple(self.effects(row, point))
         task = plan.next_open(tasks)
-        standing = Standing(
+        standing = SessionStatus(
             session=row.name,
             task=task,
             tasks=tasks,
@@ -279,7 +279,7 @@ class Journal:
             task=task,
             tasks=tasks,
             checkpoint=point,
-            text=tell(standing),
+            text=write_prompt(standing),
             restored=restored,
             left_behind=tuple(standing.left_behind),
             since=tuple(standing.since),

@@ -37,9 +37,8 @@ from waypoint.core.sessions import Sessions, new_id
 from waypoint.errors import GroundMoved, NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history import facts as live_facts
 from waypoint.history.analyzers import analyze
-from waypoint.history.changes import compare, is_noise
+from waypoint.history.changes import compare_views, is_noise
 from waypoint.history.facts import Facts, ShellFact
-from waypoint.history.plans import write_plan
 from waypoint.history.redaction import MASK, Redactor
 from waypoint.history.view import PointView
 from waypoint.kernel import processes
@@ -47,8 +46,8 @@ from waypoint.kernel.pool.deltas import differences
 from waypoint.model import Checkpoint, Effect
 from waypoint.store.sessions import SessionRow
 from waypoint.text.cards import write_card
-from waypoint.text.difference import tell_plan
-from waypoint.text.effects import known, phrase
+from waypoint.text.effects import describe_contacts, known_effects
+from waypoint.text.plan import describe_plan
 
 log = logging.getLogger("waypoint")
 
@@ -157,8 +156,8 @@ class Story:
         if new.view.volume is None:
             raise UsageError("the base is where everything starts", hint="give it as the first of the two")
         if old.view.volume is None:
-            return compare(None, new.view)
-        return compare(old.view, new.view, differences(old.view.volume, new.view.volume, skip=is_noise))
+            return compare_views(None, new.view)
+        return compare_views(old.view, new.view, differences(old.view.volume, new.view.volume, skip=is_noise))
 
     def difference(self, old: Moment, new: Moment) -> Difference:
         """Everything that changed, redacted. A part that fails is a gap, not a failure."""
@@ -178,7 +177,7 @@ class Story:
             folders = [path for change in moved for path in {change.real_path, change.real_old_path}]
             analysis = analyze(old.view, new.view, touched, folders=folders)
             gaps += [f"{gap.analyzer}: {gap.reason}" for gap in analysis.gaps]
-        live = live_facts.compare(old.facts, new.facts)
+        live = live_facts.compare_facts(old.facts, new.facts)
         plain, hidden_live = redactor.redact_json(msgspec.to_builtins(live))
         plain_analysis, hidden_analysis = redactor.redact_json(msgspec.to_builtins(analysis))
         talk, hidden_talk = redactor.redact_json(msgspec.to_builtins(self._contacts(old, new)))
@@ -259,7 +258,7 @@ class Story:
 
     def effects(self, point: Checkpoint, parent: Checkpoint | None) -> list[Effect]:
         """What was done outside between a point and the one before it."""
-        return known(self._ledger.between(parent.position if parent else None, point.position))
+        return known_effects(self._ledger.between(parent.position if parent else None, point.position))
 
     def card(self, point: Checkpoint, *, wait: float = 10.0) -> Card | None:
         """The card of a point, if it is there or comes within `wait` seconds."""
@@ -290,14 +289,14 @@ class Story:
         with self.moment(row, row.head or BASE) as before, self.moment(row, None) as now:
             if not besides:
                 return not self._same(before, now)
-            live = live_facts.compare(before.facts, now.facts)
+            live = live_facts.compare_facts(before.facts, now.facts)
             return bool(live.opened or live.closed) or any(
                 not any(change.path == path or change.path.startswith(f"{path}/") for path in besides)
                 for change in self.changes(before, now)
             )
 
     def _same(self, before: Moment, now: Moment) -> bool:
-        return live_facts.compare(before.facts, now.facts).empty and not self.changes(before, now)
+        return live_facts.compare_facts(before.facts, now.facts).empty and not self.changes(before, now)
 
     # ---- plans -------------------------------------------------------------------------------
 
@@ -326,8 +325,8 @@ class Story:
         watched = row.options.net != "host" and not self.outbound.not_watched(row.options.net)
         if watched and not contacts and not row.options.binds:
             unseen = ()
-        plan = write_plan(
-            randomness.token_hex(4),
+        plan = RestorePlan(
+            id=randomness.token_hex(4),
             session=row.name,
             target=target,
             head=head,
@@ -336,14 +335,14 @@ class Story:
             tasks=tasks.differences(
                 tasks.load(planned), tasks.load(self._sessions.store.points.tasks(target.id))
             ),
-            coverage=self._coverage(row),
-            contacts=contacts,
-            not_undone=tuple(filter(None, (*not_undone, phrase(contacts, amounts=True)))),
-            unseen=unseen,
+            contacts=tuple(contacts),
+            not_undone=tuple(filter(None, (*not_undone, describe_contacts(contacts, amounts=True)))),
+            unseen=tuple(unseen),
+            not_covered=tuple(dict.fromkeys((*self._coverage(row), *target.coverage))),
         )
         state = self._sessions.describe(row).state
         label = f"c{self._sessions.store.points.next_number(row.id)}"
-        return plan, tell_plan(plan, self._redacted(then.facts), state=state, next_label=label), ground
+        return plan, describe_plan(plan, self._redacted(then.facts), state=state, next_label=label), ground
 
     def _since_base(self, row: SessionRow, now: Moment) -> Difference:
         with self.moment(row, BASE) as base:

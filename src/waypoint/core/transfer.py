@@ -174,7 +174,7 @@ class Transfers:
                 named=found.named,
                 outside=[bind.box for bind in row.options.binds],
             )
-            plan = landing.plan(selection, found.old, found.new, ground or _Nowhere(), to, rules)
+            plan = landing.plan_landing(selection, found.old, found.new, ground or _Nowhere(), to, rules)
             if dry_run:
                 return plan.landing
             _refuse(plan.landing, force=force)
@@ -268,7 +268,7 @@ class Transfers:
                 outside=[bind.box for bind in row.options.binds],
                 why_kept=f"made since {point.name or point.label}; --delete lets it go",
             )
-            plan = landing.plan(selection, now.view, then.view, root, "/", rules)
+            plan = landing.plan_landing(selection, now.view, then.view, root, "/", rules)
             if dry_run:
                 return FilesRestored(checkpoint=point, landing=plan.landing)
             _refuse(plan.landing, force=False)

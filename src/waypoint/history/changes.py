@@ -89,9 +89,6 @@ NOISY_PATHS = frozenset(
 """Folders that programs fill: what happens in them is counted, not listed."""
 
 
-_MOST_NAMED = 2
-
-
 class Summary(Record, frozen=True):
     """How many files a list of changes is about."""
 
@@ -125,26 +122,7 @@ class Folded(Record, frozen=True):
     folds: tuple[Fold, ...]
 
 
-def headline(changes: Changes) -> str:
-    """All of it in a few words: `+7 ~3 files, +1,842 in node_modules`; nothing when nothing changed."""
-    folded = fold(changes)
-    plain = total(folded.changes)
-    words = _in_files(plain)
-    names = [(fold.path.rpartition("/")[2], _in_files(fold)) for fold in folded.folds]
-    # What git wrote for itself is not worth a word beside what somebody else did.
-    names = [(name, said) for name, said in names if said and not (words and name == ".git")]
-    if not words and names:
-        more = ", …" if len(names) > _MOST_NAMED else ""
-        inside = ", ".join(dict.fromkeys(name for name, _ in names[:_MOST_NAMED]))
-        return f"{_in_files(total(changes))} ({inside}{more})"
-    said = [words or (f"{plain.folders:,} folder{'s' * (plain.folders != 1)}" if plain.folders else "")]
-    said += [f"{counts.rpartition(' ')[0]} in {name}" for name, counts in names[:_MOST_NAMED]]
-    if len(names) > _MOST_NAMED:
-        said.append("…")
-    return ", ".join(word for word in said if word)
-
-
-def fold(changes: Changes) -> Folded:
+def fold_noisy(changes: Changes) -> Folded:
     """The same for people: noisy folders as one line each."""
     kept: list[Change] = []
     noisy: dict[str, list[Change]] = {}
@@ -168,13 +146,6 @@ def fold(changes: Changes) -> Folded:
             )
         )
     return Folded(changes=tuple(kept), folds=tuple(folds))
-
-
-def _in_files(count: Summary | Fold) -> str:
-    """`+7 ~3 files`."""
-    numbers = {"+": count.created, "~": count.modified, "-": count.deleted, "→": count.renamed}
-    words = [f"{sign}{number:,}" for sign, number in numbers.items() if number]
-    return f"{' '.join(words)} file{'s' * (sum(numbers.values()) != 1)}" if words else ""
 
 
 def total(changes: Iterable[Change]) -> Summary:
@@ -236,7 +207,7 @@ def box_path(path: str) -> str | None:
     return None
 
 
-def compare(old: PointView | None, new: PointView, deltas: Sequence[Delta] = ()) -> Changes:
+def compare_views(old: PointView | None, new: PointView, deltas: Sequence[Delta] = ()) -> Changes:
     """What changed from one point to another. `old` None is the base alone; so is a view without a volume, on
     either side. Then there are no deltas and none are needed.
 

@@ -1,7 +1,7 @@
-"""Contacts: the places outside that a session has talked to, as the host's firewall counted it.
+"""Contacts: the places outside that a session has talked to, as the host's firewall counted them.
 
-Observed, not claimed: whatever a command was called and whoever ran it, this left the session. No restore
-takes it back. Names are what the session's name servers said when it asked; the address is what counts.
+They are observed, not claimed: these bytes left the session, whatever the command was, and no restore takes
+them back. Names come from the answers of the session's name servers; the address is what was counted.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import msgspec
 from waypoint.api.difference import Contact
 
 
-def join(contacts: Iterable[Contact]) -> list[Contact]:
-    """Each place once, in the order of their beginnings: a name may have many addresses."""
-    found: dict[str, Contact] = {}
-    for one in sorted(contacts, key=lambda contact: contact.first_at):
-        before = found.get(one.where)
-        if before is None:
-            found[one.where] = one
-            continue
-        found[one.where] = msgspec.structs.replace(
-            before,
-            last_at=max(before.last_at, one.last_at),
-            bytes_out=before.bytes_out + one.bytes_out,
-            bytes_in=before.bytes_in + one.bytes_in,
-            names=tuple(dict.fromkeys((*before.names, *one.names))),
-        )
-    return list(found.values())
+def merge_contacts(contacts: Iterable[Contact]) -> list[Contact]:
+    """Each place once, ordered by the first contact: a name may have many addresses."""
+    places: dict[str, Contact] = {}
+    for contact in sorted(contacts, key=lambda contact: contact.first_at):
+        before = places.get(contact.where)
+        places[contact.where] = contact if before is None else _merge(before, contact)
+    return list(places.values())
+
+
+def _merge(first: Contact, second: Contact) -> Contact:
+    return msgspec.structs.replace(
+        first,
+        last_at=max(first.last_at, second.last_at),
+        bytes_out=first.bytes_out + second.bytes_out,
+        bytes_in=first.bytes_in + second.bytes_in,
+        names=tuple(dict.fromkeys((*first.names, *second.names))),
+    )

@@ -83,7 +83,7 @@ _UNREMARKABLE = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
 """Variables that change by themselves."""
 
 
-def compare(old: Facts, new: Facts) -> LiveDifference:
+def compare_facts(old: Facts, new: Facts) -> LiveDifference:
     """From `old` to `new`. A process is the same if number and command are: both survive every restore. The
     session's own shell is always there and not mentioned."""
     before = {(p.pid, p.command): p for p in old.processes if OWN_SHELL not in p.command}

@@ -78,7 +78,7 @@ class Step(NamedTuple):
     """What is there now."""
 
 
-class Plan(NamedTuple):
+class LandingPlan(NamedTuple):
     """What is to be done, and the same in words that can be sent."""
 
     steps: tuple[Step, ...]
@@ -193,9 +193,9 @@ class Rules(NamedTuple):
     why_kept: str = "deleted in the session; --delete lets it go here too"
 
 
-def plan(
+def plan_landing(
     selection: Selection, old: PointView, new: PointView, ground: Ground, target: str, rules: Rules
-) -> Plan:
+) -> LandingPlan:
     """What bringing a selection of the changes from `old` to `new` to a folder takes. `target` is what the
     folder is called."""
     return _Planning(selection, old, new, ground, target, rules).run()
@@ -218,7 +218,7 @@ class _Planning:
         self.left_out: list[LeftOut] = []
         self.unchanged = 0
 
-    def run(self) -> Plan:
+    def run(self) -> LandingPlan:
         for path, what in self.selection.wanted.items():
             why = self._why_not(path)
             if why:
@@ -229,7 +229,7 @@ class _Planning:
             if not self._why_not(path) and (relative := self._relative(path)):
                 self._take(path, relative)
         steps = (*self.steps.values(), *reversed(self.removals.values()))
-        return Plan(
+        return LandingPlan(
             steps,
             Landing(
                 source=shown(self.selection.source),

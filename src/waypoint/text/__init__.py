@@ -1,5 +1,11 @@
 """Facts into sentences: pure functions, the same words for every face.
 
-**Units**: sizes, times, plurals. **Findings**, **cards**, **difference**, **effects**, **resume**: what
-was derived, as lines of text. **Views**: answers of the daemon as objects that a client can print.
+units.py        sizes, times, plurals, lists
+findings.py     what changed, in a few words each: for the one line that a log has room for
+cards.py        the card of a checkpoint
+difference.py   what changed between two points, section by section
+plan.py         what a restore would do
+effects.py      what was done outside, and the places a session has talked to
+resume.py       where a session stands, for a prompt
+views.py        answers of the daemon as objects that a client can print
 """

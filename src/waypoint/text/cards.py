@@ -1,95 +1,76 @@
-"""Cards in words: the one line of a log, and the lines of a card with where each comes from."""
+"""Cards in words: the one line of a log, and the lines of a card with the source of each."""
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
 
-from waypoint.api.difference import Card, CardLine, Difference, LiveDifference, PortFact, ProcessFact
-from waypoint.history import changes
+from waypoint.api.difference import Card, CardLine, Difference, LiveDifference, Source
 from waypoint.model import Effect, IntentFrom, TaskChange
-from waypoint.text.effects import phrase, what, words
-from waypoint.text.findings import headline
+from waypoint.text.effects import describe_contacts, describe_effect, effect_name
+from waypoint.text.findings import program_name, summarize_files, summarize_findings
+from waypoint.text.units import some
 
-_MOST_NAMES = 3
+_NAMED = 3
 NOTHING = "nothing changed"
-
-
-def program_name(command: str) -> str:
-    """The name a person would use for a process: `node`, `http.server`, `redis-server`."""
-    words = command.split()
-    if not words:
-        return "?"
-    name = posixpath.basename(words[0].strip("[]-")).rstrip(":")  # `nginx: worker process`
-    if name.startswith("python") and "-m" in words[:-1]:
-        return words[words.index("-m") + 1]
-    if name.startswith(("python", "node", "ruby", "perl", "bash", "sh")):
-        for word in words[1:]:
-            if not word.startswith("-"):
-                return posixpath.basename(word)
-    return name
-
-
-def _ports_of(process: ProcessFact, ports: Sequence[PortFact]) -> str:
-    mine = sorted({port.port for port in ports if port.pid == process.pid})
-    return "".join(f" :{port}" for port in mine)
-
-
-def _process_words(found: LiveDifference) -> list[str]:
-    words = []
-    for verb, changed, ports in (
-        ("started", found.started, found.opened),
-        ("ended", found.ended, found.closed),
-    ):
-        names = [f"{program_name(process.command)}{_ports_of(process, ports)}" for process in changed]
-        if names:
-            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-            words.append(f"{', '.join(names[:_MOST_NAMES])}{more} {verb}")
-    return words
-
-
-def _variable_words(found: LiveDifference) -> list[str]:
-    if not found.variables:
-        return []
-    if len(found.variables) <= _MOST_NAMES:
-        marks = {True: "+", False: "~"}
-        return [
-            ", ".join(
-                f"-{v.name}" if v.after is None else marks[v.before is None] + v.name for v in found.variables
-            )
-        ]
-    return [f"{len(found.variables)} variables"]
 
 
 def summarize(difference: Difference, outside: Sequence[Effect] = ()) -> str:
     """One line that a person can read in a log."""
-    said = []
-    if counts := changes.headline(difference.files):
-        said.append(counts)
-    said += headline(difference.analysis)
-    said += _process_words(difference.live)
-    if difference.live.cwd:
-        said.append(f"cwd {difference.live.cwd[1]}")
-    said += _variable_words(difference.live)
-    if len(outside) > 1:
-        said.append(f"outside: {what(outside[-1])} and {len(outside) - 1} more")
-    elif outside:
-        said.append(f"outside: {what(outside[0])}")
-    if talk := phrase(difference.contacts):
-        said.append(talk)
-    return " · ".join(said) or NOTHING
+    live = difference.live
+    phrases = [
+        summarize_files(difference.files),
+        *summarize_findings(difference.analysis),
+        *_processes(live),
+        f"cwd {live.cwd[1]}" if live.cwd else "",
+        _variables(live),
+        _outside(outside),
+        describe_contacts(difference.contacts),
+    ]
+    return " · ".join(filter(None, phrases)) or NOTHING
 
 
-def _task_words(changes: Sequence[TaskChange]) -> list[str]:
-    """What became of tasks: `task done: add payments`."""
-    said = []
+def _processes(live: LiveDifference) -> list[str]:
+    """`node :3000, worker started`, and the same for those that ended."""
+    phrases = []
+    for verb, processes, ports in (
+        ("started", live.started, live.opened),
+        ("ended", live.ended, live.closed),
+    ):
+        names = []
+        for process in processes:
+            numbers = sorted({port.port for port in ports if port.pid == process.pid})
+            names.append(program_name(process.command) + "".join(f" :{number}" for number in numbers))
+        if names:
+            phrases.append(f"{some(names, _NAMED)} {verb}")
+    return phrases
+
+
+def _variables(live: LiveDifference) -> str:
+    if len(live.variables) > _NAMED:
+        return f"{len(live.variables)} variables"
+    signs = [
+        "-" if variable.after is None else "+" if variable.before is None else "~"
+        for variable in live.variables
+    ]
+    return ", ".join(f"{sign}{variable.name}" for sign, variable in zip(signs, live.variables, strict=True))
+
+
+def _outside(effects: Sequence[Effect]) -> str:
+    if not effects:
+        return ""
+    more = f" and {len(effects) - 1} more" if len(effects) > 1 else ""
+    return f"outside: {effect_name(effects[-1])}{more}"
+
+
+def _tasks(changes: Sequence[TaskChange]) -> list[str]:
+    """`task done: add payments`."""
+    phrases = []
     for state, verb in (("completed", "done"), ("failed", "failed"), ("skipped", "skipped")):
         titles = [change.title for change in changes if change.after == state != change.before]
         if titles:
-            more = f" and {len(titles) - _MOST_NAMES} more" if len(titles) > _MOST_NAMES else ""
             noun = "task" if len(titles) == 1 else "tasks"
-            said.append(f"{noun} {verb}: {', '.join(titles[:_MOST_NAMES])}{more}")
-    return said
+            phrases.append(f"{noun} {verb}: {some(titles, _NAMED)}")
+    return phrases
 
 
 def write_card(
@@ -102,36 +83,24 @@ def write_card(
     tasks: Sequence[TaskChange] = (),
     outside: Sequence[Effect] = (),
 ) -> Card:
-    """The card of a checkpoint from its difference to its parent. `own_words`: Waypoint itself named it.
-    `tasks`: those that stood otherwise at the parent; `outside`: what was done there in between."""
-    lines = []
-    if intent:
-        claimed = intent_from in ("given", "git") and not own_words
-        lines.append(CardLine(topic="intent", text=intent, source="claimed" if claimed else "observed"))
-    if counts := changes.headline(difference.files):
-        lines.append(CardLine(topic="files", text=counts, source="derived"))
-    lines += [
-        CardLine(topic="meaning", text=text, source="derived") for text in headline(difference.analysis)
-    ]
-    lines += [
-        CardLine(topic="processes", text=text, source="observed") for text in _process_words(difference.live)
-    ]
-    if difference.live.cwd:
-        before, after = difference.live.cwd
-        lines.append(CardLine(topic="shell", text=f"cwd {before} → {after}", source="observed"))
-    lines += [
-        CardLine(topic="shell", text=text, source="observed") for text in _variable_words(difference.live)
-    ]
-    if talk := phrase(difference.contacts, amounts=True):
-        lines.append(CardLine(topic="network", text=talk, source="observed"))
-    lines += [
-        CardLine(
-            topic="outside", text=words(one), source="claimed" if one.source == "claimed" else "observed"
-        )
-        for one in outside
-    ]
-    done = _task_words(tasks)
-    lines += [CardLine(topic="tasks", text=text, source="claimed") for text in done]
+    """The card of a checkpoint from its difference to its parent. `own_words`: the intent is Waypoint's own
+    text. `tasks`: those whose state was another at the parent; `outside`: the effects in between."""
+    live = difference.live
+    lines: list[CardLine] = []
+
+    def add(topic: str, source: Source, *texts: str) -> None:
+        lines.extend(CardLine(topic=topic, text=text, source=source) for text in texts if text)
+
+    add("intent", "claimed" if intent_from in ("given", "git") and not own_words else "observed", intent)
+    add("files", "derived", summarize_files(difference.files))
+    add("meaning", "derived", *summarize_findings(difference.analysis))
+    add("processes", "observed", *_processes(live))
+    add("shell", "observed", f"cwd {live.cwd[0]} → {live.cwd[1]}" if live.cwd else "", _variables(live))
+    add("network", "observed", describe_contacts(difference.contacts, amounts=True))
+    for effect in outside:
+        add("outside", "claimed" if effect.source == "claimed" else "observed", describe_effect(effect))
+    done = _tasks(tasks)
+    add("tasks", "claimed", *done)
     changed = summarize(difference, outside)
     return Card(
         intent=intent,

@@ -6,71 +6,70 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from waypoint.api.difference import Contact
-from waypoint.history.contacts import join
+from waypoint.history.contacts import merge_contacts
 from waypoint.model import Effect
-from waypoint.text.units import clock, shown, size
+from waypoint.text.units import clock, cut, shown, size, some
 
-_MOST = 60
-_MOST_NAMES = 3
+_WIDTH = 60
+_NAMED = 3
 
 
-def what(effect: Effect) -> str:
+def effect_name(effect: Effect) -> str:
     """What was done, in a few words: `git push origin fix-auth`, `POST https://api.example.com/charges`."""
-    text = shown(effect.target if effect.rule == "HTTP write" and effect.target else effect.command)
-    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+    is_request = effect.rule == "HTTP write" and effect.target
+    return cut(shown(effect.target if is_request else effect.command), _WIDTH)
 
 
-def words(effect: Effect, now: datetime | None = None) -> str:
-    """The same with when, and with what came of it if that was not a success."""
-    said = [clock(effect.at, now)]
+def describe_effect(effect: Effect, now: datetime | None = None) -> str:
+    """What was done, when, and how it ended unless that was a success."""
+    remarks = [clock(effect.at, now)]
     if effect.source == "claimed":
-        said.append("claimed")
+        remarks.append("claimed")
     if effect.state == "running":
-        said.append("under way")
+        remarks.append("under way")
     elif effect.state == "interrupted":
-        said.append("outcome unknown")
+        remarks.append("outcome unknown")
     elif effect.exit_code:
-        said.append(f"exit {effect.exit_code}")
-    return f"{what(effect)} ({', '.join(said)})"
+        remarks.append(f"exit {effect.exit_code}")
+    return f"{effect_name(effect)} ({', '.join(remarks)})"
 
 
-def known(effects: Sequence[Effect]) -> list[Effect]:
-    """Those that are known to act on the outside. Observed connections are told apart."""
-    return [one for one in effects if one.class_ != "unknown" and one.source != "observed"]
+def known_effects(effects: Sequence[Effect]) -> list[Effect]:
+    """Those that are known to act outside. Observed connections are not among them: they are contacts."""
+    return [effect for effect in effects if effect.class_ != "unknown" and effect.source != "observed"]
 
 
-def unseen(effects: Sequence[Effect]) -> list[Effect]:
-    """Commands that could not be looked into: they may have, or not."""
-    return [one for one in effects if one.class_ == "unknown" and one.source != "observed"]
+def unknown_effects(effects: Sequence[Effect]) -> list[Effect]:
+    """Commands that could not be analyzed: they may have acted outside or not."""
+    return [effect for effect in effects if effect.class_ == "unknown" and effect.source != "observed"]
 
 
-def listed(effects: Sequence[Effect], most: int = 6) -> list[str]:
-    """In words, the last of them if there are many."""
-    told = [words(one) for one in effects]
-    if len(told) <= most:
-        return told
-    return [f"{len(told) - most} more before", *told[-most:]]
+def list_effects(effects: Sequence[Effect], most: int = 6) -> list[str]:
+    """One sentence each; only the last of them when there are many."""
+    sentences = [describe_effect(effect) for effect in effects]
+    if len(sentences) <= most:
+        return sentences
+    return [f"{len(sentences) - most} more before", *sentences[-most:]]
 
 
-def warning(before: Effect, session: str) -> str:
-    """For whoever does it again."""
+def repeat_warning(before: Effect, session: str) -> str:
+    """For a command that has the same effect as an earlier one."""
     where = "" if before.session == session else f" in {before.session}"
-    return f"this has happened before{where}: {words(before)}, key {before.key}; a restore does not undo it"
+    return (
+        f"this has happened before{where}: {describe_effect(before)}, key {before.key};"
+        " a restore does not undo it"
+    )
 
 
-def amount(contact: Contact) -> str:
+def traffic(contact: Contact) -> str:
     """`12 KB out, 3.4 KB in`."""
-    back = f"{size(contact.bytes_in)} in" if contact.bytes_in else "no answer"
-    return f"{size(contact.bytes_out)} out, {back}"
+    answer = f"{size(contact.bytes_in)} in" if contact.bytes_in else "no answer"
+    return f"{size(contact.bytes_out)} out, {answer}"
 
 
-def phrase(contacts: Sequence[Contact], *, amounts: bool = False) -> str:
-    """`talked to example.org:443, api.stripe.com:443 and 2 more`; nothing when there are none."""
-    places = join(contacts)
-    if not places:
-        return ""
-    # Where most went is said first: that is what somebody looks for who fears that something has left.
-    places.sort(key=lambda one: -one.bytes_out)
-    said = [f"{one.where} ({amount(one)})" if amounts else one.where for one in places[:_MOST_NAMES]]
-    more = f" and {len(places) - _MOST_NAMES} more" if len(places) > _MOST_NAMES else ""
-    return f"talked to {', '.join(said)}{more}"
+def describe_contacts(contacts: Sequence[Contact], *, amounts: bool = False) -> str:
+    """`talked to example.org:443, api.stripe.com:443 and 2 more`; empty when there are none."""
+    # The place that most bytes went to comes first: it matters most to a user who fears that data has left.
+    places = sorted(merge_contacts(contacts), key=lambda contact: -contact.bytes_out)
+    names = [f"{place.where} ({traffic(place)})" if amounts else place.where for place in places]
+    return f"talked to {some(names, _NAMED)}" if names else ""

@@ -1,10 +1,13 @@
-"""Findings in a few words each, for the one line a log has room for."""
+"""What changed in a few words each, for the one line that a log has room for: files, findings, programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from waypoint.api.difference import Changes, PortFact, ProcessFact
 from waypoint.api.findings import (
     AccountChange,
     Analysis,
@@ -14,39 +17,100 @@ from waypoint.api.findings import (
     RepositoryChange,
     TableChange,
 )
+from waypoint.history.changes import Fold, Summary, fold_noisy, total
+from waypoint.text.units import cut
 
 _SIGNS = {"added": "+", "created": "+", "upgraded": "~", "downgraded": "~", "changed": "~", "removed": "-"}
 _NAMED = 3
+_NAMED_FOLDERS = 2
 _SYSTEM = {"/", "/usr", "/usr/local"}
 
 
-def headline(analysis: Analysis) -> list[str]:
-    """One phrase per thing that happened. Most telling first."""
-    found = analysis.findings
+def summarize_files(changes: Changes) -> str:
+    """All changed files in a few words: `+7 ~3 files, +1,842 in node_modules`; empty when nothing changed."""
+    folded = fold_noisy(changes)
+    listed = total(folded.changes)
+    words = count_files(listed)
+    folds = [(fold.path.rpartition("/")[2], count_files(fold)) for fold in folded.folds]
+    # What git wrote for itself is not worth a word beside other changes.
+    folds = [(name, counts) for name, counts in folds if counts and not (words and name == ".git")]
+    named = folds[:_NAMED_FOLDERS]
+    if not words and folds:
+        more = ", …" if len(folds) > _NAMED_FOLDERS else ""
+        names = ", ".join(dict.fromkeys(name for name, _ in named))
+        return f"{count_files(total(changes))} ({names}{more})"
     phrases = [
-        *_packages([finding for finding in found if isinstance(finding, PackageChange)]),
+        words or (f"{listed.folders:,} folder{'s' * (listed.folders != 1)}" if listed.folders else ""),
+        *(f"{counts.rpartition(' ')[0]} in {name}" for name, counts in named),
+        "…" if len(folds) > _NAMED_FOLDERS else "",
+    ]
+    return ", ".join(filter(None, phrases))
+
+
+def count_files(count: Summary | Fold) -> str:
+    """`+7 ~3 files`; empty when there are none."""
+    numbers = {"+": count.created, "~": count.modified, "-": count.deleted, "→": count.renamed}
+    words = [f"{sign}{number:,}" for sign, number in numbers.items() if number]
+    return f"{' '.join(words)} file{'s' * (sum(numbers.values()) != 1)}" if words else ""
+
+
+def program_name(command: str) -> str:
+    """The name a person would use for a process: `node`, `http.server`, `redis-server`."""
+    words = command.split()
+    if not words:
+        return "?"
+    name = posixpath.basename(words[0].strip("[]-")).rstrip(":")  # `nginx: worker process`
+    if name.startswith("python") and "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    if name.startswith(("python", "node", "ruby", "perl", "bash", "sh")):
+        for word in words[1:]:
+            if not word.startswith("-"):
+                return posixpath.basename(word)
+    return name
+
+
+def program_names(processes: Sequence[ProcessFact], ports: Sequence[PortFact]) -> list[str]:
+    """`node :8080`, `postgres ×7`: each program once."""
+    listening: dict[str, set[int]] = {}
+    count: Counter[str] = Counter()
+    for process in processes:
+        name = program_name(process.command)
+        count[name] += 1
+        listening.setdefault(name, set()).update(port.port for port in ports if port.pid == process.pid)
+    return [
+        name
+        + (f" ×{number}" if number > 1 else "")
+        + "".join(f" :{port}" for port in sorted(listening[name]))
+        for name, number in count.items()
+    ]
+
+
+def summarize_findings(analysis: Analysis) -> list[str]:
+    """One phrase for each thing that happened, the most informative first."""
+    findings = analysis.findings
+    phrases = [
+        *_packages([finding for finding in findings if isinstance(finding, PackageChange)]),
         *(
             phrase
-            for finding in found
+            for finding in findings
             if isinstance(finding, RepositoryChange)
             for phrase in _repository(finding)
         ),
         *(
             phrase
-            for finding in found
+            for finding in findings
             if isinstance(finding, DatabaseChange)
             for phrase in _database(finding)
         ),
-        *_counted("user", [finding for finding in found if isinstance(finding, AccountChange)]),
-        *_counted("cron", [finding for finding in found if isinstance(finding, CronChange)]),
+        *_counted("user", [finding for finding in findings if isinstance(finding, AccountChange)]),
+        *_counted("cron", [finding for finding in findings if isinstance(finding, CronChange)]),
     ]
-    return [_plain(phrase, 120) for phrase in phrases]
+    return [_printable(phrase, 120) for phrase in phrases]
 
 
-def _plain(words: str, width: int) -> str:
-    """Words from a session, fit for a terminal: no control characters, one line, not endless."""
-    clean = "".join(letter if letter.isprintable() else " " for letter in words)
-    return clean if len(clean) <= width else f"{clean[: width - 1]}…"
+def _printable(words: str, width: int) -> str:
+    """Words from a session, fit for a terminal: no control characters, one line, at most `width` letters."""
+    return cut("".join(letter if letter.isprintable() else " " for letter in words), width)
 
 
 def _packages(changes: list[PackageChange]) -> Iterator[str]:
@@ -94,7 +158,9 @@ def _repository(change: RepositoryChange) -> Iterator[str]:
     branch = change.branch_after or "no branch"
     if change.commit_count:
         noun = "commit" if change.commit_count == 1 else "commits"
-        words = f'git {change.commit_count:,} {noun} on {branch} "{_plain(change.commits[0].subject, 50)}"'
+        words = (
+            f'git {change.commit_count:,} {noun} on {branch} "{_printable(change.commits[0].subject, 50)}"'
+        )
         yield f"{words}, {change.untracked:,} untracked" if change.untracked else words
     elif change.moved_from:
         yield f"git {change.moved_from} → {change.path}"

@@ -1,7 +1,7 @@
-"""Going on: where things stand, in words that can be put into a prompt.
+"""Going on with a session: where it stands, in words for a prompt.
 
-What is said is marked by where it comes from, as in a card: tasks and messages are **claimed** by whoever
-wrote them, commands were **observed**, changes are **derived** from the snapshots.
+Each statement carries its source, as in a card: tasks and messages are **claimed** by their author, commands
+were **observed**, changes are **derived** from the snapshots.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from waypoint.agent.tasks import ancestors, listing
 from waypoint.api.difference import Card
 from waypoint.model import Checkpoint, Event, Task
 from waypoint.terminal import escapes
-from waypoint.text.units import plural, shown
+from waypoint.text.units import cut, plural, shown
 
-_MOST_EVENTS = 20
-_WORDS = 200
+_LISTED_EVENTS = 20
+_WIDTH = 200
 
 
 @dataclass
-class Standing:
-    """Where a session stands."""
+class SessionStatus:
+    """Where a session stands, and what has happened around that."""
 
     session: str
     task: Task | None
@@ -30,17 +30,17 @@ class Standing:
     point: Checkpoint | None
     card: Card | None
     foreground: str | None = None
-    """What occupies its shell."""
+    """The command that occupies its shell."""
     restored: bool = False
     left_behind: Sequence[Event] = ()
     since: Sequence[Event] = ()
     effects: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What the points are called that are evidence of tasks."""
+    """The labels of the points that are evidence of tasks, by id."""
 
 
-def tell(now: Standing) -> str:
-    """All of it, for a reader who knows nothing yet."""
+def write_prompt(now: SessionStatus) -> str:
+    """All of it, for a reader who knows nothing about the session."""
     parts = [_head(now), _next(now), _tasks(now), _point(now)]
     if now.left_behind:
         head = (
@@ -51,28 +51,28 @@ def tell(now: Standing) -> str:
     if now.since:
         parts.append(_listed(f"Since then ({plural(len(now.since), 'event')}):", now.since))
     if now.effects:
-        lines = "\n".join(f"- {shown(one)}" for one in now.effects)
+        lines = "\n".join(f"- {shown(effect)}" for effect in now.effects)
         parts.append(f"Done outside since then; nothing takes it back, so do not do it twice:\n{lines}")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _head(now: Standing) -> str:
+def _head(now: SessionStatus) -> str:
     how = "it had ended and was brought back from its last point" if now.restored else "it is live"
     busy = f" Its shell is busy: `{_cut(now.foreground)}` is still running." if now.foreground else ""
     return f"You continue work in session {now.session!r}: {how}.{busy}"
 
 
-def _next(now: Standing) -> str:
+def _next(now: SessionStatus) -> str:
     if not now.tasks:
         return "No tasks were planned."
     if now.task is None:
         return "Every task is finished, failed or skipped."
-    inside = "".join(f" (part of {one.id} {one.title!r})" for one in ancestors(now.tasks, now.task)[-1:])
-    begun = "was begun and is not finished" if now.task.state == "in_progress" else "comes next"
-    return f"Task {now.task.id} {begun}: {now.task.title}{inside}"
+    part_of = "".join(f" (part of {task.id} {task.title!r})" for task in ancestors(now.tasks, now.task)[-1:])
+    state = "was begun and is not finished" if now.task.state == "in_progress" else "comes next"
+    return f"Task {now.task.id} {state}: {now.task.title}{part_of}"
 
 
-def _tasks(now: Standing) -> str:
+def _tasks(now: SessionStatus) -> str:
     if not now.tasks:
         return ""
     done = sum(task.state == "completed" for task in now.tasks)
@@ -83,27 +83,29 @@ def _tasks(now: Standing) -> str:
     return f"Tasks, {done} of {len(now.tasks)} completed [claimed]:\n" + "\n".join(lines)
 
 
-def _point(now: Standing) -> str:
+def _point(now: SessionStatus) -> str:
     if now.point is None:
         return "The session has no checkpoint yet."
-    words = f' "{shown(now.point.intent)}"' if now.point.intent else ""
-    said = [f"It stands on {now.point.label}{words}, taken {now.point.created_at}."]
+    intent = f' "{shown(now.point.intent)}"' if now.point.intent else ""
+    lines = [f"It stands on {now.point.label}{intent}, taken {now.point.created_at}."]
     if now.card:
-        said += [f"- {line.topic}: {shown(line.text)} [{line.source}]" for line in now.card.lines]
+        lines += [f"- {line.topic}: {shown(line.text)} [{line.source}]" for line in now.card.lines]
     verdict = now.point.verdict
     if verdict and verdict.state in ("passed", "failed"):
-        said.append(f"- verified: {shown(verdict.command)} {verdict.state} [observed]")
-    return "\n".join(said)
+        lines.append(f"- verified: {shown(verdict.command)} {verdict.state} [observed]")
+    return "\n".join(lines)
 
 
 def _listed(head: str, events: Sequence[Event]) -> str:
-    told = [line for line in (line_of(event) for event in events) if line]
-    more = [f"… {len(told) - _MOST_EVENTS} before these"] if len(told) > _MOST_EVENTS else []
-    return "\n".join((head, *more, *(f"- {line}" for line in told[-_MOST_EVENTS:]))) if told else ""
+    lines = [line for line in map(describe_event, events) if line]
+    if not lines:
+        return ""
+    more = [f"… {len(lines) - _LISTED_EVENTS} before these"] if len(lines) > _LISTED_EVENTS else []
+    return "\n".join((head, *more, *(f"- {line}" for line in lines[-_LISTED_EVENTS:])))
 
 
-def line_of(event: Event) -> str:
-    """An event in one line; nothing for what only the terminal showed."""
+def describe_event(event: Event) -> str:
+    """An event in one line; empty for output that has no text."""
     body = event.body
     match event.kind:
         case "command":
@@ -111,7 +113,7 @@ def line_of(event: Event) -> str:
             ended = "timed out" if body.get("timed_out") else "ended" if code is None else f"exit {code}"
             return _cut(f"$ {body.get('command') or '(not known)'}  → {ended}")
         case "output":
-            text = "" if body.get("raw") else plain(body.get("output", ""))
+            text = "" if body.get("raw") else escapes.strip(body.get("output", ""))
             return _cut(f"printed: {text}") if text.strip() else ""
         case "message":
             return _cut(f"{body['role']}: {_text(body.get('content', ''))}")
@@ -141,21 +143,15 @@ def line_of(event: Event) -> str:
     return _cut(str(body.get("text") or body.get("what") or body.get("command") or body))
 
 
-def plain(text: str) -> str:
-    """What a terminal was given, without what it obeys."""
-    return escapes.strip(text).replace("\r\n", "\n").replace("\r", "")
-
-
 def _text(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        texts = [one.get("text", "") for one in content if isinstance(one, dict)]
+        texts = [part.get("text", "") for part in content if isinstance(part, dict)]
         if any(texts):
             return " ".join(texts)
     return json.dumps(content, ensure_ascii=False, default=str)
 
 
 def _cut(text: str) -> str:
-    line = shown(" ".join(text.split()))
-    return line if len(line) <= _WORDS else f"{line[: _WORDS - 1]}…"
+    return cut(shown(" ".join(text.split())), _WIDTH)

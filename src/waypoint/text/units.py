@@ -1,10 +1,11 @@
-"""Quantities, times and other people's words, the way a person reads them.
+"""Quantities, times and words from a session, the way a person reads them.
 
-Shared by what tells (text/difference.py) and by the faces, so that a size is written in one way everywhere.
+Used by the other modules of this room and by the faces, so that a size is written in one way everywhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 
@@ -34,6 +35,17 @@ def plural(number: int, thing: str) -> str:
     return f"{number:,} {thing if number == 1 else many}"
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """`a, b, c and 2 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def cut(text: str, width: int) -> str:
+    """At most so many characters, with `…` for the rest."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def age(moment: str, now: datetime | None = None) -> str:
     """`12 s ago`, `16 min ago`, `3 h ago`, `5 days ago`."""
     then = datetime.fromisoformat(moment).astimezone()
@@ -54,7 +66,7 @@ def clock(moment: str, now: datetime | None = None) -> str:
 
 
 def shown(text: str) -> str:
-    """A text of somebody else's, on one line and without anything that a terminal would obey."""
+    """Text from a session, on one line and without control characters that a terminal would obey."""
     if text.isprintable():
         return text.strip()
     return "".join(letter if letter.isprintable() else " " for letter in text).strip()

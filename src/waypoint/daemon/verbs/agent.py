@@ -9,7 +9,7 @@ import msgspec
 from waypoint.daemon.service import Connection, actor_of, verb
 from waypoint.errors import UsageError
 from waypoint.model import EventKind, TaskState
-from waypoint.text.resume import line_of
+from waypoint.text.resume import describe_event
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
@@ -46,7 +46,7 @@ def trace(app: App, _: Connection, args: dict[str, Any]) -> Any:
         everything=bool(args.get("all")),
         full=bool(args.get("full")),
     )
-    return {"session": row.name, "events": events, "lines": [line_of(event) for event in events]}
+    return {"session": row.name, "events": events, "lines": [describe_event(event) for event in events]}
 
 
 @verb

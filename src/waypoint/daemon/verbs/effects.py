@@ -11,7 +11,7 @@ from waypoint.daemon.service import Connection, actor_of, verb
 from waypoint.errors import UsageError
 from waypoint.model import EffectClass
 from waypoint.policy.rules import built_in_text
-from waypoint.text.effects import phrase
+from waypoint.text.effects import describe_contacts
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
@@ -40,7 +40,7 @@ def effects(app: App, _: Connection, args: dict[str, Any]) -> Any:
         "since": point,
         "effects": app.gate.effects(row, point),
         "contacts": contacts,
-        "talked_to": phrase(contacts, amounts=True),
+        "talked_to": describe_contacts(contacts, amounts=True),
     }
 
 

@@ -14,12 +14,14 @@ from waypoint.core.trials import check_trial
 from waypoint.daemon.service import Connection, actor_of, verb
 from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
+from waypoint.history.difference import select_paths
 from waypoint.history.redaction import Redactor
 from waypoint.model import Checkpoint
 from waypoint.store.database import iso
 from waypoint.store.sessions import SessionRow
 from waypoint.text.cards import summarize
-from waypoint.text.difference import SECTIONS, called, outside, tell, within
+from waypoint.text.difference import SECTIONS, describe_difference, describe_effects
+from waypoint.text.plan import point_label
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
@@ -66,7 +68,7 @@ def show(app: App, _: Connection, args: dict[str, Any]) -> Any:
         "checkpoint": store.points.find(point.id),
         "parent": _parent(app, point),
         "card": card,
-        "sections": (*tell(card.difference), *_outside(app, point)) if card else (),
+        "sections": (*describe_difference(card.difference), *_outside(app, point)) if card else (),
         "verdicts": store.points.verdicts(point.id),
         "notes": store.points.notes(point.id),
     }
@@ -74,13 +76,13 @@ def show(app: App, _: Connection, args: dict[str, Any]) -> Any:
 
 def _outside(app: App, point: Checkpoint) -> tuple[Section, ...]:
     parent = app.sessions.store.points.find(point.parent) if point.parent else None
-    return outside(app.story.effects(point, parent))
+    return describe_effects(app.story.effects(point, parent))
 
 
 def _parent(app: App, point: Checkpoint) -> str | None:
     """What the point before it is called."""
     parent = app.sessions.store.points.find(point.parent) if point.parent else None
-    return called(parent, point.session) if parent else None
+    return point_label(parent, point.session) if parent else None
 
 
 @verb
@@ -95,8 +97,8 @@ def diff(app: App, _: Connection, args: dict[str, Any]) -> Any:
     with story.moment(row, args.get("a") or "@") as old, story.moment(row, args.get("b")) as new:
         found = story.difference(old, new)
         if args.get("paths"):
-            found = within(found, args["paths"], new.facts.shell.cwd)
-        sections = tell(found, only)
+            found = select_paths(found, args["paths"], new.facts.shell.cwd)
+        sections = describe_difference(found, only)
         result: dict[str, Any] = {
             "from": old.point or old.label,
             "to": new.point or new.label,
@@ -132,10 +134,10 @@ def status(app: App, _: Connection, args: dict[str, Any]) -> Any:
     return {
         "session": described,
         "head": head,
-        "head_called": called(head, row.name) if head else None,
+        "head_called": point_label(head, row.name) if head else None,
         "missing": missing,
         "summary": summarize(found) if found else None,
-        "sections": tell(found) if found else (),
+        "sections": describe_difference(found) if found else (),
         "difference": found,
     }
 
@@ -214,7 +216,7 @@ def note(app: App, _: Connection, args: dict[str, Any]) -> Any:
 def ops(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Everything that moved a session, oldest first. `to` and `back_to`: what the points are called."""
     row = app.sessions.find(args.get("session"))
-    points = {point.id: called(point, row.name) for point in app.sessions.store.points.all()}
+    points = {point.id: point_label(point, row.name) for point in app.sessions.store.points.all()}
     return {
         "operations": [
             {
@@ -264,7 +266,7 @@ def bisect(app: App, connection: Connection, args: dict[str, Any]) -> Any:
             return list(workers.map(lambda point: _works(app, point, command, timeout), points))
 
     def tried(point: Checkpoint, *, passed: bool) -> dict[str, Any]:
-        step = {"checkpoint": point.id, "label": called(point, row.name), "passed": passed}
+        step = {"checkpoint": point.id, "label": point_label(point, row.name), "passed": passed}
         connection.event({"tried": {**step, "intent": point.intent, "intent_from": point.intent_from}})
         return step
 
@@ -301,7 +303,7 @@ def bisect(app: App, connection: Connection, args: dict[str, Any]) -> Any:
         "last_good": last_good,
         "card": app.story.card(culprit),
         "summary": summarize(found),
-        "sections": tell(found),
+        "sections": describe_difference(found),
         "difference": found,
         "steps": steps,
     }
