@@ -16,7 +16,7 @@ from waypoint import errors
 from waypoint.bench import charts, compare, reference, report, runner, workloads
 from waypoint.bench.peers import OTHERS
 from waypoint.bench.results import TARGETS, TREE, Figure, Machine, Report, Skipped, percentile
-from waypoint.cli import spec
+from waypoint.cli import spec, verbs
 
 MACHINE = Machine(
     cpu="A CPU",
@@ -258,7 +258,7 @@ def test_unknown_names_are_refused_with_a_list_of_the_known() -> None:
 
 
 def test_the_help_names_every_workload_and_every_peer() -> None:
-    verb, _ = spec.find(["bench"])
+    verb, _ = verbs.find(["bench"])
     help_text = spec.Parser(verb).format_help()
     for name in (*workloads.WORKLOADS, *OTHERS):
         assert name in help_text

@@ -1,4 +1,4 @@
-"""The command line without a daemon behind it, or with one that says what the test wants it to say."""
+"""The command line without a daemon, or with a fake daemon that replies what the test wants."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,29 @@ import pytest
 
 from waypoint import __version__, errors
 from waypoint.api import wire
-from waypoint.cli import main, render, spec
-from waypoint.cli.attach import Keys
-from waypoint.cli.keys import typed
+from waypoint.cli import help as help_text
+from waypoint.cli import main, render, spec, verbs
+from waypoint.cli.attach import KeyFilter
+from waypoint.cli.keys import encode_keys
 from waypoint.cli.reference import reference
 from waypoint.home import Home
 
 REPOSITORY = Path(__file__).parents[2]
 PLAIN = render.Paint(on=False)
+VERBS = [verb for _, group in verbs.load_all() for verb in group]
 
 
 # The parser -------------------------------------------------------------------------------------------
 
 
 def parsed(*words: str) -> Any:
-    verb, rest = spec.find(words)
+    verb, rest = verbs.find(words)
     return spec.Parser(verb).parse(rest)
 
 
 def test_options_may_stand_before_and_after_the_verb() -> None:
-    asked = spec.split(["--home", "/h", "--json", "ls", "--json"])
-    assert (asked.home, asked.json, asked.words) == ("/h", True, ["ls", "--json"])
+    invocation = spec.split_options(["--home", "/h", "--json", "ls", "--json"])
+    assert (invocation.home, invocation.json, invocation.words) == ("/h", True, ["ls", "--json"])
     assert parsed("ls", "--home=/x", "--json").home == "/x"
 
 
@@ -116,18 +119,18 @@ def test_binds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_an_unknown_verb_suggests_the_nearest(word: str, meant: str) -> None:
     with pytest.raises(errors.UsageError) as caught:
-        spec.find([word])
+        verbs.find([word])
     assert f"`waypoint {meant}`" in caught.value.hint
 
 
 def test_a_verb_of_two_words_lists_what_there_is() -> None:
     for words in (["daemon"], ["daemon", "stopp"]):
         with pytest.raises(errors.UsageError) as caught:
-            spec.find(words)
+            verbs.find(words)
         assert "`waypoint daemon stop`" in caught.value.hint
 
 
-@pytest.mark.parametrize("verb", spec.VERBS, ids=lambda verb: verb.name)
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_every_verb_has_help_with_examples_and_a_function(
     verb: spec.Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,12 +139,21 @@ def test_every_verb_has_help_with_examples_and_a_function(
     assert shown.startswith(f"waypoint {verb.name}")
     assert all(f"  {example}\n" in shown for example in verb.examples)
     assert verb.examples
-    assert all(argument.help for argument in spec.Parser(verb).options())
-    module, _, function = verb.run.rpartition(".")
-    assert callable(getattr(__import__(f"waypoint.cli.{module}", fromlist=[function]), function))
+    assert all(row.meaning for row in help_text.options(spec.Parser(verb)))
 
 
-@pytest.mark.parametrize("verb", spec.VERBS, ids=lambda verb: verb.name)
+def test_the_table_of_verbs_names_every_verb_of_every_module() -> None:
+    folder = REPOSITORY / "src" / "waypoint" / "cli" / "verbs"
+    declared = {
+        value.name: path.stem
+        for path in folder.glob("[a-z]*.py")
+        for value in vars(import_module(f"waypoint.cli.verbs.{path.stem}")).values()
+        if isinstance(value, spec.Verb)
+    }
+    assert declared == verbs.MODULES
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_examples_are_such_that_the_parser_takes_them(verb: spec.Verb) -> None:
     import shlex
 
@@ -149,9 +161,9 @@ def test_examples_are_such_that_the_parser_takes_them(verb: spec.Verb) -> None:
         line = example.rpartition("; ")[2].rpartition(" | ")[2]
         words = shlex.split(line)
         assert words[0] == "waypoint"
-        found, rest = spec.find(words[1:])
-        assert found == verb
-        spec.Parser(found).parse(rest)
+        named, rest = verbs.find(words[1:])
+        assert named == verb
+        spec.Parser(verb).parse(rest)
 
 
 def test_the_reference_is_up_to_date() -> None:
@@ -162,7 +174,7 @@ def test_the_reference_is_up_to_date() -> None:
 def test_the_overview_has_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {verb.name} " in shown for verb in spec.VERBS)
+    assert all(f"  {verb.name} " in shown for verb in VERBS)
     assert main([]) == 2
     assert main(["help", "fork"]) == 0
     assert "waypoint fork" in capsys.readouterr().out
@@ -194,11 +206,11 @@ def test_the_overview_has_every_verb(capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_keys(words: list[str], keys: bytes) -> None:
-    assert typed(words) == keys
+    assert encode_keys(words) == keys
 
 
 def test_literal_keys_are_letters_only() -> None:
-    assert typed(["Enter", "\\n"], literal=True) == b"Enter\\n"
+    assert encode_keys(["Enter", "\\n"], literal=True) == b"Enter\\n"
 
 
 @pytest.mark.parametrize(
@@ -216,11 +228,11 @@ def test_literal_keys_are_letters_only() -> None:
     ],
 )
 def test_the_detach_key(pieces: list[bytes], sent: bytes, detached: bool) -> None:
-    keys, found, ended = Keys(), b"", False
+    keys, data, ended = KeyFilter(), b"", False
     for piece in pieces:
         part, ended = keys.feed(piece)
-        found += part
-    assert (found, ended) == (sent, detached)
+        data += part
+    assert (data, ended) == (sent, detached)
 
 
 # Rendering --------------------------------------------------------------------------------------------
@@ -295,7 +307,7 @@ def test_an_error_says_what_to_do_next_on_stderr(capsys: pytest.CaptureFixture[s
     assert main(["chekpoint"]) == errors.UsageError.exit_status
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err == "waypoint: there is no verb 'chekpoint'\n  did you mean `waypoint checkpoint`?\n"
+    assert shown.err == "waypoint: unknown verb 'chekpoint'\n  did you mean `waypoint checkpoint`?\n"
 
 
 def test_help_says_which_words_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +330,7 @@ def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
         found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False, text=True)
     assert (found.returncode, found.stderr) == (
         1,
-        "waypoint: the output cannot be written: No space left on device\n",
+        "waypoint: cannot write the output: No space left on device\n",
     )
 
 
@@ -327,7 +339,7 @@ def test_hooks_are_not_put_into_a_folder_that_is_not_there(
 ) -> None:
     there = tmp_path / "tpyo"
     assert main(["hooks", "install", "claude", "--dir", str(there)]) == errors.UsageError.exit_status
-    assert f"there is no folder {there}" in capsys.readouterr().err
+    assert f"no such folder: {there}" in capsys.readouterr().err
     assert not there.exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 from waypoint import errors
 from waypoint.api import hints
 from waypoint.api.hints import Arg, Do, Hint
-from waypoint.cli import spec
+from waypoint.cli import spec, verbs
 
 SOURCE = Path(__file__).parents[2] / "src" / "waypoint"
 
@@ -102,7 +102,7 @@ def test_every_command_in_a_hint_is_one_that_the_command_line_takes(place: str, 
     words = hints.in_command(do).strip("`").split()
     if isinstance(do, Arg):
         return
-    verb, rest = spec.find(words[1:])
+    verb, rest = verbs.find(words[1:])
     taken = {
         "N": "1",
         "REF…": "c1",

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from waypoint.cli import render
-from waypoint.cli.verbs.landing import Where, _plan, where
+from waypoint.cli.verbs.files import Location, landing_plan, parse_location
 from waypoint.core.transfer import carry_out
 from waypoint.history import export, landing
 from waypoint.history.changes import compare_views
@@ -853,21 +853,21 @@ def test_what_a_patch_cannot_say_is_said(world: World) -> None:
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("work:/app", Where(True, "/app", "work")),
-        ("work:", Where(True, ".", "work")),
-        (":out", Where(True, "out")),
-        ("work@c3:/etc/hosts", Where(True, "/etc/hosts", "work", "c3")),
-        ("work@10:27:/etc/hosts", Where(True, "/etc/hosts", "work", "10:27")),
-        ("@up:/x", Where(True, "/x", None, "up")),
-        ("work:a:b", Where(True, "a:b", "work")),
-        ("file", Where(False, "file")),
-        ("./a:b", Where(False, "./a:b")),
-        ("/a:b", Where(False, "/a:b")),
-        ("-x:y", Where(False, "-x:y")),
+        ("work:/app", Location(True, "/app", "work")),
+        ("work:", Location(True, ".", "work")),
+        (":out", Location(True, "out")),
+        ("work@c3:/etc/hosts", Location(True, "/etc/hosts", "work", "c3")),
+        ("work@10:27:/etc/hosts", Location(True, "/etc/hosts", "work", "10:27")),
+        ("@up:/x", Location(True, "/x", None, "up")),
+        ("work:a:b", Location(True, "a:b", "work")),
+        ("file", Location(False, "file")),
+        ("./a:b", Location(False, "./a:b")),
+        ("/a:b", Location(False, "/a:b")),
+        ("-x:y", Location(False, "-x:y")),
     ],
 )
-def test_one_end_of_a_copy(word: str, meant: Where) -> None:
-    assert where(word) == meant
+def test_one_end_of_a_copy(word: str, meant: Location) -> None:
+    assert parse_location(word) == meant
 
 
 def test_a_plan_cannot_command_the_terminal() -> None:
@@ -879,7 +879,7 @@ def test_a_plan_cannot_command_the_terminal() -> None:
         "size_bytes": 3,
         "what": [],
     }
-    shown = _plan(
+    shown = landing_plan(
         {
             "source": "/app\x1b",
             "target": "/t",
@@ -899,6 +899,8 @@ def test_a_long_plan_is_cut() -> None:
         {"path": f"/t/{n}", "source": "", "action": "create", "entry": "file", "size_bytes": 0, "what": []}
         for n in range(1000)
     ]
-    shown = _plan({"source": "/", "target": "/t", "items": items, "conflicts": [], "left_out": []}, PLAIN)
+    shown = landing_plan(
+        {"source": "/", "target": "/t", "items": items, "conflicts": [], "left_out": []}, PLAIN
+    )
     assert len(shown.splitlines()) < 60
     assert "960 more" in shown

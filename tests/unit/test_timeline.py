@@ -31,8 +31,9 @@ from waypoint.api.findings import (
 )
 from waypoint.cli import main, render
 from waypoint.cli.graph import Dot, place
-from waypoint.cli.verbs.compare import split_words
-from waypoint.cli.verbs.timeline import Timeline, command_of
+from waypoint.cli.spec import join_command
+from waypoint.cli.timeline import Timeline
+from waypoint.cli.verbs.history import split_refs_and_paths
 from waypoint.errors import NotFound, UsageError
 from waypoint.history import lineage, refs
 from waypoint.history.difference import select_paths
@@ -261,7 +262,7 @@ def test_whose_words_an_intent_is_can_be_seen() -> None:
     assert "  mine " in text
     assert "  $ make test " in text
     assert '  commit "fix it" ' in text
-    assert "  no words given " in text
+    assert "  no intent " in text
     assert re.search(r"  up +#v1  pinned ", text)
 
 
@@ -273,7 +274,7 @@ def test_points_that_waypoint_took_are_folded_into_one_row() -> None:
         point(8, kind="safety", intent="before restore to c3"),
     ]
     lines = told(points, status(points[6]))
-    assert lines == told(points, status(points[6]), most=4)
+    assert lines == told(points, status(points[6]), limit=4)
     assert [line.split("  ")[-1] for line in lines if "…" in line] == [
         "… 1 automatic (c8)",
         "… 5 automatic (c2 to c6)",
@@ -311,7 +312,7 @@ def test_a_fold_keeps_the_lines_of_descent() -> None:
 
 def test_the_last_ones_only() -> None:
     points = [point(number) for number in range(1, 31)]
-    lines = told(points, status(points[-1]), most=3)
+    lines = told(points, status(points[-1]), limit=3)
     assert [line.split()[1] for line in lines] == ["now", "c30", "c29", "c28", "27"]
     assert lines[-1] == "… 27 older"
 
@@ -362,7 +363,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     points += [point(6, parent="id2", session="try", label="c1", id="t1", intent="é" * 300)]
     lines = told(points, status(points[4], "~3 files · " * 30), width=width, good={"work": "id5"})
     for line in lines:
-        assert render.wide(line) <= width, line
+        assert render.width(line) <= width, line
     assert lines[0].endswith("since c5")
 
 
@@ -372,9 +373,9 @@ def test_cutting_is_done_in_columns_and_never_through_a_letter() -> None:
     assert render.cut("日本語", 6) == "日本語"
     assert render.cut("日本語", 5) == "日本…"
     assert render.cut("日本語", 4) == "日…"
-    assert render.wide(render.cut("e\u0301" * 20, 7)) <= 7
+    assert render.width(render.cut("e\u0301" * 20, 7)) <= 7
     assert render.cut("anything", 0) == ""
-    assert render.wide("● c1 ✔ … │├─╯") == 13
+    assert render.width("● c1 ✔ … │├─╯") == 13
 
 
 def test_there_is_no_colour_unless_asked_for() -> None:
@@ -501,14 +502,14 @@ def test_times_that_people_write() -> None:
     ],
 )
 def test_refs_and_paths_are_told_apart(words: list[str], found: tuple[list[str], list[str]]) -> None:
-    assert split_words(words) == found
+    assert split_refs_and_paths(words) == found
 
 
 def test_a_command_is_joined_as_ssh_does() -> None:
-    assert command_of(["pytest", "-q"]) == "pytest -q"
-    assert command_of(["--", "ls", "-l"]) == "ls -l"
+    assert join_command(["pytest", "-q"]) == "pytest -q"
+    assert join_command(["--", "ls", "-l"]) == "ls -l"
     with pytest.raises(UsageError):
-        command_of(["--"])
+        join_command(["--"])
 
 
 # Differences in words -----------------------------------------------------------------------------------
@@ -790,7 +791,7 @@ def test_a_plan_of_nothing() -> None:
 
 def test_a_restore_needs_a_point_or_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restore", "--yes"]) == 2
-    assert "where to?" in capsys.readouterr().err
+    assert "no point given" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

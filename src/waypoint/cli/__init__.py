@@ -1,7 +1,11 @@
 """The command line: `waypoint VERB …`.
 
-A face without logic of its own: it reads the arguments (`parser`), asks the daemon (`sessions`, `machine`,
-`attach`) and shows the answer (`console`, `render`). Every module is imported by the verb that needs it.
+A face without logic of its own: a verb (`verbs/`) turns its arguments into a call of the SDK and prints the
+result (`console`, `render`). Starting a Python process is most of what a verb costs, so a module is imported
+by the verb that needs it, and no earlier.
+
+`spec` is what a verb is, `help` and `reference` show it; `attach` is `waypoint shell`, `keys` what `waypoint
+type` sends; `timeline` and `graph` draw `waypoint log`.
 """
 
 from __future__ import annotations
@@ -9,14 +13,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from waypoint.cli.console import Console
-    from waypoint.cli.spec import Verb
-
-_INSIDE, _CLIENT = "/dev/waypoint.inside/replies", "/dev/waypoint/bin/inside/waypoint"
+_INSIDE, _INSIDE_CLIENT = "/dev/waypoint.inside/replies", "/dev/waypoint/bin/inside/waypoint"
 _BROKEN_PIPE = 141
 _INTERRUPTED = 130
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -25,12 +24,13 @@ _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    inside = argv is None and os.path.exists(_INSIDE) and not os.environ.get("WAYPOINT_HOME")
-    if inside:
-        # In a session, whose base has a Waypoint too. That session's own is meant. A hook goes on here: it
-        # knows the agent's formats, and asks that one itself. To be asked is no change of the session.
+    is_inside = argv is None and os.path.exists(_INSIDE) and not os.environ.get("WAYPOINT_HOME")
+    if is_inside:
+        # This process runs in a session whose base contains a Waypoint. The session's own client is meant.
+        # A hook goes on here: it knows the agent's formats, and calls that client itself. It must not change
+        # the session's files, so no bytecode is written.
         if "hook" not in words[:3]:
-            os.execv(_CLIENT, [_CLIENT, *words])
+            os.execv(_INSIDE_CLIENT, [_INSIDE_CLIENT, *words])
         sys.dont_write_bytecode = True
     if words in (["--version"], ["-V"]):
         from waypoint import __version__
@@ -39,18 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without ✔ is no reason to fail
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ✔ must not be an error
     try:
-        status = _main(words)
+        status = _run_reporting_errors(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read us has gone. Nothing more may be written, not even at exit.
+        # The reader of stdout has gone. Nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
     except OSError as error:
         if error.filename is not None or error.errno not in _CANNOT_WRITE:
             raise
-        print(f"waypoint: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"waypoint: cannot write the output: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
@@ -60,8 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _import_msgspec() -> None:
-    """It uses typing_extensions where that is installed (MCP's server needs it) and does as well without:
-    10 ms of every verb."""
+    """Imports msgspec without typing_extensions, which it does not need: that saves 10 ms of every verb."""
     name = "typing_extensions"
     if name in sys.modules:
         return
@@ -72,7 +71,7 @@ def _import_msgspec() -> None:
         del sys.modules[name]
 
 
-def _main(words: list[str]) -> int:
+def _run_reporting_errors(words: list[str]) -> int:
     _import_msgspec()
     from waypoint.errors import WaypointError
 
@@ -85,35 +84,31 @@ def _main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    from waypoint.cli import spec
+    from waypoint.cli import spec, verbs
 
-    asked = spec.split(words)
-    if asked.show == "version":
+    invocation = spec.split_options(words)
+    if invocation.show == "version":
         return main(["--version"])
-    rest = asked.words
+    rest = invocation.words
     if rest[:1] == ["help"]:
         rest = [*rest[1:], "-h"]
-    if asked.show or not rest or rest == ["-h"]:
-        print(spec.overview(), end="")
-        return 0 if asked.show or rest else 2
-    if rest[1:] in (["-h"], ["--help"]) and spec.below(rest[0]):
-        print(spec.group_overview(rest[0]), end="")
+    if invocation.show or not rest or rest == ["-h"]:
+        from waypoint.cli import help
+
+        print(help.overview(verbs.load_all()), end="")
+        return 0 if invocation.show or rest else 2
+    if rest[1:] in (["-h"], ["--help"]) and (names := verbs.family(rest[0])):
+        from waypoint.cli import help
+
+        print(help.family_overview(rest[0], [verbs.load(name) for name in names]), end="")
         return 0
-    verb, rest = spec.find(rest)
+    verb, rest = verbs.find(rest)
     try:
         arguments = spec.Parser(verb).parse(rest)
     except SystemExit as stop:  # -h
         return int(stop.code or 0)
     from waypoint.cli.console import Console
 
-    home = getattr(arguments, "home", asked.home)
-    with Console(arguments, home=home, json=asked.json or getattr(arguments, "json", False)) as console:
-        return int(_function(verb)(console))
-
-
-def _function(verb: Verb) -> Callable[[Console], int]:
-    from importlib import import_module
-
-    module, _, name = verb.run.rpartition(".")
-    found: Callable[[Console], int] = getattr(import_module(f"waypoint.cli.{module}"), name)
-    return found
+    home = getattr(arguments, "home", invocation.home)
+    with Console(arguments, home=home, json=invocation.json or getattr(arguments, "json", False)) as console:
+        return verb.run(console)

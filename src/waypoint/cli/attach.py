@@ -1,10 +1,10 @@
-"""`waypoint shell`: a session's terminal in this one.
+"""`waypoint shell`: shows a session's terminal in the local terminal.
 
-Keys go to the daemon as they are, what the session's terminal prints comes back as it is: the terminal a
-person sits at does the work of one. Only the detach key is ours. The daemon begins with a redraw of the
-present screen and, when it dies, the next one does again; so losing it costs a person nothing but a flicker.
+Keys go to the daemon unchanged, and the output of the session's terminal comes back unchanged. Only the
+detach key is handled here. The daemon first sends a redraw of the screen. If the daemon dies, the client
+attaches to the next one, which sends a redraw too: the user sees at most a flicker.
 
-Whatever happens, the local terminal is left as it was found.
+The local terminal is left in the state it was in before, however the attachment ends.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waypoint import errors
 from waypoint.api import wire
+from waypoint.cli.console import terminal_size
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -35,16 +36,16 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 16
 _BANNER_SECONDS = 4.0
 _LEAVE_SECONDS = 0.3
-"""How long the daemon has to say how this terminal is left clean."""
-_TRIES, _TRY_SECONDS = 5, 0.2
+"""How long the client waits for the sequence that resets the local terminal."""
+_ATTEMPTS, _RETRY_SECONDS = 5, 0.2
 
-# C-] as terminals send it: plain, and in the two ways in which a program may have asked for keys.
+# C-] as terminals send it: plain, and in the two encodings that a program may have switched on.
 _PREFIX = re.compile(rb"\x1d|\x1b\[93;5u|\x1b\[27;5;93~")
 _DETACH = re.compile(rb"[dD]|\x1b\[100(?:;1)?u")
 
-# For when the daemon cannot say what is left in force: everything a program may have switched on, off.
-_LEAVE = (
-    b"\x18\x1b\\"  # whatever sequence was under way is none now
+# If the daemon does not reply: switches off everything that a program may have switched on.
+_RESET = (
+    b"\x18\x1b\\"  # cancels an unfinished sequence
     b"\x1b[?1049l\x1b[r\x1b[?6l\x1b[4l\x1b[20l\x1b[?7h\x1b>"
     b"\x1b[?1l\x1b[?9l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1004l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?2026l"
     b"\x1b[<99u\x1b[>4m\x1b(B\x1b)B\x0f\x1b[m\x1b[0 q\x1b[?25h\x1b[999;1H\r\n"
@@ -52,7 +53,7 @@ _LEAVE = (
 
 
 class _Terminated(Exception):
-    """Raised when a signal tells this process to end."""
+    """Raised when a signal ends this process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -60,40 +61,40 @@ class _Terminated(Exception):
 
 
 class End(NamedTuple):
-    """How an attachment ended."""
+    """How an attachment ended: the user detached, or the session ended (`why`)."""
 
     detached: bool
     why: str = ""
 
 
-def shell(console: Console) -> int:
+def attach(console: Console) -> int:
+    """Attaches until the user detaches or the session ends. Returns the exit status."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise errors.UsageError(
             "`waypoint shell` needs a terminal",
-            hint="without one: `waypoint exec` runs commands, `waypoint type` types, `waypoint screen` looks",
+            hint="without a terminal use `waypoint exec`, `waypoint type` and `waypoint screen`",
         )
-    session = console.session
-    found = console.call("session", {"session": session}, "asking the daemon")["session"]
+    session = console.call("session", {"session": console.session}, "waiting for the daemon")["session"]
+    name = session["name"]
     try:
-        end = Attachment(console.client, found["id"], found["name"]).run()
-    except _Terminated as told:
-        return 128 + told.number
-    name = found["name"]
+        end = Attachment(console.client, session["id"], name).run()
+    except _Terminated as termination:
+        return 128 + termination.number
     if end.detached:
-        console.aside(f"[detached from {name}; `waypoint shell {name}` comes back]")
+        console.aside(f"[detached from {name}; `waypoint shell {name}` attaches again]")
     else:
         console.aside(f"[{name}: {end.why}]")
     return 0
 
 
-class Keys:
-    """Finds the detach key in what is typed: C-] d. C-] C-] is one C-]; before any other key it is itself."""
+class KeyFilter:
+    """Finds the detach key, C-] d, in the input. C-] C-] sends one C-]; before any other key C-] is sent."""
 
     def __init__(self) -> None:
         self._prefix = b""
 
     def feed(self, data: bytes) -> tuple[bytes, bool]:
-        """What the session is to get, and whether to detach after it."""
+        """The input to send to the session, and whether to detach after that."""
         out = bytearray()
         while data:
             if self._prefix:
@@ -113,98 +114,99 @@ class Keys:
 
 
 class Attachment:
-    """This terminal, while it shows a session."""
+    """The local terminal while it shows a session."""
 
     def __init__(self, client: Client, session: str, name: str) -> None:
         self._client = client
         self._session, self._name = session, name
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
-        self._keys = Keys()
+        self._keys = KeyFilter()
         self._unsent = b""
         self._resized = False
-        self._shown: bytes | None = None
-        """The redraw that the banner was laid over."""
+        self._covered: bytes | None = None
+        """The redraw that is below the banner, while the banner is shown."""
         self._banner_until = 0.0
 
     def run(self) -> End:
-        """Until somebody detaches or the session ends."""
-        with _signals(self._on_resize) as woken:
+        """Returns when the user detaches or the session ends."""
+        with _signals(self._on_resize) as wakeup:
             connection = self._attach()
-            left = False
+            is_reset = False
             with _raw(self._in):
                 try:
                     while True:
                         try:
                             with connection:
-                                end = self._converse(connection, woken)
-                                left = end.detached and self._take_leave(connection)
+                                end = self._exchange(connection, wakeup)
+                                is_reset = end.detached and self._detach(connection)
                                 return end
                         except wire.Closed:
                             connection = self._attach()
                 finally:
-                    if not left:
-                        self._write(_LEAVE)
+                    if not is_reset:
+                        self._write(_RESET)
 
     # ---- the daemon --------------------------------------------------------------------------
 
     def _attach(self) -> socket.socket:
-        """Attaches, if need be to the daemon that comes after the one that died."""
-        for attempt in range(_TRIES):
-            rows, columns = self._size()
-            args = {"session": self._session, "rows": rows, "columns": columns}
+        """Attaches. If the daemon has died, attaches to the next one."""
+        for attempt in range(_ATTEMPTS):
+            size = terminal_size()
+            request = {"session": self._session, "rows": size.lines, "columns": size.columns}
             try:
-                connection, _ = self._client.open("attach", args)
+                connection, _ = self._client.open("attach", request)
             except errors.DaemonUnreachable:
-                if attempt == _TRIES - 1:
+                if attempt == _ATTEMPTS - 1:
                     raise
-                time.sleep(_TRY_SECONDS)
+                time.sleep(_RETRY_SECONDS)
             else:
                 self._resized = False
-                self._shown = None
+                self._covered = None
                 return connection
         raise AssertionError
 
-    def _converse(self, connection: socket.socket, woken: int) -> End:
+    def _exchange(self, connection: socket.socket, wakeup: int) -> End:
         while True:
             self._send_keys(connection)
-            quiet = None if self._shown is None else max(0.0, self._banner_until - time.monotonic())
-            ready, _, _ = select.select([self._in, connection, woken], [], [], quiet)
+            timeout = None if self._covered is None else max(0.0, self._banner_until - time.monotonic())
+            ready, _, _ = select.select([self._in, connection, wakeup], [], [], timeout)
             if not ready:
-                self._uncover()
-            if woken in ready:
-                os.read(woken, _READ_BYTES)
+                self._remove_banner()
+            if wakeup in ready:
+                os.read(wakeup, _READ_BYTES)
             if self._resized:
                 self._resized = False
-                self._uncover()
-                wire.send_data(connection, b"r" + struct.pack(">HH", *self._size()))
-            if connection in ready and (end := self._hear(connection)):
+                self._remove_banner()
+                size = terminal_size()
+                wire.send_data(connection, b"r" + struct.pack(">HH", size.lines, size.columns))
+            if connection in ready and (end := self._receive(connection)):
                 return end
             if self._in in ready:
-                typed = os.read(self._in, _READ_BYTES)
-                if not typed:
+                data = os.read(self._in, _READ_BYTES)
+                if not data:
                     return End(detached=True)
-                keys, detach = self._keys.feed(typed)
+                keys, detach = self._keys.feed(data)
                 self._unsent += keys
                 if detach:
                     self._send_keys(connection)
                     return End(detached=True)
 
     def _send_keys(self, connection: socket.socket) -> None:
-        """What was typed, which a daemon that has just died must not take with it."""
+        """Sends the input. It is kept until it was sent: if the daemon dies, the next one gets it."""
         if self._unsent:
-            self._uncover()
+            self._remove_banner()
             wire.send_data(connection, b"i" + self._unsent)
             self._unsent = b""
 
-    def _hear(self, connection: socket.socket) -> End | None:
-        """One frame of the daemon's."""
+    def _receive(self, connection: socket.socket) -> End | None:
+        """Handles one frame of the daemon."""
         kind, body = wire.receive(connection)
         if kind == wire.DATA:
             if self._banner_until == 0.0:
                 self._write(body)
-                self._lay_banner(body)
+                self._show_banner(body)
             else:
-                self._uncover()
+                self._remove_banner()
                 self._write(body)
             return None
         message = wire.decode(body)
@@ -213,9 +215,8 @@ class Attachment:
         ended = message.get("event", {}).get("ended")
         return End(detached=False, why=str(ended)) if ended else None
 
-    def _take_leave(self, connection: socket.socket) -> bool:
-        """Asks the daemon what sets this terminal straight: it knows what is in force. False if it does
-        not say."""
+    def _detach(self, connection: socket.socket) -> bool:
+        """Gets from the daemon the sequence that resets the local terminal. False if there was no reply."""
         try:
             connection.settimeout(_LEAVE_SECONDS)
             wire.send_data(connection, b"d")
@@ -232,71 +233,64 @@ class Attachment:
 
     # ---- the local terminal ------------------------------------------------------------------
 
-    def _lay_banner(self, redraw: bytes) -> None:
-        """Says once how to get out, in the upper right corner, until anything else happens. What it covers
-        comes back with the redraw that is kept for that."""
+    def _show_banner(self, redraw: bytes) -> None:
+        """Shows how to detach, in the upper right corner, until something else happens. `redraw` brings back
+        what the banner covers."""
         self._banner_until = time.monotonic() + _BANNER_SECONDS
-        self._shown = redraw
-        _, columns = self._size()
+        self._covered = redraw
+        columns = terminal_size().columns
         text = f" {self._name}: C-] d detaches "[:columns]
         self._write(f"\x18\x1b\\\x1b7\x1b[?6l\x1b[1;{columns - len(text) + 1}H\x1b[0;7m{text}\x1b8".encode())
 
-    def _uncover(self) -> None:
-        if self._shown is not None:
-            shown, self._shown = self._shown, None
-            self._write(shown)
-
-    def _size(self) -> tuple[int, int]:
-        """Rows and columns."""
-        try:
-            columns, rows = os.get_terminal_size(self._out)
-        except OSError:
-            columns = rows = 0
-        return rows or 24, columns or 80
+    def _remove_banner(self) -> None:
+        if self._covered is not None:
+            redraw, self._covered = self._covered, None
+            self._write(redraw)
 
     def _on_resize(self) -> None:
         self._resized = True
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
-        with contextlib.suppress(OSError):  # a terminal that is gone hangs up, and that ends us
+        with contextlib.suppress(OSError):  # the terminal is gone; SIGHUP will end this process
             while view:
                 view = view[os.write(self._out, view) :]
 
 
 @contextlib.contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
-    """The local terminal passes every key on; afterwards it is as it was."""
+    """The local terminal is in raw mode; afterwards it is as before."""
     before = termios.tcgetattr(descriptor)
     tty.setraw(descriptor, termios.TCSANOW)
     try:
         yield
     finally:
         with contextlib.suppress(termios.error):
-            # What this terminal still answers to the session's questions is nobody's input.
+            # Discards late replies of this terminal to queries of the session.
             termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
 
 
 @contextlib.contextmanager
 def _signals(on_resize: Any) -> Iterator[int]:
-    """A descriptor that can be read from when a signal came. Those that end a process are raised."""
+    """Yields a descriptor that becomes readable when a signal arrives. SIGTERM, SIGHUP and SIGINT raise
+    `_Terminated`."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
     def end(number: int, _frame: FrameType | None) -> None:
-        for other in ending:  # a second one must not stop what the first has started
+        for other in ending:  # a second signal must not interrupt the clean-up
             signal.signal(other, signal.SIG_IGN)
         raise _Terminated(number)
 
-    wanted: dict[int, Any] = dict.fromkeys(ending, end)
-    wanted[signal.SIGWINCH] = lambda *_: on_resize()
-    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    handlers: dict[int, Any] = dict.fromkeys(ending, end)
+    handlers[signal.SIGWINCH] = lambda *_: on_resize()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield reader
     finally:
-        signal.set_wakeup_fd(woken)
+        signal.set_wakeup_fd(wakeup_before)
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(reader)

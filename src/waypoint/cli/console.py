@@ -1,4 +1,4 @@
-"""The process as a verb sees it: where results go, who can be asked, how the daemon is reached.
+"""The process as a verb sees it: its arguments, where its output goes, how it asks the user, its client.
 
 Results go to stdout, everything else to stderr. With --json stdout carries exactly one JSON value, be it a
 result or an error.
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from waypoint.client.session import Client
     from waypoint.home import Home
 
-_QUIET_SECONDS = 0.5
-"""What takes no longer needs no sign of life."""
+_PROGRESS_AFTER_SECONDS = 0.5
+"""A verb that takes no longer shows no progress."""
 _NO_SUCH_COMMAND = 127
+_NARROWEST = 40
+_YES = frozenset({"y", "yes"})
 
 
 class Console:
-    """What a verb is given: its arguments, and the ways to answer."""
+    """What every verb is passed."""
 
     def __init__(self, arguments: Namespace, *, home: str | None = None, json: bool = False) -> None:
         self.arguments = arguments
@@ -39,11 +41,11 @@ class Console:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_how: object) -> None:
+    def __exit__(self, *_exception: object) -> None:
         for client in self._clients:
             client.close()
 
-    # ---- the other side ----------------------------------------------------------------------
+    # ---- the daemon --------------------------------------------------------------------------
 
     @property
     def home(self) -> Home:
@@ -53,13 +55,13 @@ class Console:
 
     @property
     def client(self) -> Client:
-        """The client of this home's daemon, which a call starts if need be."""
+        """The client of this home's daemon. A call starts the daemon if none runs."""
         if self._client is None:
             self._client = self.another_client()
         return self._client
 
     def another_client(self, *, start: bool = True) -> Client:
-        """One with a connection of its own."""
+        """A client with its own connection. `start`: whether a call may start a daemon."""
         from waypoint.client.session import Client
 
         self._clients.append(Client(self._home, start=start))
@@ -67,18 +69,18 @@ class Console:
 
     @property
     def session(self) -> str | None:
-        """The session that was asked for; None lets the daemon choose the only one there is."""
+        """The session named by -s or WAYPOINT_SESSION; None: the only session there is."""
         return self.arguments.session or os.environ.get("WAYPOINT_SESSION") or None
 
     def call(self, verb: str, args: Mapping[str, Any], doing: str) -> Any:
-        """Asks the daemon, showing what is being done if it takes a while. Who asks is a person, unless
-        WAYPOINT_ACTOR says agent."""
+        """Sends a request to the daemon and shows the progress. The actor is WAYPOINT_ACTOR, by default a
+        person."""
         actor = os.environ.get("WAYPOINT_ACTOR")
         with self.progress(doing):
             return self.client.call(verb, {"actor": actor, **args} if actor else args)
 
     def prepare(self) -> None:
-        """Sets this machine up if that was never done. Where a daemon runs there is nothing to do."""
+        """Sets this machine up if that was never done. If a daemon runs, it was done."""
         with contextlib.suppress(errors.DaemonUnreachable):
             self.another_client(start=False).call("ping")
             return
@@ -91,7 +93,7 @@ class Console:
             self.say("setting this machine up (once)")
             setup.set_up(home.path, self.step)
 
-    # ---- saying ------------------------------------------------------------------------------
+    # ---- output ------------------------------------------------------------------------------
 
     @property
     def paint(self) -> Paint:
@@ -100,84 +102,78 @@ class Console:
         return Paint.of(sys.stdout)
 
     @property
-    def paint_aside(self) -> Paint:
-        """The colours of what goes to stderr."""
+    def stderr_paint(self) -> Paint:
         from waypoint.cli.render import Paint
 
         return Paint.of(sys.stderr)
 
     def result(self, value: Any, text: str | None) -> None:
-        """The answer: as JSON if that was asked for, else in words."""
+        """Prints the result: with --json the value, else the text."""
         if self.json:
             write_json(value)
         elif text:
             print(text)
 
     def show(self, value: Any, text: str) -> None:
-        """An answer that may be long: as JSON, or in words through a pager if there is a terminal and not
-        enough room on it."""
-        if not self.json and sys.stdout.isatty() and text.count("\n") + 1 >= self.rows and _page(text):
+        """Prints a result that may be long: a text that does not fit the terminal goes through a pager."""
+        if (
+            not self.json
+            and sys.stdout.isatty()
+            and text.count("\n") + 1 >= text_size().lines
+            and _page(text)
+        ):
             return
         self.result(value, text)
 
-    @property
-    def rows(self) -> int:
-        return self._size().lines
-
-    @property
-    def width(self) -> int:
-        """The columns of the terminal; of no terminal, as many as a person would want to read."""
-        return max(40, self._size().columns)
-
-    def _size(self) -> os.terminal_size:
-        try:
-            there = os.get_terminal_size(sys.stdout.fileno())
-        except (OSError, ValueError):
-            there = os.terminal_size((0, 0))
-        with contextlib.suppress(ValueError):
-            there = os.terminal_size((int(os.environ.get("COLUMNS") or 0) or there.columns, there.lines))
-        return os.terminal_size((there.columns or 100, there.lines or 24))
-
     def say(self, text: str) -> None:
-        """A message beside the result."""
+        """Prints a message to stderr."""
         self.aside(f"waypoint: {text}")
 
+    def warn(self, text: str) -> None:
+        self.say(self.stderr_paint.warn(text))
+
     def step(self, text: str) -> None:
-        """One step of something long."""
-        self.aside(self.paint_aside.dim(f"  {text}"))
+        """Prints one step of a long operation."""
+        self.aside(self.stderr_paint.dim(f"  {text}"))
 
     def aside(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def hint(self, text: str) -> None:
-        """For a person at a terminal only."""
+        """Prints a hint, only on a terminal."""
         if not self.json and sys.stderr.isatty() and sys.stdout.isatty():
-            self.aside(self.paint_aside.dim(f"  {text}"))
+            self.aside(self.stderr_paint.dim(f"  {text}"))
 
-    # ---- asking ------------------------------------------------------------------------------
+    # ---- questions ---------------------------------------------------------------------------
 
     @property
     def can_ask(self) -> bool:
         return not self.json and sys.stdin.isatty() and sys.stderr.isatty()
 
-    def confirm(self, question: str, *, refused: str) -> None:
-        """Returns when it may be done. `refused`: what was not done, for the error."""
-        if getattr(self.arguments, "yes", False):
-            return
-        if not self.can_ask:
-            raise errors.ConfirmationNeeded(
-                f"{refused} needs to be confirmed", hint="say --yes if you are sure"
-            )
+    def ask(self, question: str) -> bool:
+        """Asks the user. Every answer but a clear yes is a no."""
         sys.stderr.write(f"{question} [y/N] ")
         sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-            raise errors.ConfirmationNeeded(f"{refused} was not confirmed", hint="nothing has changed")
+        return sys.stdin.readline().strip().lower() in _YES
+
+    def confirm(self, question: str, *, action: str) -> None:
+        """Returns if --yes was given or the user agrees. `action` names what is refused otherwise."""
+        if getattr(self.arguments, "yes", False):
+            return
+        self.require_confirmation(action)
+        if not self.ask(question):
+            raise errors.ConfirmationNeeded(f"{action} was not confirmed", hint="nothing has changed")
+
+    def require_confirmation(self, action: str) -> None:
+        """Refuses the action if neither --yes was given nor the user can be asked."""
+        if not (getattr(self.arguments, "yes", False) or self.can_ask):
+            raise errors.ConfirmationNeeded(f"{action} needs confirmation", hint="add --yes if you are sure")
 
     # ---- progress ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def progress(self, doing: str) -> Iterator[None]:
-        """A line that says what is being done, on a terminal, while it lasts longer than a moment."""
+        """Shows on a terminal what is being done, if it takes longer than half a second."""
         if self.json or not sys.stderr.isatty():
             yield
             return
@@ -190,51 +186,69 @@ class Console:
         def draw() -> None:
             nonlocal drawn
             started, frames = time.monotonic(), "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-            if done.wait(_QUIET_SECONDS):
+            if done.wait(_PROGRESS_AFTER_SECONDS):
                 return
             drawn = True
             while True:
-                took = time.monotonic() - started
-                sys.stderr.write(f"\r{frames[int(took * 8) % len(frames)]} {doing} {took:.1f} s\x1b[K")
+                elapsed = time.monotonic() - started
+                sys.stderr.write(f"\r{frames[int(elapsed * 8) % len(frames)]} {doing} {elapsed:.1f} s\x1b[K")
                 sys.stderr.flush()
                 if done.wait(0.12):
                     return
 
-        drawer = threading.Thread(target=draw, daemon=True)
-        drawer.start()
+        thread = threading.Thread(target=draw, daemon=True)
+        thread.start()
         try:
             yield
         finally:
             done.set()
-            drawer.join()
+            thread.join()
             if drawn:
                 sys.stderr.write("\r\x1b[K")
                 sys.stderr.flush()
 
 
+def terminal_size(columns: int = 80, lines: int = 24) -> os.terminal_size:
+    """The size of the terminal on stdout. Without a terminal, the given one."""
+    try:
+        size = os.get_terminal_size(1)
+    except OSError:
+        size = os.terminal_size((0, 0))
+    return os.terminal_size((size.columns or columns, size.lines or lines))
+
+
+def text_size() -> os.terminal_size:
+    """How much text fits: the terminal's size, with the width of COLUMNS if that is set."""
+    size = terminal_size(columns=100)
+    columns = size.columns
+    with contextlib.suppress(ValueError):
+        columns = int(os.environ.get("COLUMNS") or 0) or columns
+    return os.terminal_size((max(_NARROWEST, columns), size.lines))
+
+
 def _page(text: str) -> bool:
-    """Through $PAGER, or less. False when there is none: nothing was shown then."""
+    """Shows the text in $PAGER, by default less. False if there is no pager: then nothing was shown."""
     import subprocess
 
     pager = os.environ.get("PAGER", "less")
     if pager in ("", "cat"):
         return False
-    # What git asks of less: leave when it fits, keep colours, leave the screen as it is.
+    # As git runs less: quit if the text fits, keep colours, do not clear the screen.
     environment = {"LESS": "FRX", "LESSCHARSET": "utf-8", **os.environ}
     try:
-        # $PAGER is the user's own command line, options and all.
-        running = subprocess.Popen(["sh", "-c", pager], stdin=subprocess.PIPE, text=True, env=environment)
+        # $PAGER is a command line and may hold options.
+        process = subprocess.Popen(["sh", "-c", pager], stdin=subprocess.PIPE, text=True, env=environment)
     except OSError:
         return False
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        running.communicate(f"{text}\n")
+        process.communicate(f"{text}\n")
     while True:
-        with contextlib.suppress(KeyboardInterrupt):  # the pager's business
-            return running.wait() != _NO_SUCH_COMMAND
+        with contextlib.suppress(KeyboardInterrupt):  # the pager handles Ctrl-C
+            return process.wait() != _NO_SUCH_COMMAND
 
 
 def write_json(value: Any) -> None:
-    """One JSON value and a newline; with room to read on a terminal."""
+    """Prints one JSON value and a newline; indented on a terminal."""
     import json
 
     if sys.stdout.isatty():
@@ -244,7 +258,7 @@ def write_json(value: Any) -> None:
 
 
 def report(error: errors.WaypointError, *, json: bool) -> int:
-    """Tells an error the way it was asked for. Returns the exit status."""
+    """Prints an error, as JSON or as text. Returns the exit status."""
     if json:
         write_json({"error": error.as_dict(hints.in_command)})
     else:

@@ -1,6 +1,6 @@
-"""The history as lines and dots: newest first, one column for each line of descent.
+"""The graph of `waypoint log`: newest first, one column for each line of descent.
 
-A branch is drawn into the line it grew from as soon as its last point is drawn:
+A branch joins the line it was forked from right below its first point:
 
     ●  c5
     │ ○  try/c1
@@ -22,7 +22,7 @@ class Dot(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """What stands before the text of a point: on its first line around its sign, on further lines, and the
+    """The graph beside one point: left and right of its sign, beside its further lines (`below`), and the
     lines below it where branches join."""
 
     left: str
@@ -36,11 +36,11 @@ class Placed(NamedTuple):
 
 
 def place(dots: Sequence[Dot]) -> Iterator[Placed]:
-    """Where each point stands. Every point comes before the one it descends from; what descends from a point
-    that is not among them has nothing below it."""
+    """Places the points in columns. A point must come before the one it descends from. If its parent is not
+    among the points, no line is drawn below it."""
     known = {dot.id for dot in dots}
     lanes: list[str | None] = []
-    """The point that each column leads down to."""
+    """The point that each column leads to."""
     for dot in dots:
         if dot.id in lanes:
             column = lanes.index(dot.id)
@@ -65,21 +65,21 @@ def _bars(lanes: Sequence[str | None]) -> list[str]:
 
 
 def _join(lanes: list[str | None], column: int) -> tuple[str, ...]:
-    """Two columns that lead down to the same point become one."""
+    """Joins two columns that lead to the same point."""
     target = lanes[column]
-    both = [number for number, lane in enumerate(lanes) if lane and lane == target]
-    if len(both) < 2:
+    columns = [number for number, lane in enumerate(lanes) if lane and lane == target]
+    if len(columns) < 2:
         return ()
-    low, high = both
-    drawn = ""
+    low, high = columns
+    line = ""
     for number, lane in enumerate(lanes):
         if number == low:
-            drawn += "├─"
+            line += "├─"
         elif number == high:
-            drawn += "╯ "
+            line += "╯ "
         elif low < number < high:
-            drawn += "┼─" if lane else "──"
+            line += "┼─" if lane else "──"
         else:
-            drawn += "│ " if lane else "  "
+            line += "│ " if lane else "  "
     lanes[high] = None
-    return (drawn.rstrip(),)
+    return (line.rstrip(),)

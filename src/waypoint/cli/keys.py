@@ -1,6 +1,6 @@
-r"""What `waypoint type` makes of its words: names of keys, and text with escapes.
+r"""What `waypoint type` sends for its words: names of keys, and text with escapes.
 
-The names are those of tmux's send-keys. A word that is no name is text, in which `\n` is the Enter key.
+The names are those of tmux's send-keys. Every other word is text, in which `\n` is the Enter key.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ESCAPES = {
 }
 
 
-def typed(words: list[str], *, literal: bool = False) -> bytes:
-    """What a keyboard would send for these words."""
+def encode_keys(words: list[str], *, literal: bool = False) -> bytes:
+    """The bytes that a keyboard would send for these words."""
     if literal:
         return "".join(words).encode(errors="surrogateescape")
     return b"".join(_key(word) or _text(word) for word in words)
 
 
 def _key(word: str) -> bytes | None:
-    """What a word sends that names a key: `Enter`, `C-c`, `^C`, `M-x`, `C-M-Left` are such."""
+    """The bytes of a key: `Enter`, `C-c`, `^C`, `M-x`, `C-M-Left`. None if the word is not a key."""
     if len(word) > 1 and (plain := _BY_NAME.get(word.lower())):
         return plain
     control = alt = False
@@ -75,15 +75,15 @@ def _control(key: bytes) -> bytes | None:
 
 
 def _text(word: str) -> bytes:
-    found, at = bytearray(), 0
+    data, at = bytearray(), 0
     for match in _ESCAPE.finditer(word):
-        found += word[at : match.start()].encode(errors="surrogateescape")
+        data += word[at : match.start()].encode(errors="surrogateescape")
         escape = match[1]
         if escape is None:
-            found += b"\r"
+            data += b"\r"
         elif escape[0] == "x":
-            found.append(int(escape[1:], 16))
+            data.append(int(escape[1:], 16))
         else:
-            found += _ESCAPES[escape]
+            data += _ESCAPES[escape]
         at = match.end()
-    return bytes(found) + word[at:].encode(errors="surrogateescape")
+    return bytes(data) + word[at:].encode(errors="surrogateescape")

@@ -1,26 +1,28 @@
-"""docs/cli.md, written from the table of verbs: `python -m waypoint.cli.reference > docs/cli.md`."""
+"""docs/cli.md, from the declarations of the verbs: `python -m waypoint.cli.reference > docs/cli.md`."""
 
 from __future__ import annotations
 
 import sys
 
 from waypoint import errors
-from waypoint.cli.spec import GROUPS, VERBS, Argument, Parser, Verb
+from waypoint.cli.help import Row, introduction, options, positionals, usage_line
+from waypoint.cli.spec import Parser, Verb
+from waypoint.cli.verbs import load_all
 
 _HEAD = """\
 # The command line
 
-<!-- Written by `python -m waypoint.cli.reference > docs/cli.md` from src/waypoint/cli/spec.py. -->
+<!-- Written by `python -m waypoint.cli.reference > docs/cli.md` from src/waypoint/cli/verbs. -->
 
 `waypoint VERB …`. Results go to stdout, everything else to stderr. Every verb has `-h`.
 
 - `--json`: the result, or the error, as one JSON value on stdout. May stand before or after the verb.
-- `--home DIR`: where Waypoint keeps things; else `WAYPOINT_HOME`, else `/var/lib/waypoint`.
-- The session is `-s`, else `WAYPOINT_SESSION`, else the only one there is.
+- `--home DIR`: the folder in which Waypoint keeps everything; else `WAYPOINT_HOME`, else `/var/lib/waypoint`.
+- The session is `-s`, else `WAYPOINT_SESSION`, else the only session there is.
 - A point (REF) is a name, a number (`c5`), an id or the beginning of one, `@` (the last), `@-` or `@~3`
-  (before it), a time of day (`10:27`: the last point at or before it), a tag, `good` (the last that
-  verified), or `SESSION:REF`.
-- There is no colour where there is no terminal, or with `NO_COLOR`.
+  (before it), a time of day (`10:27`: the last point at or before it), a tag, `good` (the last that passed a
+  verification), or `SESSION:REF`.
+- Output has colours only on a terminal, and not with `NO_COLOR`.
 """
 
 _JSON = """\
@@ -75,56 +77,54 @@ oldest first |
 def reference() -> str:
     """The whole page."""
     parts = [_HEAD]
-    for group in GROUPS:
+    for group, verbs in load_all():
         parts.append(f"## {group}\n")
-        parts += [_verb(verb) for verb in VERBS if verb.group == group]
+        parts += [_verb(verb) for verb in verbs]
     parts += [_JSON, _statuses()]
     return "\n".join(parts)
 
 
 def _verb(verb: Verb) -> str:
     parser = Parser(verb)
-    summary = f"{verb.summary[:1].upper()}{verb.summary[1:]}."
-    lines = [f"### waypoint {verb.name}\n", f"{summary} {_escaped(verb.about)}".rstrip() + "\n"]
-    lines.append(f"```\n{parser.usage_line()}\n```\n")
-    if rows := [*parser.positionals(), *parser.options()]:
+    lines = [f"### waypoint {verb.name}\n", f"{_escape(introduction(verb))}\n"]
+    lines.append(f"```\n{usage_line(parser)}\n```\n")
+    if rows := [*positionals(parser), *options(parser)]:
         lines += ["| | |", "|---|---|", *(_row(row) for row in rows), ""]
     lines += ["```", *(f"$ {example}" for example in verb.examples), "```", ""]
     return "\n".join(lines)
 
 
-def _row(row: Argument) -> str:
+def _row(row: Row) -> str:
     words = row.words.replace("|", "\\|")
-    return f"| `{words}` | {_escaped(row.help)} |"
+    return f"| `{words}` | {_escape(row.meaning)} |"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|")
 
 
 def _statuses() -> str:
     lines = [
         "## Exit statuses\n",
-        "`exec` ends with the status of its command. The others:\n",
+        "`exec` returns the exit status of its command. All others:\n",
         "| status | code | when |",
         "|---|---|---|",
-        "| 0 | | it was done |",
+        "| 0 | | success |",
     ]
-    for kind in _kinds(errors.WaypointError):
-        why = (kind.__doc__ or "").strip().splitlines()[0]
-        lines.append(f"| {kind.exit_status} | `{kind.code}` | {why.removeprefix('Raised ')} |")
+    for error in sorted(_error_types(errors.WaypointError), key=lambda error: error.exit_status):
+        when = (error.__doc__ or "").strip().splitlines()[0]
+        lines.append(f"| {error.exit_status} | `{error.code}` | {when.removeprefix('Raised ')} |")
     lines += [
-        "| 124 | | `exec --timeout`: it took too long and was interrupted |",
+        "| 124 | | `exec --timeout`: the command took too long and was interrupted |",
         "| 130 | | interrupted with Ctrl-C |",
         "",
     ]
     return "\n".join(lines)
 
 
-def _kinds(root: type[errors.WaypointError]) -> list[type[errors.WaypointError]]:
-    known = [kind for kind in root.__subclasses__() if kind.__module__ == errors.__name__]
-    found = [root, *(kind for child in known for kind in _kinds(child))]
-    return found if root is not errors.WaypointError else sorted(found, key=lambda kind: kind.exit_status)
+def _error_types(root: type[errors.WaypointError]) -> list[type[errors.WaypointError]]:
+    children = [child for child in root.__subclasses__() if child.__module__ == errors.__name__]
+    return [root, *(error for child in children for error in _error_types(child))]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`waypoint bench`: the face of waypoint.bench."""
+"""`waypoint bench`: runs waypoint.bench and prints its table."""
 
 from __future__ import annotations
 
@@ -9,38 +9,76 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypoint import errors
-from waypoint.machine import setup
+from waypoint.cli.spec import argument, flag, name_list, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
 
 
+def _peers(text: str) -> list[str]:
+    return [] if text == "none" else name_list(text)
+
+
+@verb(
+    "bench",
+    "measure what Waypoint costs here, compared with plain CRIU, copies, git and others",
+    flag("--quick", help="less than a minute: fewer rounds, smaller sizes"),
+    argument(
+        "--only",
+        metavar="W,…",
+        type=name_list,
+        default=[],
+        help="these workloads: tree, api, processes, terminal, memory, repair, fan-out, files, depth, peers",
+    ),
+    argument(
+        "--peers",
+        metavar="P,…",
+        type=_peers,
+        help="compare with these: criu, cp, git, self-fork, podman, podman-commit, or none (default: all that"
+        " are installed)",
+    ),
+    argument(
+        "--out",
+        metavar="DIR",
+        default="waypoint-bench",
+        help="the folder for the results (default: ./waypoint-bench)",
+    ),
+    argument(
+        "--work",
+        metavar="DIR",
+        default="/var/tmp",
+        help="a folder on the disk to measure (default: /var/tmp)",
+    ),
+    examples=("waypoint bench --quick", "waypoint bench --only memory,peers --out results"),
+    about="It takes a few minutes, in a throwaway home: your sessions are not touched. It prints a table and"
+    " writes bench.json, bench.md and bench.svg.",
+)
 def bench(console: Console) -> int:
     from waypoint.bench import report, runner
+    from waypoint.machine import setup
 
-    given = console.arguments
+    arguments = console.arguments
     if os.geteuid() != 0:
         raise errors.NotRoot("the benchmark needs root", hint="run it with sudo, or as root")
     engine = setup.engine_dir(console.home.path)
     if setup.current_engine(engine) is None:
         console.say("setting this machine up (once)")
         setup.set_up(console.home.path, console.step)
-    if not os.path.isdir(given.work):
-        raise errors.NotFound(f"there is no folder {given.work}", hint="--work names one that is there")
-    out = Path(given.out)
+    if not os.path.isdir(arguments.work):
+        raise errors.NotFound(f"no such folder: {arguments.work}", hint="name a folder with --work")
+    out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    found = runner.run(
+    results = runner.run(
         engine,
-        quick=given.quick,
-        only=given.only,
-        peers=given.peers,
-        below=Path(given.work),
+        quick=arguments.quick,
+        only=arguments.only,
+        peers=arguments.peers,
+        below=Path(arguments.work),
         say=console.step,
     )
-    written = report.write(found, out)
-    told: Any = msgspec.json.decode(found.encode())
-    console.result(told, report.text(found))
-    for path in written:
+    files = report.write(results, out)
+    value: Any = msgspec.json.decode(results.encode())
+    console.result(value, report.text(results))
+    for path in files:
         console.step(f"wrote {path}")
-
-    return 1 if found.failed else 0
+    return 1 if results.failed else 0

@@ -1,8 +1,8 @@
-"""`waypoint demo`: the main job, on the real thing, in about 20 seconds.
+"""`waypoint demo`: the main job with real sessions, in about 20 seconds.
 
-A session works, is kept, is broken, comes back, and is forked. Every figure is measured while it runs and
-every claim is checked before it is made: a demo that cannot keep a promise fails. Its sessions are gone
-afterwards, however it ends.
+A session is started, checkpointed, damaged, restored and forked. Every figure is measured while the demo
+runs, and every statement is checked before it is printed: if one is not true, the demo fails. Its sessions
+are removed at the end, however it ends.
 """
 
 from __future__ import annotations
@@ -18,55 +18,61 @@ from typing import TYPE_CHECKING, Any
 
 from waypoint import errors
 from waypoint.cli import render
+from waypoint.cli.spec import flag, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
 
-# Counts how often it was asked, in memory alone.
+# Counts its requests, in memory only.
 _SERVER = """\
 import http.server
 class Counter(http.server.BaseHTTPRequestHandler):
-    asked = 0
+    requests = 0
     def do_GET(self):
-        Counter.asked += 1
+        Counter.requests += 1
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"request number %d" % Counter.asked)
+        self.wfile.write(b"request number %d" % Counter.requests)
     def log_message(self, *args):
         pass
 http.server.ThreadingHTTPServer(("", 8000), Counter).serve_forever()
 """
 
-# Also a thing to come back: a function of the shell. Needs nothing but bash.
+# A function of the shell, which the restore has to bring back too. Needs only bash.
 _ASK = (
     "ask() { exec 3<>/dev/tcp/127.0.0.1/8000 && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3"
     " && tail -n 1 <&3 && echo; local status=$?; exec 3>&-; return $status; }"
 )
 _WAIT = "for i in {1..100}; do (: </dev/tcp/127.0.0.1/8000) 2>/dev/null && break; sleep 0.05; done"
-_VICTIMS = ("/usr/share/doc", "/usr/share/zoneinfo", "/usr/share/perl", "/usr/share")
+_FOLDERS_TO_DELETE = ("/usr/share/doc", "/usr/share/zoneinfo", "/usr/share/perl", "/usr/share")
 _PAUSE_SECONDS = 1.1
 _FORKS = 3
 
 
+@verb(
+    "demo",
+    "see the main job at work: 20 seconds, in sessions that are removed afterwards",
+    flag("--fast", help="without pauses for reading"),
+    examples=("waypoint demo",),
+)
 def demo(console: Console) -> int:
     console.prepare()
     prefix = f"demo-{secrets.token_hex(2)}"
-    story = _Story(console, prefix)
-    with _cleaned_up(console, prefix):
-        figures = story.tell()
+    with _cleanup(console, prefix):
+        figures = _Demo(console, prefix).run()
     if console.json:
         console.result({"figures": figures}, None)
     return 0
 
 
 def _requests(first: int, last: int) -> str:
-    """What the server answers to these."""
+    """The replies of the server to these requests."""
     return "\n".join(f"request number {number}" for number in range(first, last + 1))
 
 
 @contextlib.contextmanager
-def _cleaned_up(console: Console, prefix: str) -> Iterator[None]:
-    """Removes the demo's sessions at the end, which a Ctrl-C brings forward and cannot prevent."""
+def _cleanup(console: Console, prefix: str) -> Iterator[None]:
+    """Removes the demo's sessions at the end. Ctrl-C ends the demo early, but cannot stop the removal."""
 
     def stop(number: int, _frame: Any) -> None:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
@@ -80,82 +86,82 @@ def _cleaned_up(console: Console, prefix: str) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         client = console.another_client()
         with console.progress("cleaning up"), contextlib.suppress(errors.WaypointError):
-            there = [session["name"] for session in client.call("ls")["sessions"]]
-            if mine := [name for name in there if name.startswith(prefix)]:
-                client.call("rm", {"sessions": mine})
+            names = [session["name"] for session in client.call("ls")["sessions"]]
+            if own := [name for name in names if name.startswith(prefix)]:
+                client.call("rm", {"sessions": own})
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-class _Story:
-    """What happens, told as it happens."""
+class _Demo:
+    """The steps of the demo, with what is printed about each."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console, self._name = console, name
         self._paint = console.paint
         self._pause = _PAUSE_SECONDS if sys.stdout.isatty() and not console.arguments.fast else 0.0
-        self._chapters = 0
+        self._steps = 0
         self._figures: dict[str, Any] = {}
 
-    def tell(self) -> Mapping[str, Any]:
-        began = time.monotonic()
-        victim = next((path for path in _VICTIMS if os.path.isdir(path) and os.listdir(path)), "/usr")
-        entries = len(os.listdir(victim))
+    def run(self) -> Mapping[str, Any]:
+        started = time.monotonic()
+        folder = next(
+            (path for path in _FOLDERS_TO_DELETE if os.path.isdir(path) and os.listdir(path)), "/usr"
+        )
+        entries = len(os.listdir(folder))
         self._print(
-            "Waypoint keeps a live session: its files, its running programs and its shell, all at one moment."
+            "Waypoint saves a live session at one moment: its files, its running programs, its shell."
         )
         self._print(self._paint.dim("Everything below happens now, in sessions that are removed at the end."))
 
-        self._chapter("A session: this machine's files, and what it writes stays its own")
+        self._step("A session: it sees this machine's files, and what it writes stays in its own layer")
         self._start()
 
-        self._chapter("Work goes on in it: variables, files, a server that counts in its memory")
+        self._step("Work in it: variables, files, a server that counts in its memory")
         self._work()
 
-        self._chapter("Keep this moment; nothing has to stop for it")
-        point = self._keep()
+        self._step("Keep this moment: a checkpoint, while everything goes on running")
+        point = self._checkpoint()
 
-        self._chapter("Then something goes badly wrong")
-        self._break(victim)
-        here = len(os.listdir(victim))
-        self._expect(here == entries, f"{victim} of this machine has {here} entries now and had {entries}")
-        self._note(f"{victim} on this machine itself: untouched, {render.plural(entries, 'entry')}")
+        self._step("Now something goes wrong")
+        self._break(folder)
+        here = len(os.listdir(folder))
+        self._expect(here == entries, f"{folder} of this machine has {here} entries now and had {entries}")
+        self._note(f"{folder} on this machine itself: untouched, {render.plural(entries, 'entry')}")
 
-        self._chapter("Go back")
-        self._go_back(victim, entries)
+        self._step("Go back")
+        self._restore(folder, entries)
 
-        self._chapter(
-            f"And from the same moment, {_FORKS} sessions at once, each with a port 8000 of its own"
-        )
+        self._step(f"Start {_FORKS} sessions from the same moment, each with its own port 8000")
         self._fork()
 
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         self._figures["seconds"] = round(seconds, 1)
         self._end(point, seconds)
         return self._figures
 
-    # ---- chapters ----------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------
 
     def _start(self) -> None:
         self._command(f"waypoint new {self._name}")
-        began = time.monotonic()
+        started = time.monotonic()
         options = {"net": "nat"}
         self._call("new", {"name": self._name, "options": options, "join": False})
-        self._figure("new_ms", (time.monotonic() - began) * 1000, "ready in")
+        self._figure("new_ms", (time.monotonic() - started) * 1000, "ready in")
 
     def _work(self) -> None:
-        there = self._run("command -v python3 || true", shown=False).strip()
-        python = "python3" if there else os.path.realpath(sys.executable)
+        has_python = bool(self._run("command -v python3 || true", shown=False).strip())
+        python = "python3" if has_python else os.path.realpath(sys.executable)
         source = _SERVER.replace("'", "'\\''")
         self._run(_ASK, shown=False)
         self._run("mkdir -p /srv/app && cd /srv/app && export TOKEN=abc123")
         self._run("echo 'it works' > notes.txt")
         self._run(f"printf '%s' '{source}' > server.py", shown=False)
-        self._run(f"{python} server.py &", told="python3 server.py &")
+        self._run(f"{python} server.py &", shown_as="python3 server.py &")
         self._run(_WAIT, shown=False)
-        self._answer("ask; ask; ask", _requests(1, 3))
+        self._expect_output("ask; ask; ask", _requests(1, 3))
 
-    def _keep(self) -> Mapping[str, Any]:
+    def _checkpoint(self) -> Mapping[str, Any]:
         self._command(f'waypoint checkpoint -s {self._name} "server up" --name up')
         args = {"session": self._name, "intent": "server up", "name": "up", "files_only": False}
         point: Mapping[str, Any] = self._call("checkpoint", args)["checkpoint"]
@@ -163,56 +169,56 @@ class _Story:
         self._note(f"{point['label']}: {render.point_facts(point)}")
         return point
 
-    def _break(self, victim: str) -> None:
-        self._run(f"kill %1; wait 2>/dev/null; cd /; unset TOKEN; rm -rf /srv/app {victim}", check=False)
-        self._answer("ask 2>/dev/null || echo nobody answers", "nobody answers")
-        self._answer(f"ls {victim} 2>/dev/null | wc -l; echo TOKEN=$TOKEN", "0\nTOKEN=")
+    def _break(self, folder: str) -> None:
+        self._run(f"kill %1; wait 2>/dev/null; cd /; unset TOKEN; rm -rf /srv/app {folder}", check=False)
+        self._expect_output("ask 2>/dev/null || echo no answer", "no answer")
+        self._expect_output(f"ls {folder} 2>/dev/null | wc -l; echo TOKEN=$TOKEN", "0\nTOKEN=")
 
-    def _go_back(self, victim: str, entries: int) -> None:
+    def _restore(self, folder: str, entries: int) -> None:
         self._command(f"waypoint restore -s {self._name} up")
         args = {"session": self._name, "ref": "up", "safety": True, "files_only": False}
-        found = self._call("restore", args)
-        self._figure("restore_ms", found["ready_ms"], "ready in")
-        self._answer("pwd; echo TOKEN=$TOKEN; cat notes.txt", "/srv/app\nTOKEN=abc123\nit works")
-        self._answer(f"ls {victim} | wc -l", str(entries))
+        reply = self._call("restore", args)
+        self._figure("restore_ms", reply["ready_ms"], "ready in")
+        self._expect_output("pwd; echo TOKEN=$TOKEN; cat notes.txt", "/srv/app\nTOKEN=abc123\nit works")
+        self._expect_output(f"ls {folder} | wc -l", str(entries))
         self._run("jobs", show_output=True)
-        self._answer("ask", _requests(4, 4))
-        self._note("the server never knew: it counts on from what it had in memory")
+        self._expect_output("ask", _requests(4, 4))
+        self._note("the server goes on counting from what it had in memory")
 
     def _fork(self) -> None:
         self._command(f"waypoint fork -s {self._name} up -n {_FORKS} --name {self._name}-try")
         args = {"session": self._name, "ref": "up", "n": _FORKS, "name": f"{self._name}-try"}
-        began = time.monotonic()
+        started = time.monotonic()
         forks = self._call("fork", args)["sessions"]
-        self._figure("fork_ms", (time.monotonic() - began) * 1000, f"all {_FORKS} ready in")
+        self._figure("fork_ms", (time.monotonic() - started) * 1000, f"all {_FORKS} ready in")
         for number, fork in enumerate(forks, 1):
-            self._answer("; ".join(["ask"] * number), _requests(4, 3 + number), session=fork["name"])
+            self._expect_output("; ".join(["ask"] * number), _requests(4, 3 + number), session=fork["name"])
 
     def _end(self, point: Mapping[str, Any], seconds: float) -> None:
         figures = self._figures
         pause = render.milliseconds(figures["pause_ms"])
         rows = (
             ("a new session", render.milliseconds(figures["new_ms"])),
-            ("a checkpoint", f"{pause} of standing still, {render.size(point['size_bytes'])}"),
-            ("back again", render.milliseconds(figures["restore_ms"])),
+            ("a checkpoint", f"{pause} of pause, {render.size(point['size_bytes'])}"),
+            ("a restore", render.milliseconds(figures["restore_ms"])),
             (f"{_FORKS} forks", render.milliseconds(figures["fork_ms"])),
         )
         self._print("")
         for what, figure in rows:
             self._print(f"  {what.ljust(14)} {self._paint.bold(figure)}")
-        self._print(f"\nThat took {seconds:.0f} s. Now yours:  waypoint new work && waypoint shell work")
+        self._print(f"\nThis took {seconds:.0f} s. Start your own:  waypoint new work && waypoint shell work")
 
-    # ---- telling -----------------------------------------------------------------------------
+    # ---- output ------------------------------------------------------------------------------
 
     def _print(self, text: str) -> None:
         if not self._console.json:
             print(text, flush=True)
 
-    def _chapter(self, title: str) -> None:
-        if self._chapters:
+    def _step(self, title: str) -> None:
+        if self._steps:
             time.sleep(self._pause)
-        self._chapters += 1
-        self._print(f"\n{self._paint.bold(f'{self._chapters}  {title}')}")
+        self._steps += 1
+        self._print(f"\n{self._paint.bold(f'{self._steps}  {title}')}")
         time.sleep(self._pause)
 
     def _command(self, command: str, session: str | None = None) -> None:
@@ -227,7 +233,7 @@ class _Story:
         self._figures[name] = round(ms, 1)
         self._note(f"{words} {render.milliseconds(ms)}")
 
-    # ---- doing -------------------------------------------------------------------------------
+    # ---- the session -------------------------------------------------------------------------
 
     def _call(self, verb: str, args: Mapping[str, Any]) -> Any:
         return self._console.client.call(verb, args)
@@ -237,32 +243,30 @@ class _Story:
         command: str,
         *,
         shown: bool = True,
-        told: str = "",
+        shown_as: str = "",
         check: bool = True,
         show_output: bool = False,
         session: str | None = None,
     ) -> str:
-        """Runs it in the session's shell."""
+        """Runs a command in the session's shell. `shown_as` is printed instead of a long command."""
         if shown:
-            self._command(told or command, session)
-        found = self._call("exec", {"session": session or self._name, "command": command, "timeout": 30.0})
-        output = str(found["output"])
+            self._command(shown_as or command, session)
+        reply = self._call("exec", {"session": session or self._name, "command": command, "timeout": 30.0})
+        output = str(reply["output"])
         if check:
             self._expect(
-                found["exit_code"] == 0, f"{told or command} exited with {found['exit_code']}: {output}"
+                reply["exit_code"] == 0, f"{shown_as or command} exited with {reply['exit_code']}: {output}"
             )
         if show_output:
             for line in output.splitlines():
                 self._print(f"     {render.shown(line)}")
         return output
 
-    def _answer(self, command: str, expected: str, *, session: str | None = None) -> None:
-        """Runs it, shows what it printed, and insists on it."""
+    def _expect_output(self, command: str, expected: str, *, session: str | None = None) -> None:
+        """Runs a command, prints its output, and fails if that is not the expected one."""
         output = self._run(command, show_output=True, session=session).strip()
         self._expect(output == expected, f"{command} printed {output!r}, not {expected!r}")
 
-    def _expect(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            raise errors.SessionError(
-                f"the demo met something it did not expect: {otherwise}", hint="please report it"
-            )
+    def _expect(self, condition: bool, failure: str) -> None:
+        if not condition:
+            raise errors.SessionError(f"the demo failed: {failure}", hint="please report it")

@@ -1,200 +1,179 @@
-"""The verbs on this machine: what it has, what it needs, the daemon, the root file systems."""
+"""This machine: what it has and needs, set-up and removal, the daemon."""
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from waypoint import errors
 from waypoint.cli import render
+from waypoint.cli.spec import YES, argument, count, flag, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
+    from waypoint.machine.doctor import Finding
+
+_READ_BYTES = 1 << 16
+_POLL_SECONDS = 0.2
 
 
+@verb(
+    "doctor",
+    "check whether this machine has what Waypoint needs",
+    examples=("waypoint doctor", "waypoint doctor --json"),
+)
 def doctor(console: Console) -> int:
     from waypoint.machine.doctor import examine
 
-    with console.progress("looking at this machine"):
+    with console.progress("checking this machine"):
         findings = examine(console.home.path)
     missing = [finding for finding in findings if not finding.ok and not finding.optional]
-    paint = console.paint
-    lines = []
-    wide = max(len(finding.name) for finding in findings)
-    for finding in findings:
-        mark = paint.good("✔") if finding.ok else paint.warn("–") if finding.optional else paint.bad("✖")
-        lines.append(
-            f"{mark} {paint.bold(finding.name.ljust(wide))}  {render.shown(finding.version)}".rstrip()
-        )
-        lines.append(f"  {' ' * wide}  {paint.dim(finding.why)}")
-        if not finding.ok and finding.fix:
-            lines.append(f"  {' ' * wide}  {paint.warn('fix:')} {finding.fix}")
-    lines.append("")
+    width, paint = max(len(finding.name) for finding in findings), console.paint
+    lines = [line for finding in findings for line in _finding_lines(finding, width, paint)]
     if missing:
-        lines.append(paint.bad(f"missing: {', '.join(finding.name for finding in missing)}"))
+        lines += ["", paint.bad(f"missing: {', '.join(finding.name for finding in missing)}")]
     else:
-        lines.append(paint.good("everything that Waypoint needs is here"))
-    value = {"ok": not missing, "findings": [asdict(finding) for finding in findings]}
+        lines += ["", paint.good("this machine has everything that Waypoint needs")]
+    value = {"ok": not missing, "findings": msgspec.to_builtins(findings)}
     console.result(value, "\n".join(lines))
     return errors.MachineError.exit_status if missing else 0
 
 
+def _finding_lines(finding: Finding, width: int, paint: render.Paint) -> list[str]:
+    mark = paint.good("✔") if finding.ok else paint.warn("–") if finding.optional else paint.bad("✖")
+    indent = " " * (width + 4)
+    lines = [
+        f"{mark} {paint.bold(finding.name.ljust(width))}  {render.shown(finding.version)}".rstrip(),
+        f"{indent}{paint.dim(finding.why)}",
+    ]
+    if not finding.ok and finding.fix:
+        lines.append(f"{indent}{paint.warn('fix:')} {finding.fix}")
+    return lines
+
+
+@verb(
+    "setup",
+    "install what Waypoint needs on this machine",
+    examples=("waypoint setup",),
+    about="`waypoint new` runs it when needed. Running it twice does no harm.",
+)
 def setup(console: Console) -> int:
-    from waypoint.machine import setup
+    from waypoint.machine.setup import set_up
 
     home = console.home.path
-    engine = setup.set_up(home, console.step)
-    status = console.call("daemon_status", {}, "starting the daemon")
-    pool = status["pool"]
+    engine = set_up(home, console.step)
+    pool = console.call("daemon_status", {}, "starting the daemon")["pool"]
     lines = [
         f"engine  {engine.folder} · CRIU {engine.criu.version} ({engine.criu.source})",
         f"pool    {home} · {pool['kind']} · {render.size(pool['free_bytes'])} free",
         "ready: `waypoint demo` shows what it does, `waypoint new` starts a session",
     ]
-    made = asdict(engine)
-    console.result({"engine": {**made, "folder": str(engine.folder)}, "pool": pool}, "\n".join(lines))
+    value = {"engine": msgspec.to_builtins(engine, enc_hook=str), "pool": pool}
+    console.result(value, "\n".join(lines))
     return 0
 
 
+@verb(
+    "uninstall",
+    "remove all sessions, all checkpoints and what set-up has installed",
+    YES,
+    examples=("waypoint uninstall",),
+)
 def uninstall(console: Console) -> int:
     from waypoint.machine import setup
 
     home = console.home
     if not home.path.exists():
-        console.result({"removed": False}, f"there is nothing in {home.path}")
+        console.result({"removed": False}, f"{home.path} does not exist")
         return 0
-    remove: Any = getattr(setup, "uninstall", None)
-    if remove is None:
-        raise errors.MissingFeature(
-            "this version cannot remove itself",
-            hint=f"`waypoint daemon stop --sessions`, then delete {home.path}",
-        )
     console.confirm(
-        f"Remove all sessions, all checkpoints and everything else in {home.path}?", refused="uninstalling"
+        f"Remove all sessions, all checkpoints and everything else in {home.path}?", action="uninstalling"
     )
-    if _is_set_up(console):
+    if os.path.exists(home.socket) or setup.current_engine(setup.engine_dir(home.path)) is not None:
         with console.progress("ending the sessions"):
             console.client.call("daemon_stop", {"sessions": True})
-    remove(home.path, console.step)
+    setup.uninstall(home.path, console.step)
     console.result({"removed": True}, f"removed {home.path}")
     return 0
 
 
-def _is_set_up(console: Console) -> bool:
-    """Whether a daemon can be here at all, to be asked for an orderly end."""
-    from waypoint.machine import setup
-
-    home = console.home
-    return os.path.exists(home.socket) or setup.current_engine(setup.engine_dir(home.path)) is not None
+# The daemon -----------------------------------------------------------------------------------------------
 
 
-# Root file systems --------------------------------------------------------------------------------------
-
-
-_BASE_HEAD = ("NAME", "SIZE", "FILES", "IMPORTED", "FROM")
-
-
-def base_import(console: Console) -> int:
-    given = console.arguments
-    if not os.path.exists(given.file):
-        raise errors.NotFound(
-            f"there is no file {given.file}", hint="a tar, or what `docker save` has written"
-        )
-    console.prepare()
-    args = {"name": given.name, "file": os.path.abspath(given.file)}
-
-    def hear(event: Any) -> None:
-        if "progress" in event and not console.json:
-            console.step(event["progress"])
-
-    found = console.client.call("base_import", args, on_event=hear)
-    console.result(found, given.name)
-    for warning in found["base"].get("warnings", ()):
-        console.say(render.shown(warning))
-    console.hint(f"waypoint new --base {given.name}   starts a session on it")
-    return 0
-
-
-def base_ls(console: Console) -> int:
-    found = console.call("base_ls", {}, "asking the daemon")
-    rows = [
-        (
-            base["name"],
-            render.size(base["size_bytes"]),
-            f"{base['file_count']:,}",
-            render.age(base["created_at"]),
-            base["source"],
-        )
-        for base in found["bases"]
-    ]
-    if not rows:
-        console.hint("there are none: `waypoint base import NAME FILE` brings one in")
-    console.result(found, render.table(_BASE_HEAD, rows, console.paint) if rows else None)
-    return 0
-
-
-def base_rm(console: Console) -> int:
-    name = console.arguments.name
-    found = console.call("base_rm", {"name": name}, "removing")
-    console.result({**found, "removed": [name]}, f"removed {name}")
-    return 0
-
-
-# The daemon ---------------------------------------------------------------------------------------------
-
-
+@verb(
+    "daemon status",
+    "show the state of the daemon",
+    examples=("waypoint daemon status",),
+    about="The daemon is started by the first verb that needs it.",
+)
 def daemon_status(console: Console) -> int:
     try:
-        found = console.another_client(start=False).call("daemon_status")
+        status = console.another_client(start=False).call("daemon_status")
     except errors.DaemonUnreachable:
         console.result({"running": False}, "no daemon runs; the next verb that needs one starts it")
         return 0
-    pool = found["pool"]
-    used = render.size(pool["used_bytes"])
+    pool = status["pool"]
+    used, total = render.size(pool["used_bytes"]), render.size(pool["total_bytes"])
     lines = [
-        f"pid       {found['pid']}, version {found['version']}, started {render.age(found['started_at'])}",
-        f"home      {found['home']}",
-        f"sessions  {found['sessions']}",
-        f"memory    {render.size(found['rss_bytes'])}",
-        f"pool      {pool['kind']}, {used} of {render.size(pool['total_bytes'])} used",
+        f"pid       {status['pid']}, version {status['version']}, started {render.age(status['started_at'])}",
+        f"home      {status['home']}",
+        f"sessions  {status['sessions']}",
+        f"memory    {render.size(status['rss_bytes'])}",
+        f"pool      {pool['kind']}, {used} of {total} used",
+        *(f"warning   {warning}" for warning in status.get("warnings", ())),
     ]
-    lines += [f"warning   {warning}" for warning in found.get("warnings", ())]
-    console.result({"running": True, **found}, "\n".join(lines))
+    console.result({"running": True, **status}, "\n".join(lines))
     return 0
 
 
+@verb(
+    "daemon stop",
+    "stop the daemon",
+    flag("--sessions", help="end the sessions too; their checkpoints stay"),
+    YES,
+    examples=("waypoint daemon stop", "waypoint daemon stop --sessions --yes"),
+    about="Sessions go on without it, and the next verb starts it again.",
+)
 def daemon_stop(console: Console) -> int:
-    sessions = console.arguments.sessions
-    if sessions:
-        console.confirm("End all sessions, with everything that runs in them?", refused="ending all sessions")
-    client = console.another_client(start=sessions)
+    with_sessions = console.arguments.sessions
+    if with_sessions:
+        console.confirm("End all sessions and everything that runs in them?", action="ending all sessions")
+    client = console.another_client(start=with_sessions)
     try:
         with console.progress("stopping the daemon"):
-            client.call("daemon_stop", {"sessions": sessions})
+            client.call("daemon_stop", {"sessions": with_sessions})
     except errors.DaemonUnreachable:
-        if sessions:
+        if with_sessions:
             raise
         console.result({"stopped": False}, "no daemon runs")
         return 0
-    console.result({"stopped": True}, "stopped the daemon" + (" and all sessions" if sessions else ""))
+    console.result({"stopped": True}, "stopped the daemon" + (" and all sessions" if with_sessions else ""))
     return 0
 
 
+@verb(
+    "daemon logs",
+    "show the log of the daemon",
+    argument("-n", "--number", metavar="N", type=count, default=50, help="the last N lines (default: 50)"),
+    flag("-f", "--follow", help="go on printing new lines"),
+    examples=("waypoint daemon logs -n 20", "waypoint daemon logs -f"),
+)
 def daemon_logs(console: Console) -> int:
-    path, given = console.home.log, console.arguments
+    path, arguments = console.home.log, console.arguments
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()[-given.number :]
+            lines = file.read().splitlines()[-arguments.number :]
             console.result({"lines": lines}, "\n".join(lines))
-            if given.follow and not console.json:
+            if arguments.follow and not console.json:
                 sys.stdout.flush()
                 _follow(file.fileno())
     except FileNotFoundError:
         raise errors.NotFound(f"there is no log yet: {path}", hint="no daemon has run in this home") from None
     except PermissionError:
-        raise errors.NotRoot(f"{path} is not for everybody to read", hint="run it as root") from None
+        raise errors.NotRoot(f"only root can read {path}", hint="run it as root") from None
     return 0
 
 
@@ -204,10 +183,10 @@ def _follow(descriptor: int) -> None:
 
     try:
         while True:
-            if data := os.read(descriptor, 1 << 16):
+            if data := os.read(descriptor, _READ_BYTES):
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
             else:
-                time.sleep(0.2)
+                time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         return

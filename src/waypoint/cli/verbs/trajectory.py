@@ -1,4 +1,4 @@
-"""The verbs about what an agent did, knows and has still to do: record, trace, agent-state, task, resume."""
+"""What happened in a session, and what agents add to that: trace, record, agent-state."""
 
 from __future__ import annotations
 
@@ -9,99 +9,97 @@ from typing import TYPE_CHECKING, Any
 
 from waypoint import errors
 from waypoint.cli import render
+from waypoint.cli.console import text_size
+from waypoint.cli.spec import SESSION, argument, count, flag, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
     from waypoint.cli.render import Paint
 
 _OUTPUT_LINES = 20
-_SIGNS = {"pending": "○", "in_progress": "▸", "completed": "✔", "failed": "✖", "skipped": "–"}
-_MANNERS = {"in_progress": "bold", "completed": "good", "failed": "bad", "skipped": "dim"}
+_KINDS = (
+    "command", "output", "message", "tool_call", "tool_result", "checkpoint", "restored", "forked", "task",
+    "effect", "approval", "note",
+)  # fmt: skip
 
 
-# What was said ----------------------------------------------------------------------------------------
+# trace ----------------------------------------------------------------------------------------------------
 
 
-def record(console: Console) -> int:
-    given = console.arguments
-    content: Any = " ".join(given.text).encode(errors="replace").decode()
-    if given.text in ([], ["-"]):
-        if sys.stdin.isatty():
-            console.hint("reading the words from here; Ctrl-D ends them")
-        content = sys.stdin.buffer.read().decode(errors="replace").rstrip("\n")
-    if given.structured or (given.what == "tool_call" and content.lstrip().startswith("{")):
-        content = _parsed(content)
-    args = {
-        "session": console.session,
-        "what": given.what,
-        "content": content,
-        "name": given.name,
-        "call": given.call,
-        "error": given.error,
-        "actor": "person" if given.what == "user" else "agent",  # whose words these are, not who typed them
-    }
-    found = console.call("record", args, "recording")
-    console.result(found, f"event {found['event']}")
-    return 0
-
-
-def _parsed(text: str) -> Any:
-    import json
-
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise errors.UsageError(
-            f"that is no JSON: {error}", hint="leave --structured out for text"
-        ) from error
-
-
-# What happened ----------------------------------------------------------------------------------------
-
-
+@verb(
+    "trace",
+    "show what happened in a session, in order: commands, messages, points, tasks",
+    SESSION,
+    argument(
+        "ref", metavar="REF", nargs="?", help="the events that lead to this point (default: to the present)"
+    ),
+    flag("--all", help="all events, also those that a restore has abandoned"),
+    argument("-n", "--number", metavar="N", type=count, help="only the last N"),
+    argument(
+        "--kind",
+        choices=_KINDS,
+        action="append",
+        default=[],
+        help="only events of this kind; can be repeated",
+    ),
+    flag("--full", help="with the output of commands"),
+    argument("--event", metavar="N", type=count, help="one event, complete"),
+    flag("--jsonl", help="one event per line, as JSON"),
+    argument(
+        "--cast", metavar="FILE|-", help="what the terminal showed, as an asciicast with a marker per point"
+    ),
+    examples=(
+        "waypoint trace -n 20",
+        "waypoint trace c3 --kind command --full",
+        "waypoint trace --all --jsonl >history.jsonl",
+        "waypoint trace --cast work.cast",
+    ),
+    about="It shows the events that lead to where the session is now. Events that a restore has abandoned"
+    " lead to the safety checkpoint of that restore; --all shows them too.",
+)
 def trace(console: Console) -> int:
-    given = console.arguments
-    if given.cast:
-        return _cast(console)
-    if given.event:
-        return _event(console)
-    plain = console.json or given.jsonl
-    args = {
+    arguments = console.arguments
+    if arguments.cast:
+        return _write_cast(console)
+    if arguments.event:
+        return _show_event(console)
+    as_data = console.json or arguments.jsonl
+    request = {
         "session": console.session,
-        "ref": given.ref,
-        "all": given.all,
-        "kinds": given.kind,
-        "limit": given.number if plain else given.number and given.number * 3 + 10,
-        "full": plain or given.full,
+        "ref": arguments.ref,
+        "all": arguments.all,
+        "kinds": arguments.kind,
+        # As text, events without words are left out below: ask for more than N.
+        "limit": arguments.number if as_data else arguments.number and arguments.number * 3 + 10,
+        "full": as_data or arguments.full,
     }
-    found = console.call("trace", args, "reading the trajectory")
-    if given.jsonl:
+    reply = console.call("trace", request, "reading the events")
+    if arguments.jsonl:
         import json
 
-        for event in found["events"]:
+        for event in reply["events"]:
             print(json.dumps(event, ensure_ascii=False))
         return 0
-    console.show(found, "\n".join(_told(found, console, full=given.full)))
-    if not found["events"]:
+    console.show(reply, "\n".join(_event_lines(reply, console, full=arguments.full)))
+    if not reply["events"]:
         console.hint("nothing has happened yet")
     return 0
 
 
-def _told(found: Mapping[str, Any], console: Console, *, full: bool) -> list[str]:
-    paint = console.paint
+def _event_lines(reply: Mapping[str, Any], console: Console, *, full: bool) -> list[str]:
+    paint, limit, columns = console.paint, console.arguments.number, text_size().columns
     entries: list[list[str]] = []
-    width = len(str(found["events"][-1]["id"])) if found["events"] else 0
-    for event, words in zip(found["events"], found["lines"], strict=True):
+    width = len(str(reply["events"][-1]["id"])) if reply["events"] else 0
+    for event, words in zip(reply["events"], reply["lines"], strict=True):
         if not words:
-            continue  # what only the terminal showed
-        whose = "" if event["session"] == found["session"] else f"{event['session']}  "
-        left = f"{event['id']:>{width}}  {render.clock(event['at'])}  "
-        text = words if full else render.cut(words, console.width - len(left) - len(whose))
-        entries.append([f"{paint.dim(left + whose)}{_painted(event, render.shown(text), paint)}"])
+            continue  # the terminal showed something, and nothing else happened
+        session = "" if event["session"] == reply["session"] else f"{event['session']}  "
+        left = f"{event['id']:>{width}}  {render.clock(event['at'])}  {session}"
+        text = words if full else render.cut(words, columns - len(left))
+        entries.append([f"{paint.dim(left)}{_painted(event, render.shown(text), paint)}"])
         if full:
-            entries[-1] += [f"    {line}" for line in _output(event["body"])]
-    # More was asked for than is wanted: what only the terminal showed is not shown here.
-    return [line for entry in entries[-(console.arguments.number or len(entries)) :] for line in entry]
+            entries[-1] += [f"    {line}" for line in _output_lines(event["body"])]
+    return [line for entry in entries[-(limit or len(entries)) :] for line in entry]
 
 
 def _painted(event: Mapping[str, Any], text: str, paint: Paint) -> str:
@@ -114,12 +112,14 @@ def _painted(event: Mapping[str, Any], text: str, paint: Paint) -> str:
             return paint.name(text)
         case "effect" | "approval":
             return paint.warn(text)
-    return paint.dim(text) if event["kind"] == "output" else text
+        case "output":
+            return paint.dim(text)
+    return text
 
 
-def _output(body: Mapping[str, Any]) -> Sequence[str]:
+def _output_lines(body: Mapping[str, Any]) -> Sequence[str]:
     if body.get("raw"):
-        return ["(a program drew on the screen; `--cast` plays it)"]
+        return ["(a full-screen program; `--cast` plays it)"]
     lines = [render.shown(line) for line in str(body.get("output") or "").splitlines()]
     if len(lines) > _OUTPUT_LINES:
         half = _OUTPUT_LINES // 2
@@ -127,7 +127,7 @@ def _output(body: Mapping[str, Any]) -> Sequence[str]:
     return lines
 
 
-def _event(console: Console) -> int:
+def _show_event(console: Console) -> int:
     event = console.call("event", {"event": console.arguments.event}, "reading the event")["event"]
     body = event["body"]
     if console.json:
@@ -143,32 +143,92 @@ def _event(console: Console) -> int:
     return 0
 
 
-def _cast(console: Console) -> int:
-    given = console.arguments
-    args = {"session": console.session, "ref": given.ref}
-    if given.all or given.kind or given.number:
-        raise errors.UsageError("a cast is the way to one point", hint="leave --all, --kind and -n out")
-    if given.cast == "-":
-        console.client.call("cast", args, on_data=sys.stdout.buffer.write)
+def _write_cast(console: Console) -> int:
+    arguments = console.arguments
+    if arguments.all or arguments.kind or arguments.number:
+        raise errors.UsageError("a cast shows what leads to one point", hint="leave out --all, --kind and -n")
+    if arguments.cast == "-":
+        request = {"session": console.session, "ref": arguments.ref}
+        console.client.call("cast", request, on_data=sys.stdout.buffer.write)
         sys.stdout.buffer.flush()
         return 0
-    from waypoint.client.session import Session
+    from waypoint.cli.verbs.files import find_session
 
-    name = console.call("session", {"session": console.session}, "looking")["session"]["name"]
     try:
-        Session(console.client, name).cast(given.cast, given.ref)
+        find_session(console).cast(arguments.cast, arguments.ref)
     except OSError as error:
-        raise errors.UsageError(f"cannot write {given.cast}: {error.strerror}") from error
-    console.result({"file": given.cast}, None)
-    console.hint(f"asciinema play {given.cast}")
+        raise errors.UsageError(f"cannot write {arguments.cast}: {error.strerror}") from error
+    console.result({"file": arguments.cast}, None)
+    console.hint(f"asciinema play {arguments.cast}")
     return 0
 
 
-# What the agent left ------------------------------------------------------------------------------------
+# record ---------------------------------------------------------------------------------------------------
 
 
-def given_state(file: str) -> dict[str, Any]:
-    """What a file (or stdin) holds, as agent state: JSON if it is, else bytes."""
+@verb(
+    "record",
+    "add messages, tool calls and their results to what happened",
+    SESSION,
+    argument("--name", metavar="TOOL", help="the tool, for a tool_call or tool_result"),
+    argument("--call", metavar="ID", help="links a tool_result to its tool_call"),
+    flag("--error", help="for a tool_result: the tool failed"),
+    flag("--structured", help="the text is JSON, and kept as data"),
+    argument(
+        "what",
+        metavar="WHAT",
+        help="the author (user, assistant, system, developer, tool), or tool_call, tool_result, note",
+    ),
+    argument(
+        "text", metavar="TEXT", nargs="*", default=[], help="the text (default, or with -: read from stdin)"
+    ),
+    examples=(
+        "waypoint record user 'add payments'",
+        'waypoint record tool_call --name search --call 7 \'{"query": "stripe"}\'',
+        "waypoint record assistant <answer.txt",
+    ),
+    about="It is stored when this returns, and moves with the session: a restore takes the conversation"
+    " back.",
+)
+def record(console: Console) -> int:
+    arguments = console.arguments
+    content: Any = " ".join(arguments.text).encode(errors="replace").decode()
+    if arguments.text in ([], ["-"]):
+        if sys.stdin.isatty():
+            console.hint("reading the text from the terminal; Ctrl-D ends it")
+        content = sys.stdin.buffer.read().decode(errors="replace").rstrip("\n")
+    if arguments.structured or (arguments.what == "tool_call" and content.lstrip().startswith("{")):
+        content = _parse_json(content)
+    request = {
+        "session": console.session,
+        "what": arguments.what,
+        "content": content,
+        "name": arguments.name,
+        "call": arguments.call,
+        "error": arguments.error,
+        "actor": "person" if arguments.what == "user" else "agent",  # the author, not the caller of this verb
+    }
+    reply = console.call("record", request, "recording")
+    console.result(reply, f"event {reply['event']}")
+    return 0
+
+
+def _parse_json(text: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise errors.UsageError(
+            f"this is not JSON: {error}", hint="leave out --structured for text"
+        ) from error
+
+
+# agent-state ----------------------------------------------------------------------------------------------
+
+
+def read_agent_state(file: str) -> dict[str, Any]:
+    """The content of a file (or of stdin) as agent state: JSON if it is, else bytes."""
     try:
         if file == "-":
             data = sys.stdin.buffer.read()
@@ -176,7 +236,7 @@ def given_state(file: str) -> dict[str, Any]:
             with open(file, "rb") as opened:
                 data = opened.read()
     except OSError as error:
-        raise errors.UsageError(f"cannot read {file}: {error.strerror}", hint="give a file, or -") from error
+        raise errors.UsageError(f"cannot read {file}: {error.strerror}", hint="name a file, or -") from error
     import json
 
     try:
@@ -186,98 +246,41 @@ def given_state(file: str) -> dict[str, Any]:
         return {"base64": base64.b64encode(data).decode()}
 
 
+@verb(
+    "agent-state",
+    "print the agent state of a point (`checkpoint --agent-state`)",
+    SESSION,
+    argument("ref", metavar="REF", nargs="?", help="the point (default: the last one that has agent state)"),
+    argument("-o", "--output", metavar="FILE", help="write it to this file"),
+    examples=("waypoint agent-state c3", "waypoint agent-state -o state.json"),
+)
 def agent_state(console: Console) -> int:
-    given = console.arguments
-    found = console.call("agent_state", {"session": console.session, "ref": given.ref}, "reading it")
-    if "text" not in found and "base64" not in found:
+    arguments = console.arguments
+    request = {"session": console.session, "ref": arguments.ref}
+    reply = console.call("agent_state", request, "waiting for the daemon")
+    if "text" not in reply and "base64" not in reply:
         raise errors.NotFound(
-            "no agent left anything there" if given.ref else "no agent has left anything with a point",
-            hint="`waypoint checkpoint --agent-state FILE` leaves something",
+            "this point has no agent state" if arguments.ref else "no point has agent state",
+            hint="`waypoint checkpoint --agent-state FILE` adds it",
         )
     if console.json:
-        if "text" in found:
+        if "text" in reply:
             import json
 
-            found["json"] = json.loads(found.pop("text"))
-        console.result(found, None)
+            reply["json"] = json.loads(reply.pop("text"))
+        console.result(reply, None)
         return 0
-    if "base64" in found:
-        data = base64.b64decode(found["base64"])
+    if "base64" in reply:
+        data = base64.b64decode(reply["base64"])
     else:
-        data = found["text"].rstrip("\n").encode() + b"\n"
-    if given.output:
+        data = reply["text"].rstrip("\n").encode() + b"\n"
+    if arguments.output:
         try:
-            with open(given.output, "wb") as out:
-                out.write(data)
+            with open(arguments.output, "wb") as file:
+                file.write(data)
         except OSError as error:
-            raise errors.UsageError(f"cannot write {given.output}: {error.strerror}") from error
+            raise errors.UsageError(f"cannot write {arguments.output}: {error.strerror}") from error
         return 0
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-    return 0
-
-
-# What is to be done -------------------------------------------------------------------------------------
-
-
-def task_ls(console: Console) -> int:
-    found = console.call("tasks", {"session": console.session, "ref": console.arguments.ref}, "looking")
-    console.result(found, _tasks(found["tasks"], console.paint))
-    if not found["tasks"]:
-        console.hint("there are no tasks: `waypoint task add` makes one")
-    return 0
-
-
-def _tasks(tasks: Sequence[Mapping[str, Any]], paint: Paint) -> str:
-    return "\n".join(_task(task, paint) for task in tasks)
-
-
-def _task(task: Mapping[str, Any], paint: Paint) -> str:
-    note = f"  ({render.shown(task['note'])})" if task.get("note") else ""
-    text = f"{_SIGNS[task['state']]} {task['id']}  {render.shown(task['title'])}"
-    if manner := _MANNERS.get(task["state"]):
-        text = getattr(paint, manner)(text)
-    return f"{'  ' * task['id'].count('.')}{text}{paint.dim(note)}"
-
-
-def task_add(console: Console) -> int:
-    given = console.arguments
-    args = {"session": console.session, "titles": given.titles, "under": given.under, "once": given.once}
-    found = console.call("task_add", args, "adding")
-    console.result(found, _tasks(found["added"], console.paint))
-    return 0
-
-
-def task_start(console: Console) -> int:
-    return _set(console, "in_progress")
-
-
-def task_done(console: Console) -> int:
-    given = console.arguments
-    return _set(console, "completed", evidence=given.evidence, checkpoint=given.checkpoint)
-
-
-def task_fail(console: Console) -> int:
-    return _set(console, "failed", evidence=console.arguments.evidence)
-
-
-def task_skip(console: Console) -> int:
-    return _set(console, "skipped")
-
-
-def _set(console: Console, state: str, **more: Any) -> int:
-    given = console.arguments
-    note = " ".join(getattr(given, "note", ()))
-    args = {"session": console.session, "task": given.task, "state": state, "note": note, **more}
-    found = console.call("task_set", args, "taking a checkpoint" if more.get("checkpoint") else "writing")
-    lines = [_task(found["task"], console.paint)]
-    if found["checkpoint"]:
-        lines.append(render.point_title(found["checkpoint"], console.paint))
-    console.result(found, "\n".join(lines))
-    return 0
-
-
-def resume(console: Console) -> int:
-    found = console.call("resume", {"session": console.session}, "looking at where things stand")
-    console.result(found, found["text"].rstrip("\n"))
     return 0

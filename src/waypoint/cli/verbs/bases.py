@@ -1,0 +1,73 @@
+"""Bases: root file systems that were imported, for sessions to start from."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from waypoint import errors
+from waypoint.cli import render
+from waypoint.cli.spec import argument, verb
+
+if TYPE_CHECKING:
+    from waypoint.cli.console import Console
+
+_NAME = argument("name", metavar="NAME", help="the name of the base")
+
+
+@verb(
+    "base import",
+    "import a root file system, for `waypoint new --base NAME`",
+    _NAME,
+    argument(
+        "file",
+        metavar="FILE",
+        help="a tar, a `docker export`, a `docker save` or an OCI archive, or a folder",
+    ),
+    examples=("docker export box > box.tar; waypoint base import box box.tar",),
+)
+def base_import(console: Console) -> int:
+    name, file = console.arguments.name, console.arguments.file
+    if not os.path.exists(file):
+        raise errors.NotFound(f"no such file: {file}", hint="name a tar, or the output of `docker save`")
+    console.prepare()
+
+    def show_progress(event: Any) -> None:
+        if "progress" in event and not console.json:
+            console.step(event["progress"])
+
+    request = {"name": name, "file": os.path.abspath(file)}
+    reply = console.client.call("base_import", request, on_event=show_progress)
+    console.result(reply, name)
+    for warning in reply["base"].get("warnings", ()):
+        console.say(render.shown(warning))
+    console.hint(f"waypoint new --base {name}   starts a session on it")
+    return 0
+
+
+@verb("base ls", "list the imported bases", examples=("waypoint base ls",))
+def base_ls(console: Console) -> int:
+    reply = console.call("base_ls", {}, "waiting for the daemon")
+    rows = [
+        (
+            base["name"],
+            render.size(base["size_bytes"]),
+            f"{base['file_count']:,}",
+            render.age(base["created_at"]),
+            base["source"],
+        )
+        for base in reply["bases"]
+    ]
+    if not rows:
+        console.hint("there are no bases: `waypoint base import NAME FILE` imports one")
+    head = ("NAME", "SIZE", "FILES", "IMPORTED", "FROM")
+    console.result(reply, render.table(head, rows, console.paint) if rows else None)
+    return 0
+
+
+@verb("base rm", "remove a base", _NAME, examples=("waypoint base rm box",))
+def base_rm(console: Console) -> int:
+    name = console.arguments.name
+    reply = console.call("base_rm", {"name": name}, "removing")
+    console.result({**reply, "removed": [name]}, f"removed {name}")
+    return 0

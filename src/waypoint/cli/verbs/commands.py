@@ -1,0 +1,308 @@
+"""`waypoint exec`: a command in a session's shell, or (--pipe) a program beside the shell."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from waypoint import errors
+from waypoint.cli import render
+from waypoint.cli.spec import SESSION, argument, box_path, command, flag, positive, remainder, verb
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from waypoint.cli.console import Console
+    from waypoint.client.session import Program
+    from waypoint.model import Approval
+
+_TIMED_OUT = 124
+_CTRL_C = b"\x03"
+_TERMINATE_SECONDS = 2.0
+_READ_BYTES = 1 << 16
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+@verb(
+    "exec",
+    "run a command in a session's shell",
+    SESSION,
+    argument(
+        "--timeout",
+        metavar="SEC",
+        type=positive,
+        help="interrupt the command after that time; exit status 124. Waiting for approval does not count",
+    ),
+    flag("--stdin", help="pass this process's stdin to the command"),
+    flag("--tty", help="let the command read from the session's terminal"),
+    flag(
+        "--pipe",
+        help="run a program beside the shell, without a terminal, with its own stdin, stdout, stderr",
+    ),
+    argument("--cwd", metavar="DIR", type=box_path, help="with --pipe: its working folder"),
+    argument(
+        "--env",
+        metavar="K=V",
+        action="append",
+        default=[],
+        type=_variable,
+        help="with --pipe: a variable of its environment",
+    ),
+    flag("--shell-env", help="with --pipe: use the shell's working folder and variables"),
+    command("the command; several words are joined with spaces, as ssh does"),
+    examples=(
+        "waypoint exec -s work 'cd /srv && export TOKEN=abc'",
+        "waypoint exec -s work --timeout 60 make test",
+        "tar c . | waypoint exec -s work --pipe tar x -C /srv",
+    ),
+    about="It is the same shell that `waypoint shell` shows: the effects of earlier `cd` and `export` are"
+    " still there. The exit status is that of the command. Its stdin is empty unless --stdin or --tty is"
+    " given. Ctrl-C interrupts the command; a second Ctrl-C stops waiting for it. Options stand before the"
+    " command.",
+)
+def exec_(console: Console) -> int:
+    words = remainder(console.arguments.command)
+    if not words:
+        raise errors.UsageError("no command given", hint="waypoint exec [-s SESSION] CMD…")
+    if console.arguments.pipe:
+        return _run_beside_shell(console, words)
+    _refuse_pipe_options(console.arguments)
+    return _run_in_shell(console, " ".join(words))
+
+
+def _refuse_pipe_options(arguments: argparse.Namespace) -> None:
+    pipe_options = {"--cwd": arguments.cwd, "--env": arguments.env, "--shell-env": arguments.shell_env}
+    for option, value in pipe_options.items():
+        if value:
+            raise errors.UsageError(f"{option} needs --pipe", hint="in the shell, use `cd` and `export`")
+
+
+# In the shell ---------------------------------------------------------------------------------------------
+
+
+def _run_in_shell(console: Console, command: str) -> int:
+    arguments = console.arguments
+    request: dict[str, Any] = {
+        "session": console.session,
+        "command": command,
+        "timeout": arguments.timeout,
+        "on_terminal": arguments.tty,
+        "stream": not console.json,
+        "actor": os.environ.get("WAYPOINT_ACTOR"),
+    }
+    if arguments.stdin:
+        request["stdin"] = base64.b64encode(sys.stdin.buffer.read()).decode()
+    printer = _OutputPrinter()
+    waits_for_approval = False
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        nonlocal waits_for_approval
+        if "approval" not in event:
+            printer.print_event(event)
+            return
+        waits_for_approval = event["approval"]["state"] == "waiting"
+        console.client.decide(event["approval"], lambda approval: _ask_approval(console, approval))
+
+    def interrupt() -> None:
+        if waits_for_approval:
+            raise KeyboardInterrupt  # nothing runs yet; the request is withdrawn
+        _type(console, _CTRL_C)
+
+    with _on_interrupt(interrupt):
+        reply = console.client.call("exec", request, on_event=on_event)
+    _show_warnings(console, reply.get("warnings"))
+    if console.json:
+        console.result(reply, None)
+    else:
+        printer.print_rest(reply)
+    if reply["timed_out"]:
+        console.say(f"timed out after {render.milliseconds(reply['duration_ms'])}")
+    if reply.get("notice"):
+        console.say(reply["notice"])
+    if reply["timed_out"]:
+        return _TIMED_OUT
+    return 1 if reply["exit_code"] is None else int(reply["exit_code"])
+
+
+class _OutputPrinter:
+    """Prints a command's output as it arrives, and what is missing at the end.
+
+    Output that is not text arrives in base64. If characters were replaced, the text is not what the command
+    printed: from there on nothing is printed before the end, when the exact bytes are known.
+    """
+
+    def __init__(self) -> None:
+        self._printed = bytearray()
+        self._inexact = False
+
+    def print_event(self, event: Mapping[str, Any]) -> None:
+        if self._inexact:
+            return
+        if "base64" in event:
+            self._print(base64.b64decode(event["base64"]))
+            return
+        exact, replacement, _ = event["output"].partition("\ufffd")
+        self._inexact = bool(replacement)
+        self._print(exact.encode())
+
+    def print_rest(self, reply: Mapping[str, Any]) -> None:
+        """Prints what was not streamed, for example the end of an output that was too long to keep."""
+        output = base64.b64decode(reply["base64"]) if reply.get("base64") else reply["output"].encode()
+        if output.startswith(self._printed):
+            self._print(output[len(self._printed) :])
+
+    def _print(self, data: bytes) -> None:
+        self._printed += data
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def _type(console: Console, data: bytes) -> None:
+    """On another connection: the first one waits for the result of the command."""
+    client = console.another_client()
+    with contextlib.closing(client), contextlib.suppress(errors.WaypointError):
+        client.call("type", {"session": console.session, "data": base64.b64encode(data).decode()})
+
+
+@contextlib.contextmanager
+def _on_interrupt(interrupt: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `interrupt` and goes on waiting; the second one raises."""
+    pressed = 0
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed > 1:
+            raise KeyboardInterrupt
+        interrupt()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# Beside the shell -----------------------------------------------------------------------------------------
+
+
+def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
+    import threading
+    import time
+
+    from waypoint.client.session import Session
+
+    arguments = console.arguments
+    if arguments.tty:
+        raise errors.UsageError(
+            "--tty and --pipe exclude each other", hint="with --pipe there is no terminal"
+        )
+    session = Session(console.client, console.session or "")
+    started = time.monotonic()
+    program = session.spawn(
+        argv,
+        cwd=arguments.cwd,
+        env=dict(arguments.env),
+        shell_env=arguments.shell_env,
+        on_approval=lambda approval: _ask_approval(console, approval),
+    )
+    _show_warnings(console, program.warnings)
+    threading.Thread(target=_forward_stdin, args=(program,), daemon=True).start()
+    timed_out = threading.Event()
+
+    def end_program() -> None:
+        timed_out.set()
+        _send_signal(console, session.name, program.pid, "TERM")
+        time.sleep(_TERMINATE_SECONDS)
+        _send_signal(console, session.name, program.pid, "KILL")
+
+    timer = threading.Timer(arguments.timeout or 0, end_program)
+    timer.daemon = True
+    if arguments.timeout:
+        timer.start()
+    output = {"stdout": bytearray(), "stderr": bytearray()}
+    interrupt = _on_interrupt(lambda: _send_signal(console, session.name, program.pid, "INT"))
+    with interrupt, contextlib.closing(program):
+        for stream, data in program.events():
+            if console.json:
+                output[stream] += data
+            else:
+                file = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+                file.write(data)
+                file.flush()
+    timer.cancel()
+    if console.json:
+        duration_ms = round((time.monotonic() - started) * 1000, 3)
+        console.result(_program_result(program, output, duration_ms, timed_out=timed_out.is_set()), None)
+    if timed_out.is_set():
+        console.say(f"timed out after {arguments.timeout:g} s")
+        return _TIMED_OUT
+    code = program.exit_code
+    return 1 if code is None else code if code >= 0 else 128 - code
+
+
+def _program_result(
+    program: Program, output: Mapping[str, bytearray], duration_ms: float, *, timed_out: bool
+) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "exit_code": program.exit_code,
+        "output": output["stdout"].decode(errors="replace"),
+        "stderr": output["stderr"].decode(errors="replace"),
+        "duration_ms": duration_ms,
+        "timed_out": timed_out,
+        "truncated": False,
+    }
+    if output["stdout"] != result["output"].encode():
+        result["base64"] = base64.b64encode(output["stdout"]).decode()
+    return result
+
+
+def _forward_stdin(program: Program) -> None:
+    from waypoint.api.wire import Closed
+
+    with contextlib.suppress(Closed, OSError, ValueError):  # the program may end before its input does
+        while data := os.read(sys.stdin.fileno(), _READ_BYTES):
+            program.write(data)
+        program.close_stdin()
+
+
+def _send_signal(console: Console, session: str, pid: int, name: str) -> None:
+    from waypoint.client.session import Session
+
+    client = console.another_client()
+    with contextlib.closing(client), contextlib.suppress(errors.WaypointError):
+        Session(client, session).spawn(["sh", "-c", f"kill -s {name} {pid}"]).communicate()
+
+
+# The policy -----------------------------------------------------------------------------------------------
+
+
+def _ask_approval(console: Console, approval: Approval) -> bool | None:
+    """Asks the user about a command that waits for approval. None: the user cannot be asked here."""
+    command = render.shown(approval.command)
+    console.warn(f"this command needs approval ({approval.class_}): {command}")
+    console.aside(f"  {render.shown(approval.why)}")
+    if console.can_ask:
+        return console.ask("Run it?")
+    until = render.clock(approval.expires_at)
+    console.aside(
+        f"  waiting until {until}: `waypoint approve {approval.id}`, or `waypoint deny {approval.id}`"
+    )
+    return None
+
+
+def _show_warnings(console: Console, warnings: Sequence[str] | None) -> None:
+    for warning in warnings or ():
+        console.warn(render.shown(warning))

@@ -1,0 +1,199 @@
+"""Coding agents: the MCP server that they start, and the hooks in their configuration."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from waypoint.cli.spec import SESSION, argument, flag, verb
+from waypoint.errors import UsageError, WaypointError
+
+if TYPE_CHECKING:
+    from waypoint.cli.console import Console
+    from waypoint.hooks.config import Edit, Wanted
+    from waypoint.hooks.handler import Way
+
+_AGENTS = ("claude", "codex")
+_AGENT = argument("agent", choices=_AGENTS, help="the coding agent")
+_FOLDER = argument(
+    "--dir", metavar="DIR", default=".", help="the project, or your home folder for all projects (default: .)"
+)
+
+
+@verb(
+    "mcp",
+    "serve the verbs to a model as MCP tools, over stdin and stdout",
+    argument(
+        "-s",
+        "--session",
+        metavar="SESSION",
+        help="the session that tools use if they name none (default: WAYPOINT_SESSION)",
+    ),
+    examples=("waypoint mcp", "waypoint mcp -s work"),
+    about="An agent's configuration names it as a server, and the agent starts it. It keeps no state: it"
+    " can be killed and started again at any time.",
+)
+def mcp(console: Console) -> int:
+    from waypoint.mcp.server import serve  # a large library, which no other verb should pay for
+
+    console.hint("this speaks MCP on stdin and stdout; an agent starts it from its configuration")
+    serve(console.client, console.session or "")
+    return 0
+
+
+# A hook ---------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "hook",
+    "the program that a coding agent's hooks run: it records, takes points and applies the policy",
+    SESSION,
+    _AGENT,
+    argument("payload", metavar="JSON", nargs="?", help="the event (default: read from stdin)"),
+    flag("--allow", help="explicitly allow commands that the policy does not object to"),
+    examples=("waypoint hook claude <event.json",),
+    about="It reads the agent's event as JSON and replies in the agent's format. It never fails: errors are"
+    " reported on stderr only.",
+)
+def hook(console: Console) -> int:
+    """Errors are reported and ignored: they must not stop the agent."""
+    from waypoint.hooks import handler
+
+    arguments = console.arguments
+    agent = handler.AGENTS[arguments.agent]
+    try:
+        payload = arguments.payload if arguments.payload is not None else sys.stdin.read()
+        event = handler.read(agent, payload)
+        if event.event == "other" or (event.event == "before" and not event.command):
+            return 0
+        route = _route(console)
+        if route is None:
+            return 0
+        reply = handler.answer(agent, event, route, allow=arguments.allow)
+    except WaypointError as error:
+        handler.note("; ".join(filter(None, (error.message, error.hint))))
+        return 0
+    except Exception as error:  # noqa: BLE001
+        handler.note(f"{type(error).__name__}: {error}")
+        return 0
+    if reply is not None:
+        import json
+
+        print(json.dumps(reply))
+    return 0
+
+
+def _route(console: Console) -> Way | None:
+    """How the session is reached; None if the agent works in no session."""
+    from waypoint.hooks import routes
+
+    if os.path.exists(routes.DOOR):
+        return routes.Inside()
+    return routes.Outside(console.client, console.session) if console.session else None
+
+
+# The configuration of an agent ----------------------------------------------------------------------------
+
+
+@verb(
+    "hooks install",
+    "add Waypoint's hooks and its MCP server to the configuration of a coding agent",
+    _AGENT,
+    _FOLDER,
+    SESSION,
+    flag("--no-mcp", help="only the hooks, not the MCP server"),
+    flag("--allow", help="let the agent run what the policy allows without asking its user"),
+    examples=("waypoint hooks install claude", "waypoint hooks install codex --dir ~/project -s work"),
+    about="What is there stays, and repeating it changes nothing. docs/coding-agents.md says what the"
+    " hooks do.",
+)
+def hooks_install(console: Console) -> int:
+    arguments = console.arguments
+    if not Path(arguments.dir).is_dir():
+        raise UsageError(f"no such folder: {arguments.dir}", hint="--dir is the folder of the project")
+    wanted = _wanted(console)
+    _edit(console, wanted, unchanged="unchanged")
+    if arguments.agent == "codex":
+        console.hint("Codex runs new hooks only after you have trusted them: type /hooks in it")
+    if arguments.agent == "claude" and Path(arguments.dir).resolve() == Path.home().resolve():
+        command = " ".join(wanted.server())
+        console.hint(f"to add the MCP server for all projects: claude mcp add -s user waypoint -- {command}")
+    return 0
+
+
+@verb(
+    "hooks uninstall",
+    "remove the hooks and the MCP server again",
+    _AGENT,
+    _FOLDER,
+    examples=("waypoint hooks uninstall claude",),
+)
+def hooks_uninstall(console: Console) -> int:
+    _edit(console, None, unchanged="contains nothing of Waypoint")
+    return 0
+
+
+@verb(
+    "hooks show",
+    "show which hooks and servers of Waypoint are configured",
+    argument("agent", choices=_AGENTS, nargs="?", help="the coding agent (default: both)"),
+    _FOLDER,
+    examples=("waypoint hooks show", "waypoint hooks show codex --dir ~/project"),
+)
+def hooks_show(console: Console) -> int:
+    from waypoint.hooks.config import found
+
+    arguments = console.arguments
+    agents = [arguments.agent] if arguments.agent else _AGENTS
+    hooks = {agent: found(agent, Path(arguments.dir)) for agent in agents}
+    text = "\n".join(line for lines in hooks.values() for line in lines)
+    console.result({"hooks": hooks}, text or None)
+    if not text:
+        console.hint("there are none: `waypoint hooks install claude` (or codex) adds them")
+    return 0
+
+
+def _wanted(console: Console) -> Wanted:
+    from waypoint.home import DEFAULT_HOME
+    from waypoint.hooks.config import Wanted
+
+    arguments, home = console.arguments, str(console.home.path)
+    command = _launcher() if home == DEFAULT_HOME else (*_launcher(), "--home", home)
+    return Wanted(command, console.session, allow=arguments.allow, mcp=not arguments.no_mcp)
+
+
+def _launcher() -> tuple[str, ...]:
+    """The command that starts this Waypoint."""
+    import shutil
+
+    import waypoint
+
+    clone = Path(waypoint.__file__).parents[2] / "waypoint"
+    if clone.is_file() and os.access(clone, os.X_OK):
+        return (str(clone),)
+    installed = shutil.which("waypoint")
+    return (installed,) if installed else (sys.executable, "-P", "-m", "waypoint")
+
+
+def _edit(console: Console, wanted: Wanted | None, *, unchanged: str) -> None:
+    """Changes the files of the agent and prints what was done to each. `wanted` None removes everything."""
+    from waypoint.hooks.config import edits
+
+    arguments = console.arguments
+    changes = edits(arguments.agent, Path(arguments.dir), wanted)
+    lines = []
+    for edit in changes:
+        edit.write()
+        what = ("removed" if _is_removed(edit) else "written") if edit.changes else unchanged
+        lines += [f"{edit.path}  {what}", *(f"  {note}" for note in edit.notes)]
+    files = [
+        {"file": str(edit.path), "changed": edit.changes, "removed": _is_removed(edit)} for edit in changes
+    ]
+    notes = [note for edit in changes for note in edit.notes]
+    console.result({"files": files, "notes": notes}, "\n".join(lines))
+
+
+def _is_removed(edit: Edit) -> bool:
+    return edit.changes and edit.after is None
