@@ -267,8 +267,8 @@ def test_the_verbs_about_room(wp: Callable[..., Any]) -> None:
     assert asked.code == 3
     assert "--yes" in asked.err
     forecast = wp("forget", "-s", "t", "--keep-last", "3", "--dry-run", check=True).out
-    assert "t:c1   pinned" in forecast
-    assert "2 points would go" in forecast
+    assert "t:c1  pinned" in forecast
+    assert "2 points would be forgotten" in forecast
     found = wp("forget", "-s", "t", "--keep-last", "3", "--yes", "--json", check=True).json
     assert labels(found["forgotten"]) == ["c2", "c3"]
     assert wp("forget", "t:c4", "--yes", check=True).out.startswith("forgot 1 point")
@@ -282,7 +282,7 @@ def test_the_verbs_about_room(wp: Callable[..., Any]) -> None:
     assert "pinned" in listed
     assert "pool: " in listed
     assert labels(wp("du", "-s", "t", "--json", check=True).json["checkpoints"]) == ["c1", "c5", "c6"]
-    assert "came back" in wp("prune", check=True).out
+    assert "freed" in wp("prune", check=True).out
     assert wp("prune", "--auto", "--dry-run", "--json", check=True).json["forgotten"] == []
     status = wp("daemon", "status", "--json", check=True).json
     assert status["warnings"] == []
