@@ -886,8 +886,26 @@ def test_rows_tables_and_schema_with_a_writer_at_work(box: Box) -> None:
     assert change.tables == (
         TableChange(name="carts", change="created", rows_after=0),
         TableChange(name="old", change="removed", rows_before=0),
-        TableChange(name="orders", change="changed", rows_before=10, rows_after=22),
-        TableChange(name="users", change="changed", rows_before=1, rows_after=1, rewritten=True),
+        TableChange(
+            name="orders",
+            change="changed",
+            rows_before=10,
+            rows_after=22,
+            rewritten=False,
+            inserted=12,
+            deleted=0,
+            updated=0,
+        ),
+        TableChange(
+            name="users",
+            change="changed",
+            rows_before=1,
+            rows_after=1,
+            rewritten=True,
+            inserted=0,
+            deleted=0,
+            updated=1,
+        ),
     )
     assert change.schema == ("+index by_item", "+table carts", "-table old")
     assert summarize_findings(found) == ["sqlite store.data: +carts, -old, 2 more"]
@@ -897,6 +915,85 @@ def digest(root: Path) -> dict[str, str]:
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in root.rglob("*") if path.is_file()
     }
+
+
+def database(box: Box, script: str) -> None:
+    with closing(sqlite3.connect(box.root / "shop.db")) as writer:
+        writer.executescript(script)
+
+
+ORDERS = """
+    CREATE TABLE orders(id INTEGER PRIMARY KEY, item TEXT COLLATE NOCASE);
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
+        INSERT INTO orders SELECT i, 'pen' FROM n;
+"""
+
+
+def test_rows_that_were_deleted_and_inserted_are_told_apart(box: Box) -> None:
+    database(box, ORDERS.format(rows=100))
+    box.checkpoint()
+    database(
+        box,
+        "DELETE FROM orders WHERE id <= 50; INSERT INTO orders SELECT id + 1000, 'ink' FROM orders;"
+        "INSERT INTO orders VALUES (5000, 'x'), (5001, 'y');"
+        "UPDATE orders SET item = 'PEN' WHERE id IN (60, 61);",
+    )
+    table = only(box.look(), DatabaseChange).tables[0]
+    assert (table.inserted, table.deleted, table.updated) == (52, 50, 2)
+    assert summarize_findings(box.look()) == ["sqlite shop.db: orders +52 -50 rows, 2 updated"]
+
+
+def test_an_update_of_a_large_table_is_told(box: Box) -> None:
+    database(box, ORDERS.format(rows=300_000))
+    box.checkpoint()
+    database(box, "UPDATE orders SET item = 'ink' WHERE id = 250000")
+    found = box.look(budget_s=20)
+    assert found.gaps == ()
+    assert summarize_findings(found) == ["sqlite shop.db: orders 1 updated"]
+
+
+def test_rows_without_a_key_keep_their_identity_through_a_vacuum(box: Box) -> None:
+    database(box, "CREATE TABLE log(line); INSERT INTO log VALUES ('a'), ('b'), ('b'), ('c');")
+    database(box, "DELETE FROM log WHERE line = 'a'")
+    box.checkpoint()
+    database(box, "VACUUM")
+    assert box.look().findings == ()
+    database(box, "UPDATE log SET line = 'd' WHERE line = 'c'; INSERT INTO log VALUES ('e')")
+    table = only(box.look(), DatabaseChange).tables[0]
+    assert (table.inserted, table.deleted) != (0, 0)
+
+
+def test_a_table_with_another_name_is_the_same_table(box: Box) -> None:
+    database(box, "CREATE TABLE orders(id INTEGER PRIMARY KEY); INSERT INTO orders VALUES (1), (2);")
+    box.checkpoint()
+    database(box, "ALTER TABLE orders RENAME TO sales; INSERT INTO sales VALUES (3)")
+    change = only(box.look(), DatabaseChange)
+    assert [(table.renamed_from, table.name, table.inserted) for table in change.tables] == [
+        ("orders", "sales", 1)
+    ]
+    assert change.schema == ("→table orders → sales",)
+    assert summarize_findings(box.look()) == ["sqlite shop.db: orders → sales +1 row"]
+
+
+def test_a_damaged_database_is_called_damaged(box: Box) -> None:
+    database(box, ORDERS.format(rows=5000))
+    box.checkpoint()
+    path = box.root / "shop.db"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + os.urandom(4096) + whole[8192:])
+    change = only(box.look(), DatabaseChange)
+    assert (change.change, change.tables) == ("changed", ())
+    assert change.damage
+    assert summarize_findings(box.look())[0].startswith("sqlite shop.db damaged: ")
+    for rest in (b"", whole[:700]):
+        path.write_bytes(rest)
+        change = only(box.look(), DatabaseChange)
+        assert (change.change, change.damage) == (
+            "changed",
+            f"no SQLite database any more ({len(rest)} bytes)",
+        )
+    path.unlink()
+    assert only(box.look(), DatabaseChange).change == "removed"
 
 
 def test_the_log_alone_may_have_changed(box: Box) -> None:

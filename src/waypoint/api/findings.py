@@ -98,6 +98,13 @@ class TableChange(Record, frozen=True):
     rows_after: int | None = None
     rewritten: bool | None = None
     """As many rows as before, but not the same ones. None: not compared."""
+    inserted: int | None = None
+    """Rows with a key that was not there. None, as below: not compared."""
+    deleted: int | None = None
+    updated: int | None = None
+    renamed_from: str | None = None
+    altered: bool = False
+    """Whether its definition is another one."""
 
 
 class DatabaseChange(Record, frozen=True, tag_field="kind", tag="database"):
@@ -109,7 +116,9 @@ class DatabaseChange(Record, frozen=True, tag_field="kind", tag="database"):
     size_after: int | None = None
     tables: tuple[TableChange, ...] = ()
     schema: tuple[str, ...] = ()
-    """`+table orders`, `-index by_date`, `~view totals`."""
+    """`+table orders`, `-index by_date`, `~view totals`, `→table old → new`."""
+    damage: str | None = None
+    """Why it cannot be read now."""
 
 
 class AccountChange(Record, frozen=True, tag_field="kind", tag="account"):

@@ -181,6 +181,8 @@ def _database(change: DatabaseChange) -> Iterator[str]:
         yield f"sqlite +{name} ({len(change.tables):,} {noun})"
     elif change.change == "removed":
         yield f"sqlite -{name}"
+    elif change.damage:
+        yield f"sqlite {name} damaged: {change.damage}"
     else:
         shown = sorted(change.tables, key=_weight, reverse=True)
         words = [_table(table) for table in shown[:2]]
@@ -192,7 +194,8 @@ def _database(change: DatabaseChange) -> Iterator[str]:
 
 
 def _weight(table: TableChange) -> tuple[bool, int]:
-    return table.change != "changed", abs((table.rows_after or 0) - (table.rows_before or 0))
+    rows = (table.inserted or 0) + (table.deleted or 0) + (table.updated or 0)
+    return table.change != "changed", rows or abs((table.rows_after or 0) - (table.rows_before or 0))
 
 
 def _table(table: TableChange) -> str:
@@ -201,11 +204,21 @@ def _table(table: TableChange) -> str:
         return f"+{table.name}{rows}"
     if table.change == "removed":
         return f"-{table.name}"
-    if table.rows_before is not None and table.rows_after is not None:
-        difference = table.rows_after - table.rows_before
+    name = f"{table.renamed_from} → {table.name}" if table.renamed_from else table.name
+    if table.inserted is None:
+        difference = (table.rows_after or 0) - (table.rows_before or 0)
         if difference:
-            return f"{table.name} {difference:+,} {'row' if abs(difference) == 1 else 'rows'}"
-    return f"{table.name} rewritten" if table.rewritten else f"{table.name} altered"
+            return f"{name} {difference:+,} {'row' if abs(difference) == 1 else 'rows'}"
+        return f"{name} altered" if table.altered else f"{name} not compared"
+    signed = [f"{sign}{number:,}" for sign, number in (("+", table.inserted), ("-", table.deleted)) if number]
+    words = []
+    if signed:
+        words.append(f"{' '.join(signed)} {'row' if signed in (['+1'], ['-1']) else 'rows'}")
+    if table.updated:
+        words.append(f"{table.updated:,} updated")
+    if not words and table.altered:
+        words.append("altered")
+    return f"{name} {', '.join(words)}".rstrip()
 
 
 def _counted(word: str, changes: list[AccountChange] | list[CronChange]) -> Iterator[str]:

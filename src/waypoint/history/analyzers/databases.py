@@ -1,21 +1,25 @@
 """SQLite databases, known by their first bytes whatever their name: tables, rows, schema before and after.
 
-The files are copied to a private folder together with their write-ahead log or rollback journal, so SQLite
-recovers what was committed and forgets what was not, as it would after a crash. Originals are never opened. A
-database from a session is not trusted: only reads are authorised, its schema may call nothing but harmless
-functions, time and sizes are bounded, and a journal that names another file is refused: rolling it back would
-make SQLite delete the file it names.
+Rows are compared by their keys, inside SQLite, so that fifty deleted and fifty-two inserted rows are told
+as such.
+
+The files are copied to a private folder together with their write-ahead log or rollback journal, so
+SQLite recovers what was committed and forgets what was not, as it would after a crash. Originals are
+never opened. A database from a session is not trusted: only reads are authorised, its schema may call
+nothing but harmless functions, time and sizes are bounded, and a journal that names another file is
+refused: rolling it back would make SQLite delete the file it names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.api.findings import DatabaseChange, Fate, Gap, TableChange
@@ -38,7 +42,6 @@ _LARGEST = 64 * MIB
 _DATABASES = 20
 _PROBES = 2000
 _TABLES = 200
-_COMPARED_ROWS = 200_000
 
 _ASIDE = ("-wal", "-journal", "-shm")
 _LIKELY = frozenset({"db", "sqlite", "sqlite3", "db3", "s3db", "sqlitedb", "gpkg", "mbtiles"})
@@ -63,6 +66,7 @@ _SHADOWS = (
     "parent",
     "rowid",
 )
+_SETTINGS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY", "query_only=ON")
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
 
@@ -105,14 +109,29 @@ def _is_database(view: View, path: str) -> bool:
 
 
 def _examine(old: View, new: View, path: str) -> Iterator[Outcome]:
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="waypoint-sqlite-")))
-        before = stack.enter_context(_opened(old, path, folder / "before"))
-        after = stack.enter_context(_opened(new, path, folder / "after"))
-        change: Fate = "created" if before is None else "removed" if after is None else "changed"
-        tables = tuple(_tables(before, after))
-        schema = tuple(_schema_changes(before, after)) if change == "changed" else ()
-        if change != "changed" or tables or schema:
+    with tempfile.TemporaryDirectory(prefix="waypoint-sqlite-") as folder:
+        before = _copy(old, path, Path(folder) / "before")
+        after = _copy(new, path, Path(folder) / "after")
+        change: Fate = "changed"
+        if before is None:
+            change = "created"
+        elif after is None and not new.exists(path):
+            change = "removed"
+        damage = _damage(new, path, after)
+        if damage and before is None:  # it never was one
+            yield Gap(analyzer="", path=shown(path), reason=damage)
+            return
+        tables: tuple[TableChange, ...] = ()
+        schema: tuple[str, ...] = ()
+        if not damage:
+            with _opened(before, after, deadline_of(new)) as pair:
+                tables = tuple(_tables(pair))
+                schema = tuple(_schema_changes(pair)) if change == "changed" else ()
+            for table in tables:
+                if table.change == "changed" and table.inserted is None and table.rows_after is not None:
+                    reason = f"the rows of {table.name} were counted and not compared in time"
+                    yield Gap(analyzer="", path=shown(path), reason=reason)
+        if change != "changed" or tables or schema or damage:
             yield DatabaseChange(
                 path=shown(path),
                 change=change,
@@ -120,40 +139,198 @@ def _examine(old: View, new: View, path: str) -> Iterator[Outcome]:
                 size_after=after.size_bytes if after else None,
                 tables=tables,
                 schema=schema,
+                damage=damage,
             )
 
 
-class _Database:
-    """A private copy, open for reading."""
+@dataclass(frozen=True)
+class _Copy:
+    """A private copy of a database with its log."""
 
-    def __init__(self, connection: sqlite3.Connection, size_bytes: int) -> None:
-        self._connection = connection
-        self.size_bytes = size_bytes
-        listed = connection.execute("SELECT type, name, rootpage, sql FROM sqlite_master").fetchall()
-        self.objects: dict[tuple[str, str], str] = {}
-        self._countable: set[str] = set()
+    path: Path
+    size_bytes: int
+
+
+def _copy(view: View, path: str, folder: Path) -> _Copy | None:
+    """None where there is no database."""
+    if not _is_database(view, path):
+        return None
+    folder.mkdir()
+    size_bytes = 0
+    for suffix in ("", "-wal", "-journal"):
+        data = content(view, path + suffix, _LARGEST)
+        if suffix == "-journal" and data and data.endswith(_JOURNAL_MAGIC):
+            raise ValueError("in the middle of a transaction over several databases")
+        if data:
+            (folder / f"copy{suffix}").write_bytes(data)
+            size_bytes += len(data)
+    return _Copy(folder / "copy", size_bytes)
+
+
+def _damage(new: View, path: str, after: _Copy | None) -> str | None:
+    """What is wrong with the file now; None when it is a whole database or is not there."""
+    if after is None:
+        about = status(new, path)
+        return None if about is None else f"no SQLite database any more ({about.st_size:,} bytes)"
+    with contextlib.closing(_connect(after.path, deadline_of(new))) as connection:
+        try:
+            complaint = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.OperationalError:  # out of time: not known to be damaged
+            return None
+        except sqlite3.DatabaseError as error:
+            return str(error)
+    complaint = _word(complaint)
+    return None if complaint == "ok" else complaint.partition("\n")[2] or complaint
+
+
+def _connect(path: Path, deadline: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+    connection.text_factory = bytes
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16 * MIB)
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, 1000)
+    for setting in (
+        "trusted_schema=OFF",
+        "cell_size_check=ON",
+        "mmap_size=0",
+        "temp_store=MEMORY",
+        "query_only=ON",
+    ):
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+@contextlib.contextmanager
+def _opened(before: _Copy | None, after: _Copy | None, deadline: float) -> Iterator[_Pair]:
+    """Both copies in one connection, as `old` and `main`."""
+    main = after or before
+    assert main is not None
+    with contextlib.closing(_connect(main.path, deadline)) as connection:
+        if before and after:
+            connection.execute("ATTACH ? AS old", (str(before.path),))
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        columns = {
+            (side, table): _columns(connection, side, table)
+            for side in ("old", "main")
+            if side == "main" or (before and after)
+            for table in _Listing.read(connection, side).countable
+        }
+        connection.set_authorizer(lambda action, *_: _permit(action))
+        listing = _Listing.read(connection, "main")
+        if before and after:
+            yield _Pair(connection, _Listing.read(connection, "old"), listing, columns)
+        elif after:
+            yield _Pair(connection, None, listing, columns)
+        else:
+            yield _Pair(connection, listing, None, columns)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    names: tuple[str, ...]
+    key: tuple[str, ...]
+    """The primary key; empty where none is declared."""
+
+
+def _columns(connection: sqlite3.Connection, side: str, table: str) -> _Columns:
+    listed = connection.execute(f"PRAGMA {side}.table_info({_quoted(table)})").fetchall()
+    key = sorted((place, _word(name)) for _, name, _, _, _, place in listed if place)
+    return _Columns(tuple(_word(name) for _, name, *_ in listed), tuple(name for _, name in key))
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """What a database has, by its own word."""
+
+    objects: dict[tuple[str, str], str]
+    countable: frozenset[str]
+    """The tables that have rows of their own: no virtual ones."""
+
+    @property
+    def tables(self) -> list[str]:
+        return sorted(name for kind, name in self.objects if kind == "table")
+
+    @classmethod
+    def read(cls, connection: sqlite3.Connection, side: str) -> _Listing:
+        listed = connection.execute(f"SELECT type, name, rootpage, sql FROM {side}.sqlite_master").fetchall()
+        objects: dict[tuple[str, str], str] = {}
+        countable = set()
         virtual = [_word(name) for kind, name, page, _ in listed if kind == b"table" and not page]
         shadows = {f"{name}_{part}" for name in virtual for part in _SHADOWS}
         for kind, raw, page, sql in listed:
             name = _word(raw)
             if name.startswith("sqlite_") or name in shadows:
                 continue
-            self.objects[_word(kind), name] = " ".join(_word(sql).split())
+            objects[_word(kind), name] = " ".join(_word(sql).split())
             if kind == b"table" and page:
-                self._countable.add(name)
-        self.tables = sorted(name for kind, name in self.objects if kind == "table")
+                countable.add(name)
+        return cls(objects, frozenset(countable))
 
-    def rows(self, table: str) -> int | None:
+
+@dataclass(frozen=True)
+class _Rows:
+    """How the rows of one table changed. None: not compared."""
+
+    inserted: int | None = None
+    deleted: int | None = None
+    updated: int | None = None
+
+    @property
+    def any(self) -> bool:
+        return bool(self.inserted or self.deleted or self.updated)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A database at two points. `before` or `after` is None where it is not there."""
+
+    connection: sqlite3.Connection
+    before: _Listing | None
+    after: _Listing | None
+    columns: dict[tuple[str, str], _Columns]
+
+    def count(self, side: str, table: str) -> int | None:
         """None when it cannot be counted, or not in time."""
-        if table not in self._countable:
+        listing = self.before if side == "old" else self.after
+        if listing is None or table not in listing.countable:
             return None
+        side = side if self.before and self.after else "main"
+        return self._number(f"SELECT count(*) FROM {side}.{_quoted(table)}")
+
+    def _number(self, query: str) -> int | None:
         with contextlib.suppress(sqlite3.Error):
-            return int(self._connection.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
+            return int(self.connection.execute(query).fetchone()[0] or 0)
         return None
 
-    def each(self, table: str) -> Iterator[tuple[object, ...]]:
-        cursor = self._connection.execute(f"SELECT * FROM {_quoted(table)} LIMIT {_COMPARED_ROWS + 1}")
-        yield from cursor
+    def compare(self, was: str, now: str) -> _Rows:
+        """A table with itself, by its primary key; by the number of each row where it has none."""
+        old, new = self.columns[("old", was)], self.columns[("main", now)]
+        shared = [name for name in new.names if name in old.names]
+        key = new.key if new.key == old.key else ()
+        if not shared:
+            return _Rows()
+        a, b = f"main.{_quoted(now)}", f"old.{_quoted(was)}"
+        on = (
+            " AND ".join(f"o.{_quoted(name)} IS n.{_quoted(name)}" for name in key) or "o._rowid_ = n._rowid_"
+        )
+        missing = f"o.{_quoted(key[0])} IS NULL" if key else "o._rowid_ IS NULL"
+        same = " AND ".join(f"n.{_quoted(name)} IS o.{_quoted(name)} COLLATE BINARY" for name in shared)
+        inserted = self._number(f"SELECT count(*) FROM {a} n LEFT JOIN {b} o ON {on} WHERE {missing}")
+        deleted = self._number(f"SELECT count(*) FROM {b} n LEFT JOIN {a} o ON {on} WHERE {missing}")
+        updated = self._number(f"SELECT count(*) FROM {a} n JOIN {b} o ON {on} WHERE NOT ({same})")
+        rows = _Rows(inserted, deleted, updated)
+        if rows.any and not key and self._same_rows(a, b, shared) is True:
+            return _Rows(0, 0, 0)  # VACUUM gives rows without a key other numbers
+        return rows
+
+    def _same_rows(self, a: str, b: str, columns: Sequence[str]) -> bool | None:
+        listed = ", ".join(map(_quoted, columns))
+        counted = f"SELECT {listed}, count(*) AS times_ FROM %s GROUP BY {listed}"
+        ways = ((a, b), (b, a))
+        differences = [
+            self._number(f"SELECT count(*) FROM ({counted % one} EXCEPT {counted % other})")
+            for one, other in ways
+        ]
+        return None if None in differences else not any(differences)
 
 
 def _word(raw: object) -> str:
@@ -165,82 +342,77 @@ def _quoted(name: str) -> str:
     return f'"{doubled}"'
 
 
-@contextlib.contextmanager
-def _opened(view: View, path: str, folder: Path) -> Iterator[_Database | None]:
-    """None where there is no database."""
-    if not _is_database(view, path):
-        yield None
-        return
-    folder.mkdir()
-    size_bytes = 0
-    for suffix in ("", "-wal", "-journal"):
-        data = content(view, path + suffix, _LARGEST)
-        if suffix == "-journal" and data and data.endswith(_JOURNAL_MAGIC):
-            raise ValueError("in the middle of a transaction over several databases")
-        if data:
-            (folder / f"copy{suffix}").write_bytes(data)
-            size_bytes += len(data)
-    deadline = deadline_of(view)
-    with contextlib.closing(sqlite3.connect(folder / "copy", isolation_level=None, timeout=0)) as connection:
-        connection.text_factory = bytes
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16 * MIB)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        connection.set_progress_handler(lambda: time.monotonic() > deadline, 1000)
-        for setting in (
-            "trusted_schema=OFF",
-            "cell_size_check=ON",
-            "mmap_size=0",
-            "temp_store=MEMORY",
-            "query_only=ON",
-        ):
-            connection.execute(f"PRAGMA {setting}")
-        connection.set_authorizer(lambda action, *_: _permit(action))
-        yield _Database(connection, size_bytes)
-
-
 def _permit(action: int) -> int:
     return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
 
 
-def _tables(before: _Database | None, after: _Database | None) -> Iterator[TableChange]:
-    """Tables that came, went, or have other rows now."""
-    mine = set(before.tables) if before else set()
-    theirs = set(after.tables) if after else set()
-    for name in sorted(mine | theirs)[:_TABLES]:
-        rows_before = before.rows(name) if before and name in mine else None
-        rows_after = after.rows(name) if after and name in theirs else None
-        if before is None or name not in mine:
+def _tables(pair: _Pair) -> Iterator[TableChange]:
+    """Tables that came, went, have another name, or have other rows now."""
+    mine = pair.before.tables if pair.before else []
+    theirs = pair.after.tables if pair.after else []
+    renamed = _renamed(pair)
+    names = sorted({*mine, *theirs} - set(renamed.values()))
+    for name in names[:_TABLES]:
+        was = renamed.get(name, name)
+        rows_before, rows_after = pair.count("old", was), pair.count("main", name)
+        if was not in mine:
             yield TableChange(name=name, change="created", rows_after=rows_after)
-        elif after is None or name not in theirs:
+        elif name not in theirs:
             yield TableChange(name=name, change="removed", rows_before=rows_before)
         else:
-            altered = before.objects["table", name] != after.objects["table", name]
-            rewritten = None
-            if rows_before == rows_after and rows_before is not None and not altered:
-                rewritten = _differs(before, after, name, rows_before)
-            if altered or rows_before != rows_after or rewritten:
-                yield TableChange(
-                    name=name,
-                    change="changed",
-                    rows_before=rows_before,
-                    rows_after=rows_after,
-                    rewritten=rewritten,
-                )
+            yield from _changed(pair, was, name, rows_before, rows_after)
 
 
-def _differs(before: _Database, after: _Database, table: str, rows: int) -> bool | None:
-    """Row by row. None when there are too many, or the time is up."""
-    if rows > _COMPARED_ROWS:
-        return None
-    try:
-        return any(mine != theirs for mine, theirs in zip_longest(before.each(table), after.each(table)))
-    except sqlite3.Error:
-        return None
+def _changed(
+    pair: _Pair, was: str, name: str, rows_before: int | None, rows_after: int | None
+) -> Iterator[TableChange]:
+    assert pair.before
+    assert pair.after
+    altered = was == name and pair.before.objects["table", was] != pair.after.objects["table", name]
+    counted = rows_before is not None and rows_after is not None
+    rows = pair.compare(was, name) if counted else _Rows()
+    if was != name or altered or rows.any or rows_before != rows_after or (counted and rows.inserted is None):
+        yield TableChange(
+            name=name,
+            change="changed",
+            rows_before=rows_before,
+            rows_after=rows_after,
+            rewritten=None if rows.updated is None else rows_before == rows_after and rows.any,
+            inserted=rows.inserted,
+            deleted=rows.deleted,
+            updated=rows.updated,
+            renamed_from=was if was != name else None,
+            altered=altered,
+        )
 
 
-def _schema_changes(before: _Database | None, after: _Database | None) -> Iterator[str]:
-    mine = before.objects if before else {}
-    theirs = after.objects if after else {}
+def _renamed(pair: _Pair) -> dict[str, str]:
+    """By its new name, the old name of each table that differs from one that is gone in nothing else."""
+    if not (pair.before and pair.after):
+        return {}
+
+    def unnamed(listing: _Listing, table: str) -> str:
+        definition = listing.objects["table", table]
+        return re.sub(
+            rf"(?i)^(CREATE TABLE )(?:\"{re.escape(table)}\"|{re.escape(table)})", r"\1", definition
+        )
+
+    gone = {unnamed(pair.before, name): name for name in pair.before.tables if name not in pair.after.tables}
+    return {
+        name: former
+        for name in pair.after.tables
+        if name not in pair.before.tables and (former := gone.pop(unnamed(pair.after, name), None))
+    }
+
+
+def _schema_changes(pair: _Pair) -> Iterator[str]:
+    renamed = _renamed(pair)
+    mine = dict(pair.before.objects) if pair.before else {}
+    theirs = dict(pair.after.objects) if pair.after else {}
+    for name, former in renamed.items():
+        yield f"→table {former} → {name}"
+        mine.pop(("table", former), None)
+        theirs.pop(("table", name), None)
     for kind, name in sorted(mine.keys() | theirs.keys()):
         if (kind, name) not in mine:
             yield f"+{kind} {name}"
