@@ -29,11 +29,15 @@
 
 Each carries a stable `code` (what programs match on), a `hint` (what to do next) and the exit
 status of the command line. An OSError stays inside the mechanism that met it and is turned into
-one of these once, `from` its cause.
+one of these once, `from` its cause (`translated`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from waypoint.api import hints
@@ -245,3 +249,43 @@ def from_dict(fields: dict[str, Any]) -> WaypointError:
     kind = kinds.get(fields.get("code", ""), WaypointError)
     hint = hints.from_wire(fields["hint_parts"]) if "hint_parts" in fields else fields.get("hint", "")
     return kind(fields.get("message", ""), hint=hint, **fields.get("details", {}))
+
+
+# ---- from errors of the kernel -------------------------------------------------------------------
+
+_NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT})
+
+
+@contextlib.contextmanager
+def translated(doing: str, path: str | os.PathLike[str] = "", *, hint: str = "") -> Iterator[None]:
+    """Turns an OSError of the block into the error that it means, `from` its cause.
+
+    `doing` and `path` complete "cannot …"; `hint` is for errors whose number suggests no better one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _from_os_error(error, doing, os.fspath(path), hint) from error
+
+
+def _from_os_error(error: OSError, doing: str, path: str, hint: str) -> WaypointError:
+    what = f"{doing} {path}" if path else doing
+    place = str(error.filename or path)
+    details = {"path": place} if place else {}
+    reason = f"{error.strerror or error}" + (f" ({place})" if place and place != path else "")
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            frees = hints.Hint(hints.Do("prune"), " frees some, ", hints.Do("du"), " shows what takes it")
+            return NoSpace(f"no space left to {what}", hint=frees, **details)
+        case errno.ENOENT if place:
+            return NotFound(f"cannot {what}: {place} does not exist", hint=hint, **details)
+        case errno.EEXIST | errno.ENOTEMPTY:
+            return AlreadyExists(f"cannot {what}: it exists already", hint=hint, **details)
+        case errno.EPERM | errno.EACCES if os.geteuid():
+            return NotRoot(f"cannot {what}: {reason}", hint="run Waypoint as root", **details)
+        case errno.EROFS | errno.EIO if not hint:
+            hint = "if the pool has stopped writing, `dmesg` tells why; close it and open it again"
+        case number if number in _NOT_SUPPORTED:
+            return MissingFeature(f"cannot {what}: {reason}", hint=hint, **details)
+    hint = hint or hints.Hint(hints.Do("doctor"), " may know more")
+    return MachineError(f"cannot {what}: {reason}", hint=hint, **details)

@@ -24,8 +24,9 @@ from tests.integration.test_network import (
 )
 
 import waypoint
-from waypoint.kernel.network import dns, veth
+from waypoint.kernel.network import GATEWAY, dns
 from waypoint.kernel.network.flows import Flow
+from waypoint.kernel.network.resolver import resolver_config
 from waypoint.kernel.network.veth import Network
 
 machine = test_network.machine
@@ -89,7 +90,7 @@ class TestCounting:
         lease = net.attach("two", two)
         with listener(one, "127.0.0.1") as server:
             exchange(server, connect(one, "127.0.0.1", server.getsockname()[1]), 10, 10)
-        for address in (lease.box_address, veth.GATEWAY):
+        for address in (lease.box_address, GATEWAY):
             with pytest.raises(OSError, match="route to host"):
                 connect(one, address, 80)
         assert of(net, "one") == {}
@@ -109,7 +110,7 @@ class TestCounting:
         assert 2000 <= len(of(net, "busy")) < 6000
         assert set(net.flows().missed) == {net.interface("busy")}
         assert (WORLD_ADDRESS, port) in of(net, "other")
-        net.forget_flows("busy")
+        net.reset_counters("busy")
         assert of(net, "busy") == {}
         assert net.flows().missed == {}
         assert (WORLD_ADDRESS, port) in of(net, "other")
@@ -229,7 +230,7 @@ class TestSessions:
         machine: Machine,
         abroad: waypoint.Client,
     ) -> None:
-        [nameserver, *_] = veth.resolver_config().nameservers
+        [nameserver, *_] = resolver_config().nameservers
         within(machine.world, lambda: ip("address", "add", f"{nameserver}/32", "dev", "lo"))
         with (
             name_server(machine, nameserver, WORLD_ADDRESS),

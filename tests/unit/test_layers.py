@@ -57,8 +57,15 @@ EXCEPT: dict[str, tuple[str, ...]] = {
 }
 
 TOGETHER = {
-    "network.veth": {"network.netlink", "network.flows"},
+    "network.rtnetlink": {"network.netlink"},
     "network.flows": {"network.netlink"},
+    "network.firewall": {"network", "network.flows", "network.netlink"},
+    "network.sockets": {"network.netlink", "network.rtnetlink"},
+    "network.resolver": {"network", "network.sockets"},
+    "network.veth": {
+        *("network", "network.firewall", "network.flows", "network.netlink", "network.resolver"),
+        "network.rtnetlink",
+    },
     "pool": {"pool.loop", "copytree"},
     "cgroups": {"mounts"},
     "pool.deltas": {"files"},

@@ -8,21 +8,20 @@ happens during an import. How an archive is read and why it cannot do harm is in
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from waypoint.bases.images import Progress, Unpacker, bad, is_kept, unpack
-from waypoint.errors import AlreadyExists, InvalidName, MachineError, NoSpace, NotFound, UsageError
+from waypoint.errors import AlreadyExists, InvalidName, NotFound, UsageError, translated
 from waypoint.kernel import copytree
 from waypoint.kernel.pool import Pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
@@ -67,7 +66,7 @@ def list_bases(pool: Pool) -> list[Base]:
     """All bases, by name."""
     found = []
     for path in sorted((pool.root / "bases").glob(f"*/{RECORD}")):
-        with _trying(f"read the base {path.parent.name}"):
+        with translated(f"read the base {path.parent.name}"):
             said = json.loads(path.read_text())
         said.pop("version")
         found.append(Base(**{**said, "warnings": tuple(said["warnings"])}))
@@ -84,7 +83,7 @@ def remove_base(pool: Pool, name: str, *, used_by: Sequence[str] = ()) -> None:
             used_by=list(used_by),
         )
     going = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
-    with _trying(f"remove the base {name}"):
+    with translated(f"remove the base {name}"):
         os.rename(path, going)  # gone at once, whatever happens to the rest
     pool.delete(going)
 
@@ -108,7 +107,7 @@ def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = la
         )
     staged = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
     try:
-        with _trying(f"import {source.name} as the base {name}"):
+        with translated(f"import {source.name} as the base {name}"):
             staged.mkdir(mode=0o700)
             pool.create(staged / "files")
             if source.is_dir():
@@ -269,17 +268,3 @@ def _check_name(name: str) -> None:
             f"{name!r} cannot be the name of a base",
             hint="letters, digits, '_', '-' and '.', at most 64, not starting with '-' or '.'",
         )
-
-
-@contextlib.contextmanager
-def _trying(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise NoSpace(
-                f"no space left to {doing}", hint="free some with `waypoint prune`, or give the pool more"
-            ) from error
-        if error.errno in {errno.EEXIST, errno.ENOTEMPTY}:
-            raise AlreadyExists(f"cannot {doing}: it is there already") from error
-        raise MachineError(f"cannot {doing}: {error}") from error

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 from waypoint.api.difference import Contact
 from waypoint.errors import WaypointError
-from waypoint.kernel.network import dns, veth
+from waypoint.kernel.network import dns
 from waypoint.kernel.network.flows import Flow
+from waypoint.kernel.network.resolver import resolver_config
 from waypoint.store.contacts import TrafficCount
 from waypoint.terminal.terminal import Pump
 
@@ -136,7 +137,7 @@ class Outbound:
     def nameservers(self) -> frozenset[str]:
         """Whom boxes are told to ask."""
         if not self._nameservers:
-            self._nameservers = frozenset(self._network.nameservers or veth.resolver_config().nameservers)
+            self._nameservers = frozenset(self._network.nameservers or resolver_config().nameservers)
         return self._nameservers
 
     # ---- counting ----------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class Outbound:
             box.listener.close()
         self._sessions.store.contacts.close(live.box.id)
         with contextlib.suppress(WaypointError, OSError):
-            self._network.forget_flows(live.box.id)
+            self._network.reset_counters(live.box.id)
 
     @contextlib.contextmanager
     def _made_anew(self) -> Iterator[None]:

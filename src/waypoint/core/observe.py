@@ -15,7 +15,7 @@ from waypoint.box.box import Box
 from waypoint.box.plan import ENGINE_IN_BOX, STATE_IN_BOX
 from waypoint.history.facts import Facts, ShellFact, parse_shell
 from waypoint.kernel import processes
-from waypoint.kernel.network import veth
+from waypoint.kernel.network import sockets
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, openat2
 from waypoint.terminal.terminal import Terminal
 
@@ -37,7 +37,7 @@ def _socket_owners(tree: Sequence[processes.Process]) -> dict[int, processes.Pro
 def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
     space = box.open_namespace("net")
     try:
-        listeners = veth.listening(space)
+        listeners = sockets.listening(space)
     finally:
         os.close(space)
     if not listeners:

@@ -67,7 +67,9 @@ from waypoint.history.redaction import Redactor
 from waypoint.home import Home
 from waypoint.kernel import atomic, cgroups, processes
 from waypoint.kernel.memory import Ram
-from waypoint.kernel.network import veth
+from waypoint.kernel.network.resolver import resolver_config
+from waypoint.kernel.network.sockets import abort_outside_connections
+from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool import Pool
 from waypoint.kernel.pool.extents import made_at
 from waypoint.model import (
@@ -202,7 +204,7 @@ class Sessions:
     def __init__(self, home: Home, engine: Path, pool: Pool, store: Store, kdat: Path | None) -> None:
         self.home, self.engine, self.pool, self.store = home, engine, pool, store
         self._kdat = kdat
-        self.network = veth.Network(home.tag)
+        self.network = Network(home.tag)
         self._network_ready = False
         self._preparing = threading.Lock()
         self.trajectory = Trajectory(store)
@@ -1249,7 +1251,7 @@ class Sessions:
         if twin.options.net == "nat" and twin.held.state.network_locked:
             space = live.box.open_namespace("net")
             try:
-                veth.abort_outside_connections(space)
+                abort_outside_connections(space)
             finally:
                 os.close(space)
         if size:
@@ -1513,7 +1515,7 @@ def _first_files(name: str, options: BoxOptions, base: Path) -> dict[str, str]:
     """What a box needs to know of its network and its name, where the base does not say it."""
     files = {}
     if options.net == "nat":
-        files["/etc/resolv.conf"] = veth.resolver_config().text
+        files["/etc/resolv.conf"] = resolver_config().text
     elif options.net == "host" and base != Path("/"):
         with contextlib.suppress(OSError):
             files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text()

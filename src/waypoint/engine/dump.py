@@ -31,7 +31,7 @@ from waypoint.engine.images import DumpStats, Lock, TreeState
 from waypoint.engine.memory import Memory
 from waypoint.errors import CannotCheckpoint
 from waypoint.kernel import overlay, processes, tty
-from waypoint.kernel.network import veth
+from waypoint.kernel.network import sockets
 from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 
 log = logging.getLogger("waypoint")
@@ -265,7 +265,7 @@ def _has_connections(box: Box) -> bool:
     """Whether the box has TCP connections (loopback too) that must not lose packets."""
     namespace = box.open_namespace("net")
     try:
-        return veth.connected(namespace)
+        return sockets.connected(namespace)
     finally:
         os.close(namespace)
 

@@ -28,7 +28,7 @@ from waypoint.engine.dump import put_typed
 from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state
 from waypoint.errors import CannotRestore
 from waypoint.kernel import processes, timers
-from waypoint.kernel.network import veth
+from waypoint.kernel.network import firewall
 
 _FAR_PID = 3_000_000
 """CRIU's own helpers get pids above this: no process of a tree has one that large."""
@@ -130,10 +130,10 @@ def _follow_to_hold(conversation: criu.Conversation, box: Box, *, lock_network: 
             match stage:
                 # CRIU expects the locks of its dump to be still there, but this box's network is new.
                 case Stage.PREPARED if lock_network:
-                    veth.lock(namespace)
+                    firewall.lock(namespace)
                 case Stage.HELD:
                     if lock_network:
-                        veth.unlock(namespace)
+                        firewall.unlock(namespace)
                     return
     finally:
         os.close(namespace)

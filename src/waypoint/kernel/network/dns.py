@@ -1,12 +1,12 @@
 """Which names a box was given addresses for: its name servers' answers, read as they pass by.
 
 People know `api.stripe.com`, the firewall counts 18.66.2.14. A packet socket on the host's end of a box's
-cable sees the answers on their way in; a filter in the kernel drops everything else, so a cable on which
-nobody asks for names costs nothing. Only what goes *to* the box counts: it cannot answer itself. It can still
-ask a server that tells it lies, so `Answer` says who answered, and whoever reads this believes the name
-servers that boxes are given and nobody else.
+cable sees the answers on their way in. A filter in the kernel drops everything else, so a cable without
+questions costs nothing. Only packets that go *to* the box count, because a box must not answer itself. It can
+still ask a server that lies, so `Answer` names the server, and a caller should believe only the name servers
+that boxes are given.
 
-What is parsed here comes from outside: every length is checked, and what makes no sense is no answer.
+What is parsed here comes from outside: every length is checked, and a malformed packet is no answer.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BPF_LDX_MSH = 0xB1
 BPF_JEQ, BPF_JSET, BPF_AND, BPF_RET = 0x15, 0x45, 0x54, 0x06
 
 _DNS_PORT = 53
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _BUFFER_BYTES = 1 << 18
-_MOST_RECORDS = 64
-_MOST_JUMPS = 64
+_MAX_RECORDS = 64
+_MAX_JUMPS = 64
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
@@ -61,7 +61,7 @@ def _filter() -> bytes:
         (BPF_LDX_MSH, 0, 0, 0),
         (BPF_LD_H_IND, 0, 0, 0),
         (BPF_JEQ, 0, None, _DNS_PORT),
-        (BPF_RET, 0, 0, _MOST_BYTES),
+        (BPF_RET, 0, 0, _MAX_BYTES),
         (BPF_RET, 0, 0, 0),
     ]
     drop = len(steps) - 1
@@ -81,25 +81,25 @@ def listen(interface: str) -> socket.socket:
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     # With protocol 0 it receives nothing until it is bound, and by then the filter is there.
-    found = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
+    listener = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
     try:
-        found.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        found.setblocking(False)
-        found.bind((interface, ETH_P_ALL))
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        listener.setblocking(False)
+        listener.bind((interface, ETH_P_ALL))
     except BaseException:
-        found.close()
+        listener.close()
         raise
-    return found
+    return listener
 
 
 def receive(listener: socket.socket) -> Answer | None:
-    """The next answer; None when it makes no sense. BlockingIOError when there is none."""
+    """The next answer; None for a malformed one. BlockingIOError when there is none."""
     try:
-        packet = listener.recv(_MOST_BYTES)
-    except OSError as failure:
-        if failure.errno == errno.ENETDOWN:  # said once when the interface goes
-            raise BlockingIOError(failure.errno, os.strerror(errno.ENETDOWN)) from failure
+        packet = listener.recv(_MAX_BYTES)
+    except OSError as error:
+        if error.errno == errno.ENETDOWN:  # reported once when the interface is deleted
+            raise BlockingIOError(error.errno, os.strerror(errno.ENETDOWN)) from error
         raise
     with contextlib.suppress(struct.error, IndexError, ValueError):
         return parse(packet)
@@ -111,28 +111,28 @@ def parse(packet: bytes) -> Answer | None:
     start = (packet[0] & 0x0F) * 4 + 8
     message = packet[start:]
     _, flags, questions, answers, _, _ = struct.unpack_from("!6H", message)
-    is_answer, failed = flags & 0x8000, flags & 0x000F
-    if not is_answer or failed or questions != 1:
+    is_answer, error_code = flags & 0x8000, flags & 0x000F
+    if not is_answer or error_code or questions != 1:
         return None
     name, at = _read_name(message, 12)
     at += 4
-    found = []
-    for _ in range(min(answers, _MOST_RECORDS)):
+    addresses = []
+    for _ in range(min(answers, _MAX_RECORDS)):
         at = _skip_name(message, at)
         kind, space, _, length = struct.unpack_from("!HHIH", message, at)
         at += 10
         if (kind, space, length) == (1, 1, 4):
-            found.append(".".join(map(str, struct.unpack_from("4B", message, at))))
+            addresses.append(".".join(map(str, struct.unpack_from("4B", message, at))))
         at += length
-    if not found or not _NAME.fullmatch(name) or len(name) > 253:
+    if not addresses or not _NAME.fullmatch(name) or len(name) > 253:
         return None
-    return Answer(socket.inet_ntoa(packet[12:16]), name.lower(), tuple(dict.fromkeys(found)))
+    return Answer(socket.inet_ntoa(packet[12:16]), name.lower(), tuple(dict.fromkeys(addresses)))
 
 
 def _read_name(message: bytes, at: int) -> tuple[str, int]:
     """The name of the question: it is the first in a message, so it refers to no other."""
     parts: list[str] = []
-    for _ in range(_MOST_JUMPS * 2):
+    for _ in range(_MAX_JUMPS * 2):
         length = message[at]
         at += 1
         if not length:
@@ -145,7 +145,7 @@ def _read_name(message: bytes, at: int) -> tuple[str, int]:
 
 
 def _skip_name(message: bytes, at: int) -> int:
-    for _ in range(_MOST_JUMPS * 2):
+    for _ in range(_MAX_JUMPS * 2):
         length = message[at]
         if length & 0xC0 == 0xC0:
             return at + 2

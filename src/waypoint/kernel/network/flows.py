@@ -1,7 +1,7 @@
-"""What leaves boxes, counted by the firewall in sets that the kernel fills by itself, place by place.
+"""What leaves boxes, counted by the kernel for each destination in sets of the firewall.
 
-Nobody has to watch, an idle box costs nothing, and nothing is lost while no daemon runs. The sets are part of
-the one table of a home (network.py), and are read here.
+No process has to watch, an idle box costs nothing, and nothing is lost while no daemon runs. The sets are
+part of the table of a home (firewall.py); their rules are written and their elements are read here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NFTA_EXPR_DATA = 2
 NFTA_COUNTER_BYTES = 1
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 47: "gre", 50: "esp", 132: "sctp", 136: "udplite"}
-_MOST_FLOWS = 65536
+_MAX_FLOWS = 65536
 _KEPT_MS = 30 * 86400 * 1000
 _NEW_FLOWS_PER_SECOND, _NEW_FLOWS_AT_ONCE = 100, 2000
 _SETS = ("said", "heard", "said-other", "heard-other", "missed")
@@ -50,7 +50,7 @@ _SETS = ("said", "heard", "said-other", "heard-other", "missed")
 
 @dataclass(frozen=True)
 class Flow:
-    """What went from a box to one place outside it, and came back: whole packets, with their headers."""
+    """What went from a box to one destination and came back: whole packets, with their headers."""
 
     interface: str
     address: str
@@ -69,17 +69,17 @@ class Flows:
 
     flows: tuple[Flow, ...] = ()
     missed: dict[str, int] = field(default_factory=dict)
-    """How many bytes went to more places than are told apart, by interface."""
+    """How many bytes went to more destinations than are counted one by one, by interface."""
 
 
 def rules(pattern: str) -> str:
     """The sets that the kernel fills with what leaves boxes, and the chain that makes it do so.
 
-    `add` leaves the age of an entry alone and `update` renews it: the one set knows when something was first
-    said, the other when something was last heard. A box that goes through destinations by the thousand is
-    slowed down (in being counted, not in sending) so that there is room for the others; what is not
-    told apart is counted in `missed`. (To look something up that is there would count it once more: hence
-    every look is whether it is *not* there.)
+    `add` leaves the age of an element alone and `update` renews it: one set knows when something was first
+    sent, the other when something was last received. The rate at which a box adds destinations is limited
+    (the counting, not the sending), so that there is room for the other boxes; what is not counted by
+    destination is counted in `missed`. A look-up of an existing element would count it once more: hence
+    every test is whether it is *not* there.
     """
     where = "type ifname . ipv4_addr . inet_proto . inet_service"
     kept = "flags dynamic,timeout; timeout 30d; gc-interval 1h; counter;"
@@ -88,12 +88,12 @@ def rules(pattern: str) -> str:
     out, back = "iifname . ip daddr . meta l4proto . th dport", "oifname . ip saddr . meta l4proto . th sport"
     pace = f"limit rate over {_NEW_FLOWS_PER_SECOND}/second burst {_NEW_FLOWS_AT_ONCE} packets"
     return f"""
-    set said {{ {where}; size {_MOST_FLOWS}; {kept} }}
-    set heard {{ {where}; size {_MOST_FLOWS}; {kept} }}
-    set said-other {{ type ifname . ipv4_addr . inet_proto; size {_MOST_FLOWS}; {kept} }}
-    set heard-other {{ type ifname . ipv4_addr . inet_proto; size {_MOST_FLOWS}; {kept} }}
-    set missed {{ type ifname; size {_MOST_FLOWS}; {kept} }}
-    set pace {{ type ifname; size {_MOST_FLOWS}; flags dynamic,timeout; timeout 1h; }}
+    set said {{ {where}; size {_MAX_FLOWS}; {kept} }}
+    set heard {{ {where}; size {_MAX_FLOWS}; {kept} }}
+    set said-other {{ type ifname . ipv4_addr . inet_proto; size {_MAX_FLOWS}; {kept} }}
+    set heard-other {{ type ifname . ipv4_addr . inet_proto; size {_MAX_FLOWS}; {kept} }}
+    set missed {{ type ifname; size {_MAX_FLOWS}; {kept} }}
+    set pace {{ type ifname; size {_MAX_FLOWS}; flags dynamic,timeout; timeout 1h; }}
     chain count {{
         type filter hook forward priority filter + 100;
         {leaves} {ports} {out} != @said update @pace {{ iifname {pace} }} add @missed {{ iifname }} accept
@@ -107,16 +107,16 @@ def rules(pattern: str) -> str:
 
 
 def read(table: str) -> Flows:
-    """What was counted so far. It is only ever added to, until the table is made anew or `forget`."""
-    counted = []
+    """What was counted so far. It only grows, until the table is loaded again or `reset_counters`."""
+    flows = []
     with Netlink(NETLINK_NETFILTER) as netfilter:
         for said, heard in (("said", "heard"), ("said-other", "heard-other")):
-            back = {one.key: one for one in _elements(netfilter, table, heard)}
+            answers = {element.key: element for element in _elements(netfilter, table, heard)}
             for out in _elements(netfilter, table, said):
-                answer = back.get(out.key)
+                answer = answers.get(out.key)
                 interface, address, protocol, port = _flow_key(out.key)
                 last = min(answer.age_seconds, out.age_seconds) if answer else out.age_seconds
-                counted.append(
+                flows.append(
                     Flow(
                         interface=interface,
                         address=address,
@@ -128,23 +128,23 @@ def read(table: str) -> Flows:
                         last_seconds_ago=last,
                     )
                 )
-        missed = {_interface(one.key): one.bytes for one in _elements(netfilter, table, "missed")}
-    return Flows(tuple(counted), missed)
+        missed = {_interface(e.key): e.bytes for e in _elements(netfilter, table, "missed")}
+    return Flows(tuple(flows), missed)
 
 
-def forget(table: str, interface: str) -> None:
-    """What was counted of a box that has ended."""
+def reset_counters(table: str, interface: str) -> None:
+    """Deletes what was counted of a box that has ended."""
     name = interface.encode().ljust(16, b"\0")
     with Netlink(NETLINK_NETFILTER) as netfilter:
         for which in _SETS:
-            keys = [one.key for one in _elements(netfilter, table, which) if one.key.startswith(name)]
+            keys = [e.key for e in _elements(netfilter, table, which) if e.key.startswith(name)]
             for at in range(0, len(keys), 256):
                 _delete(netfilter, table, which, keys[at : at + 256])
 
 
 @dataclass(frozen=True)
 class _Element:
-    """An entry of a set that counts."""
+    """An element of a set, with its counter."""
 
     key: bytes
     bytes: int
@@ -164,27 +164,24 @@ def _set(table: str, name: str, *attributes: bytes) -> bytes:
 def _elements(netfilter: Netlink, table: str, name: str) -> Iterator[_Element]:
     try:
         for body in netfilter.dump(f"list {name}", NFT_MSG_GETSETELEM, _set(table, name)):
-            for found in entries(attributes(body[4:]).get(NFTA_SET_ELEM_LIST_ELEMENTS, b""), NFTA_LIST_ELEM):
-                element = attributes(found)
-                counter = attributes(
-                    attributes(element.get(NFTA_SET_ELEM_EXPR, b"")).get(NFTA_EXPR_DATA, b"")
-                )
-                lasts, left = (
-                    int.from_bytes(element.get(kind, b""), "big")
-                    for kind in (NFTA_SET_ELEM_TIMEOUT, NFTA_SET_ELEM_EXPIRATION)
-                )
+            for entry in entries(attributes(body[4:]).get(NFTA_SET_ELEM_LIST_ELEMENTS, b""), NFTA_LIST_ELEM):
+                element = attributes(entry)
+                expression = attributes(element.get(NFTA_SET_ELEM_EXPR, b""))
+                counter = attributes(expression.get(NFTA_EXPR_DATA, b""))
+                timeout_ms = int.from_bytes(element.get(NFTA_SET_ELEM_TIMEOUT, b""), "big")
+                left_ms = int.from_bytes(element.get(NFTA_SET_ELEM_EXPIRATION, b""), "big")
                 yield _Element(
                     key=attributes(element.get(NFTA_SET_ELEM_KEY, b"")).get(NFTA_DATA_VALUE, b""),
                     bytes=int.from_bytes(counter.get(NFTA_COUNTER_BYTES, b""), "big"),
-                    age_seconds=max(0, (lasts or _KEPT_MS) - left) / 1000,
+                    age_seconds=max(0, (timeout_ms or _KEPT_MS) - left_ms) / 1000,
                 )
-    except OSError as failure:
-        if failure.errno != errno.ENOENT:  # no table, or one without sets
+    except OSError as error:
+        if error.errno != errno.ENOENT:  # no table, or one without sets
             raise
 
 
 def _delete(netfilter: Netlink, table: str, name: str, keys: Sequence[bytes]) -> None:
-    """In one transaction, which is what the kernel wants of whoever changes something here."""
+    """In one transaction, as the kernel demands of every change of a table."""
     elements = (
         nested(
             NFTA_LIST_ELEM | NLA_F_NESTED,

@@ -1,6 +1,6 @@
-"""netlink(7): how one talks to the kernel about its networks and its firewall.
+"""netlink(7): the messages by which the kernel is asked about its networks and its firewall.
 
-A library would cost more in import time and memory than it saves in lines: this is all of it that is needed.
+A library would cost more import time and memory than it saves lines: this is all that is needed of it.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ def u32(kind: int, value: int) -> bytes:
 
 
 def attributes(payload: bytes) -> dict[int, bytes]:
-    found, position = {}, 0
+    fields, position = {}, 0
     while position + 4 <= len(payload):
         size, kind = struct.unpack_from("=HH", payload, position)
         if size < 4:
             break
-        found[kind & 0x3FFF] = payload[position + 4 : position + size]
+        fields[kind & 0x3FFF] = payload[position + 4 : position + size]
         position += size + -size % 4
-    return found
+    return fields
 
 
 def entries(payload: bytes, kind: int) -> Iterator[bytes]:
     """The entries of a nested attribute that are all of one kind."""
     position = 0
     while position + 4 <= len(payload):
-        size, found = struct.unpack_from("=HH", payload, position)
+        size, its_kind = struct.unpack_from("=HH", payload, position)
         if size < 4:
             return
-        if found & 0x3FFF == kind:
+        if its_kind & 0x3FFF == kind:
             yield payload[position + 4 : position + size]
         position += size + -size % 4
 
@@ -86,7 +86,7 @@ class Request:
 
 
 def in_netns(netns_fd: int, act: Callable[[], T]) -> T:
-    """The result of `act` called inside another network namespace, by a thread that ends with it."""
+    """Calls `act` inside another network namespace, in a thread that ends with it, and returns its result."""
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -94,8 +94,8 @@ def in_netns(netns_fd: int, act: Callable[[], T]) -> T:
         try:
             setns(netns_fd, CLONE_NEWNET)
             results.append(act())
-        except BaseException as failure:  # noqa: BLE001 (raised again by the one who waits)
-            failures.append(failure)
+        except BaseException as error:  # noqa: BLE001 (raised again by the waiting thread)
+            failures.append(error)
 
     thread = threading.Thread(target=run, name="waypoint-netns")
     thread.start()
@@ -108,7 +108,7 @@ def in_netns(netns_fd: int, act: Callable[[], T]) -> T:
 class Netlink:
     """A conversation with the kernel about one network namespace: this one, or that of `netns_fd`.
 
-    A socket belongs to the namespace it was opened in, whoever uses it later.
+    A socket belongs to the namespace it was opened in, whichever thread uses it later.
     """
 
     def __init__(self, protocol: int, netns_fd: int | None = None) -> None:
@@ -132,9 +132,9 @@ class Netlink:
             position += size + -size % 4
 
     def run(self, *requests: Request) -> None:
-        """Carries all of them out, in order, with one system call; fails for the first that failed.
+        """Sends all requests, in order, with one system call. Raises the error of the first that failed.
 
-        The kernel does not stop at a failure: the later ones are tried in any case.
+        The kernel does not stop at an error: it tries the later requests in any case.
         """
         batch = b"".join(
             struct.pack("=IHHII", 16 + len(r.payload), r.kind, NLM_F_REQUEST | NLM_F_ACK | r.flags, number, 0)
@@ -152,12 +152,12 @@ class Netlink:
                 raise OSError(results[number], f"{request.what}: {os.strerror(results[number])}")
 
     def transact(self, request: Request) -> None:
-        """Carries out one request to the firewall."""
-        mark = struct.pack("=BBH", socket.AF_UNSPEC, 0, socket.htons(NFNL_SUBSYS_NFTABLES))
+        """Sends one request to nftables, as a batch of its own. ENOENT is no error."""
+        header = struct.pack("=BBH", socket.AF_UNSPEC, 0, socket.htons(NFNL_SUBSYS_NFTABLES))
         messages = (
-            (NFNL_MSG_BATCH_BEGIN, 0, mark),
+            (NFNL_MSG_BATCH_BEGIN, 0, header),
             (request.kind, NLM_F_ACK | request.flags, request.payload),
-            (NFNL_MSG_BATCH_END, 0, mark),
+            (NFNL_MSG_BATCH_END, 0, header),
         )
         self._socket.send(
             b"".join(

@@ -1,0 +1,142 @@
+"""sock_diag(7): the sockets of a network namespace. What listens, what is connected, and how to end it.
+
+CRIU asks in the same way, so a kernel that can save a box can answer here.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from waypoint.errors import translated
+from waypoint.kernel.network import rtnetlink
+from waypoint.kernel.network.netlink import NETLINK_ROUTE, NETLINK_SOCK_DIAG, Netlink, Request
+
+SOCK_DIAG_BY_FAMILY = 20
+SOCK_DESTROY = 21
+TCP_CLOSE = 7
+TCP_LISTEN = 10
+CONNECTED = (1, 2, 3, 4, 5, 8, 9, 11)
+"""The states from TCP_ESTABLISHED to TCP_CLOSING, without those of sockets that have no other end and
+without TCP_TIME_WAIT, in which there is no socket any more."""
+_TCP, _UDP = ("tcp", "tcp6"), ("udp", "udp6")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A socket that waits for others: `tcp`, `tcp6`, `udp` or `udp6`."""
+
+    protocol: str
+    address: str
+    port: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class _Socket:
+    protocol: str
+    family: int
+    state: int
+    source: Address
+    port: int
+    peer: Address
+    device: int
+    inode: int
+    identity: bytes
+    """struct inet_diag_sockid, by which the kernel knows it."""
+
+
+def _list(diag: Netlink, protocols: Sequence[str], states: Iterable[int]) -> Iterator[_Socket]:
+    mask = sum(1 << state for state in states)
+    for protocol in protocols:
+        family = socket.AF_INET6 if protocol.endswith("6") else socket.AF_INET
+        number = socket.IPPROTO_TCP if protocol.startswith("tcp") else socket.IPPROTO_UDP
+        request = struct.pack("=BBBxI", family, number, 0, mask) + bytes(48)
+        try:
+            for body in diag.dump(f"list {protocol} sockets", SOCK_DIAG_BY_FAMILY, request):
+                yield _Socket(
+                    protocol=protocol,
+                    family=family,
+                    state=body[1],
+                    source=_unpack_address(family, body[8:24]),
+                    port=struct.unpack_from("!H", body, 4)[0],
+                    peer=_unpack_address(family, body[24:40]),
+                    device=struct.unpack_from("=I", body, 40)[0],
+                    inode=struct.unpack_from("=I", body, 68)[0],
+                    identity=body[4:52],
+                )
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EAFNOSUPPORT):
+                raise
+
+
+def _unpack_address(family: int, packed: bytes) -> Address:
+    if family == socket.AF_INET:
+        return ipaddress.IPv4Address(packed[:4])
+    address = ipaddress.IPv6Address(packed)
+    return address.ipv4_mapped or address
+
+
+def listening(netns_fd: int) -> list[Listener]:
+    """The ports that wait for a peer, ordered by protocol and number."""
+    with translated("list the sockets of a box"), Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
+        open_sockets = [*_list(diag, _TCP, (TCP_LISTEN,)), *_list(diag, _UDP, (TCP_CLOSE,))]
+    listeners = {Listener(s.protocol, str(s.source), s.port, s.inode) for s in open_sockets if s.port}
+    return sorted(listeners, key=lambda entry: (entry.protocol, entry.port, entry.address, entry.inode))
+
+
+def connected(netns_fd: int) -> bool:
+    """Whether any TCP connection has data that could be on its way."""
+    with translated("list the sockets of a box"), Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
+        return any(True for _ in _list(diag, _TCP, CONNECTED))
+
+
+def abort_outside_connections(netns_fd: int) -> int:
+    """Ends the TCP connections that leave the box. Returns how many there were.
+
+    After a restore their other ends are gone or belong to another box. A program that waits on one gets
+    ECONNABORTED now instead of a timeout after a quarter of an hour. Connections between the box's own
+    addresses stay.
+    """
+    with (
+        translated("end the outside connections of a box"),
+        Netlink(NETLINK_ROUTE, netns_fd) as box,
+        Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag,
+    ):
+        inside = {ipaddress.ip_address(address) for _, address in rtnetlink.addresses(box)}
+        outside = [
+            connection
+            for connection in _list(diag, _TCP, CONNECTED)
+            if connection.peer not in inside and not connection.peer.is_loopback
+        ]
+        aborted = 0
+        for connection in outside:
+            request = struct.pack("=BBBxI", connection.family, socket.IPPROTO_TCP, 0, 1 << connection.state)
+            try:
+                diag.run(Request("end a connection", SOCK_DESTROY, request + connection.identity))
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:  # CONFIG_INET_DIAG_DESTROY is off
+                    return aborted
+                if error.errno != errno.ENOENT:
+                    raise
+            else:
+                aborted += 1
+        return aborted
+
+
+def answers_dns_from_boxes(address: str) -> bool:
+    """Whether a program of the host takes questions on a loopback address, and not, as systemd's stub does,
+    only those that come in through `lo`."""
+    with Netlink(NETLINK_SOCK_DIAG) as diag:
+        return any(
+            entry.port == 53
+            and not entry.device
+            and (entry.source.is_unspecified or str(entry.source) == address)
+            for entry in _list(diag, _UDP, (TCP_CLOSE,))
+        )
