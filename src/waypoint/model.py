@@ -6,7 +6,7 @@ that is here is a field that other programs may rely on.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -21,8 +21,6 @@ EventKind = Literal[
     "effect", "approval", "note",
 ]  # fmt: skip
 """What an event of a trajectory is. docs/agents.md says what the body of each holds."""
-
-NETS: tuple[str, ...] = ("nat", "none", "host")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,11 +50,14 @@ class BoxOptions(Record, frozen=True):
     """How many points of it have a twin that was restored ahead of time; None: as the daemon thinks best."""
 
 
+TerminalLength = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
 class Size(Record, frozen=True):
     """A terminal's size."""
 
-    rows: int = 24
-    columns: int = 80
+    rows: TerminalLength = 24
+    columns: TerminalLength = 80
 
 
 class Session(Record, frozen=True):
@@ -370,6 +371,23 @@ class VolumeUse(Record, frozen=True):
     session: str
     unique_bytes: int
     exact: bool = True
+
+
+class Base(Record, frozen=True):
+    """A root file system in the pool."""
+
+    name: str
+    format: str
+    """What it was imported from: "tar", "oci", "docker-save" or "folder"."""
+    source: str
+    """The name of that file or folder."""
+    digest: str
+    """Of the file as it was given; of a folder's names, modes, owners and contents."""
+    size_bytes: int
+    file_count: int
+    created_at: str
+    skipped_devices: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 class BaseUse(Record, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from waypoint import errors
-from waypoint.api import hints
+from waypoint.api import hints, requests
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.cli import spec, verbs
 
@@ -95,6 +95,15 @@ def literal_hints() -> Iterator[tuple[str, Do]]:
                 except ValueError:
                     args[str(word.arg)] = "x"
             yield f"{path}:{node.lineno}", (Arg if name_called(node) == "Arg" else Do)(verb, *blanks, **args)
+
+
+@pytest.mark.parametrize(("place", "do"), [*literal_hints()], ids=str)
+def test_every_hint_names_a_request_and_arguments_that_exist(place: str, do: Do) -> None:
+    if do.verb in hints.MACHINE:
+        return
+    schema = msgspec.json.schema(requests.kind_of(do.verb))
+    fields = {field for kind in schema["$defs"].values() for field in kind.get("properties", ())}
+    assert {*do.blanks, *do.args} <= fields, place
 
 
 @pytest.mark.parametrize(("place", "do"), [*literal_hints()], ids=str)

@@ -13,8 +13,6 @@ user of the SDK reads `error.hint`; the structure (`parts`) travels over the soc
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -143,6 +141,8 @@ def in_python(do: Do) -> str:
 
 
 def _python(value: Any) -> str:
+    import json  # here: errors are imported by every command
+
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
@@ -213,9 +213,7 @@ def in_command(do: Do) -> str:
     for name in positionals:
         if name in values:
             value = values[name]
-            words += [
-                shlex.quote(str(one)) for one in (value if isinstance(value, list | tuple) else (value,))
-            ]
+            words += [_quoted(str(one)) for one in (value if isinstance(value, list | tuple) else (value,))]
         elif name in do.blanks:
             words.append(_metavar(name))
     return f"`{' '.join(words)}`"
@@ -228,11 +226,17 @@ def _options(values: Mapping[str, Any]) -> list[str]:
 def _option(name: str, value: Any) -> list[str]:
     if value is False:
         return [f"--no-{name.replace('_', '-')}"]
-    return [_option_name(name)] if value is True else [_option_name(name), shlex.quote(str(value))]
+    return [_option_name(name)] if value is True else [_option_name(name), _quoted(str(value))]
 
 
 def _option_name(name: str) -> str:
     return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)
 
 
 def _metavar(name: str) -> str:

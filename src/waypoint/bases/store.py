@@ -16,37 +16,21 @@ import secrets
 import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from waypoint.bases.images import Progress, Unpacker, bad, is_kept, unpack
 from waypoint.errors import AlreadyExists, InvalidName, NotFound, UsageError, translated
 from waypoint.kernel import copytree
 from waypoint.kernel.pool import Pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
+from waypoint.model import Base
 
 RECORD = "base.json"
 RECORD_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-
-
-@dataclass(frozen=True)
-class Base:
-    """A root file system in the pool."""
-
-    name: str
-    format: str
-    """What it was imported from: "tar", "oci", "docker-save" or "folder"."""
-    source: str
-    """The name of that file or folder."""
-    digest: str
-    """Of the file as it was given; of a folder's names, modes, owners and contents."""
-    size_bytes: int
-    file_count: int
-    created_at: str
-    skipped_devices: int = 0
-    warnings: tuple[str, ...] = ()
 
 
 def base_path(pool: Pool, name: str) -> Path:
@@ -259,7 +243,7 @@ def _has_bash(root: Path) -> bool:
 
 
 def _write_record(path: Path, base: Base) -> None:
-    path.write_text(json.dumps({"version": RECORD_VERSION, **asdict(base)}, indent=1) + "\n")
+    path.write_text(json.dumps({"version": RECORD_VERSION, **msgspec.to_builtins(base)}, indent=1) + "\n")
 
 
 def _check_name(name: str) -> None:

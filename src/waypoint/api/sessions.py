@@ -1,0 +1,158 @@
+"""Requests about sessions as they run: starting and ending them, commands, programs, the terminal.
+
+The handlers are in daemon/verbs/sessions.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from waypoint import model
+from waypoint.api.request import Count, Nothing, Request, Result, Seconds, Some
+
+
+class OneSession(Result, frozen=True):
+    """A session."""
+
+    session: model.Session
+
+
+class Sessions(Result, frozen=True):
+    """Sessions."""
+
+    sessions: tuple[model.Session, ...]
+
+
+class Parked(Result, frozen=True):
+    """A session that was stopped, and the point that holds it."""
+
+    session: model.Session
+    checkpoint: model.Checkpoint
+
+
+class Removed(Result, frozen=True):
+    """The names of the sessions that were deleted."""
+
+    removed: tuple[str, ...]
+
+
+class Interrupted(Result, frozen=True):
+    """Whether there was a command to interrupt."""
+
+    interrupted: bool
+
+
+class Spawned(Result, frozen=True):
+    """A program that was started."""
+
+    pid: int
+    warnings: tuple[str, ...] = ()
+
+
+class Exited(Result, frozen=True):
+    """How a spawned program ended: the second result on its connection."""
+
+    exit_code: int
+
+
+class ScreenResult(Result, frozen=True):
+    """What a terminal shows."""
+
+    text: str
+    rows: int
+    columns: int
+    cursor: tuple[int, int]
+    title: str
+
+
+class New(Request[OneSession], frozen=True):
+    """Starts a session. `join`: one of that name that exists is the answer, with the policy it has."""
+
+    name: str | None = None
+    options: model.BoxOptions = model.BoxOptions()
+    size: model.Size = model.Size()
+    join: bool = False
+    auto: bool = False
+    policy: str | None = None
+
+
+class Ls(Request[Sessions], frozen=True):
+    """All sessions."""
+
+
+class Session(Request[OneSession], frozen=True):
+    """One session as it is now."""
+
+    session: str | None = None
+
+
+class Park(Request[Parked], frozen=True):
+    """Takes a checkpoint of a session and stops it."""
+
+    session: str | None = None
+
+
+class Rm(Request[Removed], frozen=True):
+    """Ends sessions and deletes their checkpoints."""
+
+    sessions: Some
+
+
+class Auto(Request[OneSession], frozen=True):
+    """Whether a point is taken after each command that changed something."""
+
+    on: bool
+    session: str | None = None
+
+
+class Exec(Request[model.RunResult], frozen=True):
+    """Runs a command in the shell of a session. `stream`: the output also comes in events. `limit`: the most
+    bytes of output that are kept. `on_terminal`: input and output are those of the terminal."""
+
+    command: str
+    session: str | None = None
+    timeout: Seconds | None = None
+    stdin: bytes | None = None
+    on_terminal: bool = False
+    limit: Count | None = None
+    stream: bool = False
+    actor: model.Actor = "person"
+
+
+class Interrupt(Request[Interrupted], frozen=True):
+    """Ends the command that an `exec` waits for, as its timeout would. `command`: only that one."""
+
+    session: str | None = None
+    command: str | None = None
+
+
+class Spawn(Request[Spawned], frozen=True):
+    """Starts a program with pipes of its own; the connection carries them from then on."""
+
+    argv: Some
+    session: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    shell_env: bool = False
+    actor: model.Actor = "person"
+
+
+class Attach(Request[OneSession], frozen=True):
+    """Shows the terminal of a session on this connection."""
+
+    session: str | None = None
+    rows: model.TerminalLength = 24
+    columns: model.TerminalLength = 80
+
+
+class Type(Request[Nothing], frozen=True):
+    """Types into the terminal of a session."""
+
+    data: bytes
+    session: str | None = None
+
+
+class Screen(Request[ScreenResult], frozen=True):
+    """What the terminal of a session shows."""
+
+    session: str | None = None
