@@ -166,29 +166,6 @@ def test_tasks_go_back_and_along_with_their_session(store: Store) -> None:
     assert store.sessions.tasks("a") == b'["one"]'
 
 
-def test_an_older_database_is_brought_along(tmp_path: Path) -> None:
-    from waypoint.store import database as module
-
-    with sqlite3.connect(tmp_path / "old.db") as database:
-        for script in module.MIGRATIONS[:4]:
-            database.executescript(script)
-        database.execute(
-            "INSERT INTO sessions (id, name, state, created_at, options) VALUES ('a', 'a', 'dead', 1, '{}')"
-        )
-        database.execute(
-            "INSERT INTO checkpoints (id, session, number, intent, kind, created_at, pause_ms, total_ms,"
-            " size_bytes, processes, files_only, coverage)"
-            " VALUES ('p', 'a', 1, '', 'manual', 1, 1, 1, 1, 1, 0, '[]')"
-        )
-        database.execute("PRAGMA user_version=4")
-    store = Store(tmp_path / "old.db")
-    say(store, "a", "since")
-    store.operations.record_move("a", "restore", box="b", target="p", before=None)
-    assert said(store, tip(store, "a")) == ["restored"], "nobody knows what led to such a point"
-    assert store.sessions.tasks("a") == b"[]"
-    store.close()
-
-
 class Told(NamedTuple):
     """What a session should know: the model that the database is held against."""
 
