@@ -17,7 +17,8 @@ import pytest
 import waypoint
 from waypoint.box.box import keepers
 from waypoint.home import Home
-from waypoint.kernel.pool import SMALLEST_SIZE_BYTES, close_pool, open_pool
+from waypoint.kernel.pool.image import SMALLEST_SIZE_BYTES
+from waypoint.kernel.pool.lifecycle import close_pool, open_pool
 from waypoint.machine import setup
 
 REPOSITORY = Path(__file__).parents[2]

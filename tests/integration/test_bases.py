@@ -25,7 +25,9 @@ import pytest
 from waypoint.bases import images, store
 from waypoint.bases.store import base_path, import_base, list_bases, remove_base
 from waypoint.errors import AlreadyExists, InvalidName, NoSpace, NotFound, UsageError, WaypointError
-from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders
+from waypoint.kernel.pool.holders import pool_holders
+from waypoint.kernel.pool.lifecycle import close_pool, open_pool
+from waypoint.kernel.pool.protocol import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,8 +24,11 @@ from hypothesis import strategies as st
 
 from waypoint.errors import NotFound
 from waypoint.kernel import files
-from waypoint.kernel.pool import Pool, close_pool, deltas, open_pool, pool_holders
+from waypoint.kernel.pool import deltas
 from waypoint.kernel.pool.deltas import Delta, by_send, by_walk, differences
+from waypoint.kernel.pool.holders import pool_holders
+from waypoint.kernel.pool.lifecycle import close_pool, open_pool
+from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.syscalls import libc
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

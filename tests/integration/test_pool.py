@@ -33,8 +33,12 @@ from waypoint.errors import (
     NotRoot,
     UsageError,
 )
-from waypoint.kernel import copytree, pool
-from waypoint.kernel.pool import Pool, close_pool, loop, open_pool, pool_holders, resize_pool
+from waypoint.kernel import copytree
+from waypoint.kernel.pool import image, loop
+from waypoint.kernel.pool.btrfs import BTRFS_FIRST_FREE_OBJECTID
+from waypoint.kernel.pool.holders import pool_holders
+from waypoint.kernel.pool.lifecycle import LAYOUT, close_pool, open_pool, resize_pool
+from waypoint.kernel.pool.protocol import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -590,7 +594,7 @@ def test_home_and_pool_are_for_root_alone(store: Pool, place: Place) -> None:
     for path in (
         place.home,
         store.root,
-        *(store.root / name for name in pool.LAYOUT),
+        *(store.root / name for name in LAYOUT),
         store.root / ".scratch",
     ):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
@@ -620,7 +624,7 @@ def test_what_was_in_a_pool_is_there_after_closing_and_opening(place: Place) -> 
 OPENER = """
 import sys
 from pathlib import Path
-from waypoint.kernel.pool import open_pool
+from waypoint.kernel.pool.lifecycle import open_pool
 store = open_pool(Path(sys.argv[1]), size_bytes=int(sys.argv[2]), kind=sys.argv[3])
 mine = store.root / "sessions" / sys.argv[4]
 store.create(mine)
@@ -725,7 +729,7 @@ def test_a_copy_that_was_killed_halfway_is_never_seen_and_swept_up(place: Place)
     for at in range(3000):
         (live / f"file{at}").write_bytes(b"x" * 2000)
     code = (
-        "import sys; from pathlib import Path; from waypoint.kernel.pool import open_pool\n"
+        "import sys; from pathlib import Path; from waypoint.kernel.pool.lifecycle import open_pool\n"
         "store = open_pool(Path(sys.argv[1])); print(flush=True)\n"
         "store.snapshot(store.root / 'sessions/live', store.root / 'checkpoints/point', readonly=True)"
     )
@@ -750,7 +754,7 @@ def test_a_home_on_btrfs_needs_no_image(tmp_path: Path, nothing_left_behind: Non
         store = open_pool(home)
         assert store.kind == "btrfs"
         assert not (home / "pool.img").exists()
-        assert store.root.stat().st_ino == pool.BTRFS_FIRST_FREE_OBJECTID  # the host's snapshots leave it out
+        assert store.root.stat().st_ino == BTRFS_FIRST_FREE_OBJECTID  # the host's snapshots leave it out
         live = tree(store)
         (live / "file").write_text("plain")
         assert os.listxattr(live / "file") == []
@@ -801,7 +805,7 @@ def test_without_loop_devices_files_are_shared_or_copied_and_the_reason_given(
     with pytest.raises(MissingFeature, match="no loop devices") as refused:
         open_pool(home, kind="btrfs")
     assert "modprobe loop" in refused.value.hint
-    monkeypatch.setattr(pool, "_program", lambda name: None)
+    monkeypatch.setattr(image, "_program", lambda name: None)
     store = open_pool(home)
     assert store.kind in {"copy", "reflink"}
     assert "no loop devices" in store.reason
@@ -814,7 +818,7 @@ def test_missing_programs_and_rights_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: None
 ) -> None:
     home = tmp_path / "home"
-    monkeypatch.setattr(pool, "_program", lambda name: None)
+    monkeypatch.setattr(image, "_program", lambda name: None)
     with pytest.raises(MissingFeature, match=r"mkfs\.btrfs"):
         open_pool(home)
     assert not (home / "pool").exists()

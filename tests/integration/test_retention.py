@@ -16,8 +16,10 @@ import waypoint
 from waypoint.errors import NoSpace, NotFound, UsageError
 from waypoint.home import Home
 from waypoint.kernel import copytree
-from waypoint.kernel.pool import Pool, close_pool, deltas, extents, open_pool
+from waypoint.kernel.pool import deltas, extents
 from waypoint.kernel.pool.extents import Growth
+from waypoint.kernel.pool.lifecycle import close_pool, open_pool
+from waypoint.kernel.pool.protocol import Pool
 
 MIB = 1 << 20
 

@@ -33,8 +33,10 @@ from waypoint.errors import UsageError
 from waypoint.history.changes import compare_views, is_noise, total
 from waypoint.history.diff import patch
 from waypoint.history.view import PointView
-from waypoint.kernel.pool import Pool, close_pool, open_pool, pool_holders
 from waypoint.kernel.pool.deltas import by_walk, differences
+from waypoint.kernel.pool.holders import pool_holders
+from waypoint.kernel.pool.lifecycle import close_pool, open_pool
+from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.syscalls import (
     CLONE_NEWNS,
     MS_BIND,

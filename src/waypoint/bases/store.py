@@ -24,7 +24,7 @@ import msgspec
 from waypoint.bases.images import Progress, Unpacker, bad, is_kept, unpack
 from waypoint.errors import AlreadyExists, InvalidName, NotFound, UsageError, translated
 from waypoint.kernel import copytree
-from waypoint.kernel.pool import Pool
+from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 from waypoint.model import Base
 

@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 from waypoint.errors import MachineError
 from waypoint.home import Home
 from waypoint.kernel import mounts, overlay
-from waypoint.kernel.pool import is_pool
+from waypoint.kernel.pool.lifecycle import is_pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 from waypoint.model import BoxOptions
 

@@ -70,8 +70,8 @@ from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.resolver import resolver_config
 from waypoint.kernel.network.sockets import abort_outside_connections
 from waypoint.kernel.network.veth import Network
-from waypoint.kernel.pool import Pool
 from waypoint.kernel.pool.extents import made_at
+from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import (
     Actor,
     BoxOptions,

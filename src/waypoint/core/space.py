@@ -27,7 +27,8 @@ from waypoint.errors import NoSpace, UsageError
 from waypoint.history.retention import AUTOMATIC, Policy, choose, holds
 from waypoint.kernel import processes
 from waypoint.kernel.memory import machine_bytes
-from waypoint.kernel.pool import BtrfsPool, extents
+from waypoint.kernel.pool import extents
+from waypoint.kernel.pool.btrfs import BtrfsPool
 from waypoint.kernel.pool.extents import Growth, Space
 from waypoint.model import (
     BaseUse,

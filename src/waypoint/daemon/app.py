@@ -24,7 +24,8 @@ from waypoint.engine import probe
 from waypoint.errors import MissingFeature, UsageError
 from waypoint.home import Home
 from waypoint.kernel import atomic
-from waypoint.kernel.pool import Pool, open_pool
+from waypoint.kernel.pool.lifecycle import open_pool
+from waypoint.kernel.pool.protocol import Pool
 from waypoint.machine import setup
 from waypoint.store import Store
 

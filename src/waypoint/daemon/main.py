@@ -47,7 +47,7 @@ from waypoint.errors import (
 )
 from waypoint.history.retention import Policy, parse_duration
 from waypoint.home import Home, locate
-from waypoint.kernel.pool import close_pool
+from waypoint.kernel.pool.lifecycle import close_pool
 from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.policy.rules import check as check_policy
 from waypoint.store.database import iso

@@ -115,7 +115,8 @@ def uninstall(home: Path, progress: Progress) -> None:
     """Removes all of a home: checkpoints, sessions' files, the engine if it is in there. The daemon and its
     sessions must have ended before."""
     from waypoint.home import Home
-    from waypoint.kernel.pool import close_pool, pool_holders
+    from waypoint.kernel.pool.holders import pool_holders
+    from waypoint.kernel.pool.lifecycle import close_pool
 
     if not close_pool(home):
         holders = ", ".join(f"{one.pid} ({one.command})" for one in pool_holders(home)[:5])
