@@ -936,12 +936,12 @@ class Sessions:
         if live and (found := self._redactor(live.box, live.terminal)):
             return found
         head = self.store.points.find(row.head) if row.head else None
-        return Redactor.knowing(self.facts(head).shell.exported) if head else Redactor()
+        return Redactor.for_variables(self.facts(head).shell.exported) if head else Redactor()
 
     def _redactor(self, box: Box, terminal: Terminal) -> Redactor | None:
         """None when its shell cannot be looked at: it is gone, or not there yet."""
         exported = look_at_shell(box, terminal).exported
-        return Redactor.knowing(exported) if exported else None
+        return Redactor.for_variables(exported) if exported else None
 
     # ---- checkpoint --------------------------------------------------------------------------
 
@@ -1508,7 +1508,7 @@ def _careful(work: Callable[[], None]) -> None:
 def _without_secrets(words: str, observed: Sequence[Facts] = ()) -> str:
     """Words that will be shown. A command line may hold a password, or the value of a secret variable."""
     variables = observed[-1].shell.exported if observed else {}
-    return Redactor.knowing(variables).redact(words).text if words else words
+    return Redactor.for_variables(variables).redact(words).text if words else words
 
 
 def _first_files(name: str, options: BoxOptions, base: Path) -> dict[str, str]:

@@ -162,7 +162,7 @@ class Story:
     def difference(self, old: Moment, new: Moment) -> Difference:
         """Everything that changed, redacted. A part that fails is a gap, not a failure."""
         gaps: list[str] = []
-        redactor = Redactor.knowing({**old.facts.shell.exported, **new.facts.shell.exported})
+        redactor = Redactor.for_variables({**old.facts.shell.exported, **new.facts.shell.exported})
         files, analysis = Changes(), Analysis()
         try:
             files = self.changes(old, new)
@@ -349,7 +349,9 @@ class Story:
             return self.difference(base, now)
 
     def _redacted(self, facts: Facts) -> Facts:
-        clean, _ = Redactor.knowing(facts.shell.exported).redact_json(msgspec.to_builtins(facts.processes))
+        clean, _ = Redactor.for_variables(facts.shell.exported).redact_json(
+            msgspec.to_builtins(facts.processes)
+        )
         return msgspec.structs.replace(facts, processes=msgspec.convert(clean, tuple[ProcessFact, ...]))
 
     def check_plan(self, row: SessionRow, plan_id: str, *, files_only: bool = False) -> str:

@@ -72,7 +72,7 @@ class Trials:
 
     def _redactor(self, point: Checkpoint) -> Redactor:
         """One that knows the secrets among the point's variables: a command may print them."""
-        return Redactor.knowing(self._sessions.facts(point).shell.exported)
+        return Redactor.for_variables(self._sessions.facts(point).shell.exported)
 
     def _judge(self, verdict_id: int, point: Checkpoint, command: str, timeout: float) -> None:
         try:

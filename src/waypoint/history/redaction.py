@@ -1,15 +1,15 @@
-"""Secrets are not shown: not in cards, logs, diffs, nor JSON.
+"""Redaction: secrets are replaced before anything is stored in a card or shown in a log, a diff or JSON.
 
-Two things give one away. Its shape: issuers give their keys prefixes for exactly this purpose. Or its place:
-after a name such as `API_TOKEN`, in a header, in a URL, behind `--password`. What looks like one is replaced
-by `[redacted]`; the name stays, and of the value at most the prefix that says whose it was.
+Two things identify a secret. Its shape: issuers give their keys prefixes for exactly this purpose. Or its
+place: after a name such as `API_TOKEN`, in a header, in a URL, behind `--password`. It is replaced by
+`[redacted]`; the name stays, and of the value at most the prefix that says whose key it was. The shapes and
+the words of names are data: shapes.toml.
 
-This hides values from those who look over a shoulder or read a shared log. It is no boundary: who may read
-the checkpoint itself can read all of it.
+This hides values from a person who looks over a shoulder or reads a shared log. It is no security boundary: a
+process that may read the checkpoint can read all of it.
 
-Commit ids, digests, UUIDs, versions and paths are left alone unless they stand where only a secret would.
-All of it takes time linear in the text: quantifiers are possessive or bounded, and nothing is looked at more
-than a few times.
+Commit ids, digests, UUIDs, versions and paths stay unless they stand where only a secret would. The time is
+linear in the text: quantifiers are possessive or bounded, and nothing is looked at more than a few times.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from waypoint.model import Record
 
@@ -30,69 +33,101 @@ MASK: Final = "[redacted]"
 
 
 class Redacted(Record, frozen=True):
-    """A text that can be shown, and how many values were taken out of it."""
+    """A text that can be shown, and how many values were replaced in it."""
 
     text: str
     count: int
 
 
-# Names
+# ---- the data -----------------------------------------------------------------------------------
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    hints: tuple[str, ...]
+    prefix: str
+    rest: str
+
+
+class _Argument(msgspec.Struct, frozen=True):
+    program: str
+    argument: str
+
+
+class _Names(msgspec.Struct, frozen=True):
+    strong: frozenset[str]
+    strong_endings: tuple[str, ...]
+    secret_keys: frozenset[str]
+    secret_tokens: frozenset[str]
+    weak: frozenset[str]
+    open_keys: frozenset[str]
+    about: frozenset[str]
+    amounts: frozenset[str]
+
+
+class _Values(msgspec.Struct, frozen=True):
+    trivial: frozenset[str]
+    prose: frozenset[str]
+
+
+class _Files(msgspec.Struct, frozen=True):
+    names: frozenset[str]
+    endings: tuple[str, ...]
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """shapes.toml, where the fields are explained."""
+
+    shapes: tuple[_Shape, ...]
+    arguments: tuple[_Argument, ...]
+    names: _Names
+    values: _Values
+    files: _Files
+
+
+_WORD = r"""(?:[^\s'"|;&]++|'[^'\n]*+'|"[^"\n]*+")"""
+
+
+class _Shapes:
+    """The data of shapes.toml with its patterns compiled."""
+
+    def __init__(self, file: _File) -> None:
+        self.names, self.values, self.files = file.names, file.values, file.files
+        hints = [re.escape(hint) for shape in file.shapes for hint in shape.hints]
+        self.any_hint = re.compile("|".join(hints))
+        self.patterns = [
+            (shape.hints, re.compile(rf"(?<![A-Za-z0-9_-])({shape.prefix}){shape.rest}"))
+            for shape in file.shapes
+        ]
+        prefixes = "|".join(shape.prefix for shape in file.shapes)
+        self.masked = re.compile(rf"(?:{prefixes})?\[redacted\][)\]}}.:]*")
+        """A value that was redacted before."""
+        self.any_program = re.compile("|".join(entry.program for entry in file.arguments))
+        self.arguments = [
+            (
+                re.compile(rf"\b(?:{entry.program})\b"),
+                re.compile(rf"(?<=[ \t]){entry.argument}".replace("WORD", _WORD)),
+            )
+            for entry in file.arguments
+        ]
+
+
+@cache
+def _shapes() -> _Shapes:
+    """Read when the first text is redacted: most processes that import this module redact nothing."""
+    text = (Path(__file__).parent / "shapes.toml").read_bytes()
+    return _Shapes(msgspec.toml.decode(text, type=_File))
+
+
+# ---- names --------------------------------------------------------------------------------------
 
 _HINT = re.compile(r"pass|pwd|token|secret|key|auth|cookie|cred|dsn|jwt|otp|signature|connection")
-"""In every name that can be one of a secret, in small letters; so cheap a test that it comes first."""
+"""Every name of a secret contains one of these in lower case. The test is cheap, so it comes first."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-
-_STRONG = frozenset({
-    "password", "passwords", "passwd", "passphrase", "passcode", "secret", "secrets", "credential",
-    "credentials", "authorization", "apikey", "apikeys", "apitoken", "accesskey", "privatekey",
-    "authkey", "refreshtoken", "userpass", "dbpass",
-})  # fmt: skip
-_STRONG_ENDINGS = (
-    "password",
-    "passwd",
-    "passphrase",
-    "secret",
-    "apikey",
-    "secretkey",
-    "authtoken",
-    "accesstoken",
-)
-_STRONG_KEYS = frozenset({
-    "api", "access", "secret", "private", "encryption", "signing", "master", "auth", "account", "deploy",
-    "service", "license",
-})  # fmt: skip
-_STRONG_TOKENS = frozenset({
-    "auth", "access", "refresh", "bearer", "api", "bot", "session", "id", "deploy", "personal",
-    "security",
-})  # fmt: skip
-_WEAK = frozenset(
-    {"token", "tokens", "auth", "cookie", "cookies", "pass", "pwd", "dsn", "jwt", "otp", "signature"}
-)
-_OPEN_KEYS = frozenset({
-    "public", "pub", "primary", "foreign", "sort", "partition", "row", "cache", "hot", "map", "object",
-    "index", "group", "gpg", "pgp", "host", "known", "field", "lookup", "range", "hash", "unique",
-})  # fmt: skip
-"""Words that make the key after them one that everybody may see."""
-_ABOUT = frozenset({
-    "path", "paths", "file", "files", "filename", "dir", "directory", "folder", "location", "name",
-    "names", "type", "kind", "url", "uri", "endpoint", "host", "hostname", "domain", "port", "issuer",
-    "ttl", "expiry", "expires", "expiration", "lifetime", "age", "timeout", "length", "len", "size",
-    "count", "counts", "limit", "limits", "budget", "usage", "used", "enabled", "disabled", "required",
-    "method", "methods", "mode", "algorithm", "alg", "format", "policy", "provider", "backend", "scheme",
-    "schema", "prefix", "suffix", "sock", "socket", "pid", "agent", "field", "fields", "header", "param",
-    "env", "var", "version", "class", "hint", "prompt", "changed", "status", "strength", "manager",
-    "store", "ring", "fingerprint", "digest", "cost", "rounds", "per", "window", "max", "min", "id",
-    "ids", "stdin", "command", "cmd", "callback", "helper", "from", "ref", "error",
-})  # fmt: skip
-"""Last words that say a name is about a secret and is not one."""
-_AMOUNTS = frozenset(
-    {"max", "min", "num", "total", "count", "input", "output", "prompt", "completion", "cached"}
-)
 
 
 @lru_cache(maxsize=4096)
-def _grade(name: str) -> int:
-    """2: what follows is a secret. 1: it is, if it looks like one. 0: nothing to hide."""
+def name_grade(name: str) -> int:
+    """2: the value after this name is a secret. 1: it is one if it looks like one. 0: it is none."""
     words = [word.lower() for word in _WORDS.findall(name[:200])]
     while words and words[-1].isdecimal():
         words.pop()
@@ -100,90 +135,36 @@ def _grade(name: str) -> int:
         return 0
     if words[-3:] == ["access", "key", "id"]:
         return 2
-    if words[-1] in _ABOUT or words in (["pwd"], ["oldpwd"], ["old", "pwd"]):
+    names = _shapes().names
+    if words[-1] in names.about or words in (["pwd"], ["oldpwd"], ["old", "pwd"]):
         return 0
-    if words[-1] in {"tokens", "token"} and not _AMOUNTS.isdisjoint(words[:-1]):
+    if words[-1] in {"tokens", "token"} and not names.amounts.isdisjoint(words[:-1]):
         return 0
-    if any(word in _STRONG or word.endswith(_STRONG_ENDINGS) for word in words):
+    if any(word in names.strong or word.endswith(names.strong_endings) for word in words):
         return 2
     for before, word in pairwise(words):
-        if before in _STRONG_KEYS and word in {"key", "keys"}:
+        if before in names.secret_keys and word in {"key", "keys"}:
             return 2
-        if (before in _STRONG_TOKENS and word == "token") or (before, word) == ("connection", "string"):
+        if (before in names.secret_tokens and word == "token") or (before, word) == ("connection", "string"):
             return 2
-    # `auth_backend`, `cookie_banner`: the word has to be what the name ends in, or nearly (`AUTH_V2`).
-    ends = words[-1] in _WEAK or (len(words) > 1 and words[-2] in _WEAK and len(words[-1]) <= 4)
-    return int(ends or (words[-1] in {"key", "keys"} and _OPEN_KEYS.isdisjoint(words)))
+    # `auth_backend`, `cookie_banner`: the name has to end in the word, or nearly (`AUTH_V2`).
+    ends = words[-1] in names.weak or (len(words) > 1 and words[-2] in names.weak and len(words[-1]) <= 4)
+    return int(ends or (words[-1] in {"key", "keys"} and names.open_keys.isdisjoint(words)))
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds a secret."""
-    return _grade(name) > 0
-
-
-# Shapes
-
-
-class _Shape(NamedTuple):
-    hints: tuple[str, ...]
-    """What a text must contain for the pattern to be tried."""
-    prefix: str
-    """What may be shown."""
-    rest: str
-
-
-_SHAPES: Final = (
-    _Shape(
-        ("AKIA", "ASIA", "AGPA", "AIDA", "AROA"), r"A(?:KIA|SIA|GPA|IDA|ROA)", r"[A-Z0-9]{16}(?![A-Za-z0-9])"
-    ),
-    _Shape(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"gh[pousr]_", r"[A-Za-z0-9]{20,}+"),
-    _Shape(("github_pat_",), r"github_pat_", r"\w{20,}+"),
-    _Shape(("gl",), r"gl(?:pat|dt|rt|cbt|ptt|ft|soat|imt|agent|oas)-", r"[\w.-]{16,}+"),
-    _Shape(("xox", "xapp-"), r"(?:xox[a-z]-|xapp-)", r"[A-Za-z0-9-]{10,}+"),
-    _Shape(("slack.com/",), r"hooks\.slack\.com/(?:services|workflows|triggers)/", r"[\w/+=-]{10,}+"),
-    _Shape(("_live_", "_test_"), r"(?:sk|rk)_(?:live|test)_", r"[A-Za-z0-9]{10,}+"),
-    _Shape(("whsec_",), r"whsec_", r"[A-Za-z0-9+/=]{16,}+"),
-    _Shape(("sk-",), r"sk-(?:ant-|proj-|svcacct-|admin-|or-)?", r"(?=[\w-]{0,60}\d)[\w-]{20,}+"),
-    _Shape(("AIza",), r"AIza", r"[\w-]{30,}+"),
-    _Shape(("ya29.",), r"ya29\.", r"[\w.-]{20,}+"),
-    _Shape(("GOCSPX-",), r"GOCSPX-", r"[\w-]{20,}+"),
-    _Shape(("eyJ",), r"eyJ", r"[\w-]{8,}+\.[\w-]{8,}+(?:\.[\w-]*+){0,3}+"),
-    _Shape(("npm_",), r"npm_", r"[A-Za-z0-9]{30,}+"),
-    _Shape(("pypi-",), r"pypi-", r"[\w-]{32,}+"),
-    _Shape(("hf_",), r"hf_", r"[A-Za-z0-9]{30,}+"),
-    _Shape(("dckr_",), r"dckr_[po]at_", r"[\w-]{20,}+"),
-    _Shape(("_v1_",), r"do[op]_v1_", r"[0-9a-f]{32,}+"),
-    _Shape(("SG.",), r"SG\.", r"[\w-]{16,}+\.[\w-]{16,}+"),
-    _Shape(("shp",), r"shp(?:at|ca|pa|ss)_", r"[0-9a-fA-F]{24,}+"),
-    _Shape(("hvs.", "hvb."), r"hv[sb]\.", r"[\w-]{20,}+"),
-    _Shape(("AGE-SECRET-KEY-",), r"AGE-SECRET-KEY-", r"[A-Z0-9]{20,}+"),
-    _Shape(("lin_api_",), r"lin_api_", r"[A-Za-z0-9]{20,}+"),
-)
-_PATTERNS = tuple(
-    (shape.hints, re.compile(rf"(?<![A-Za-z0-9_-])({shape.prefix}){shape.rest}")) for shape in _SHAPES
-)
-_ANY_SHAPE = re.compile("|".join(re.escape(hint) for shape in _SHAPES for hint in shape.hints))
-_DONE = re.compile(rf"(?:{'|'.join(shape.prefix for shape in _SHAPES)})?\[redacted\][)\]}}.:]*")
+# ---- values -------------------------------------------------------------------------------------
 
 _PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----")
 _PRIVATE_KEY_LINES = re.compile(r"(?:(?:\\[rn]|\s){0,4}+[-+> |]{0,2}[A-Za-z0-9+/=]{20,}+)++")
 _KEY_MATERIAL = re.compile(r"[A-Za-z0-9+/=]{20}")
 _LONGEST_PRIVATE_KEY = 64 * 1024
 
-
-# Values
-
-_TRIVIAL = frozenset({
-    "", "true", "false", "yes", "no", "on", "off", "none", "null", "nil", "undefined", "0", "1",
-    "enabled", "disabled", "required", "optional", "default", "auto", "basic", "bearer", "string", "str",
-    "int", "bool", "boolean", "bytes", "any", "object", "text",
-})  # fmt: skip
 _REFERENCE = re.compile(
     r"\$\{?\{?[\w. :?-]+\}?\}?|\$\([^)]*\)|%\w+%|%[sdr]|<[^<>]*>|\{\{[^{}]*\}\}|(?:\{[^{}]*\}[^\w{}]?)+"
     r"|[*•]{3,}|[xX]{3,}|[\W_]{1,3}"
     r"|(?:self|this|os|process|args|config|settings|options|request|req|env|ctx|params)[.\[][\w.\[\]]*"
 )
-"""Says where the secret is, or that there is one; it is not in there."""
+"""Says where the secret is, or that there is one; it does not contain the secret."""
 _CODE = re.compile(r"[A-Za-z_][\w.]*+[(\[]|[(\[{]")
 _IDENTIFIER = re.compile(r"[A-Za-z_.]+[)\]}:]*")
 _PATH = re.compile(
@@ -199,15 +180,18 @@ _WORDY = re.compile(
 )
 
 
-def _nothing_in(value: str) -> bool:
+def _is_harmless(value: str) -> bool:
     """No secret: a constant, a reference to where the secret is, or redacted already."""
     if len(value) > 200:
         return False
-    return value.lower() in _TRIVIAL or bool(_REFERENCE.fullmatch(value) or _DONE.fullmatch(value))
+    shapes = _shapes()
+    if value.lower() in shapes.values.trivial:
+        return True
+    return bool(_REFERENCE.fullmatch(value) or shapes.masked.fullmatch(value))
 
 
-def _random(value: str) -> bool:
-    """Long, mixed and without pattern: made by a machine so that nobody can guess it."""
+def _looks_random(value: str) -> bool:
+    """Long, mixed and without pattern: generated, so that it cannot be guessed."""
     sample = value[:256]
     if len(sample) < 20 or _PATH.match(sample) or sample.count("/") > 4 or _WORDY.fullmatch(sample):
         return False
@@ -215,35 +199,35 @@ def _random(value: str) -> bool:
     bits = -sum(n / len(sample) * math.log2(n / len(sample)) for n in counts.values())
     digits = sum(n for letter, n in counts.items() if letter.isdecimal())
     letters = sum(n for letter, n in counts.items() if letter.isalpha())
-    mixed = (digits >= 2 and letters >= 4) or _scrambled(sample)
+    mixed = (digits >= 2 and letters >= 4) or _has_mixed_case(sample)
     return mixed and bits >= (3.0 if _HEX.fullmatch(sample) else 3.5)
 
 
-def _scrambled(value: str) -> bool:
-    """Capitals where no word begins."""
+def _has_mixed_case(value: str) -> bool:
+    """Capitals in places where no word begins."""
     cases = [letter.isupper() for letter in value if letter.isalpha()]
-    return len(cases) >= 16 and sum(one != other for one, other in pairwise(cases)) >= len(cases) / 3
+    return len(cases) >= 16 and sum(before != after for before, after in pairwise(cases)) >= len(cases) / 3
 
 
-def _telling(name: str, value: str) -> bool:
+def _looks_secret(name: str, value: str) -> bool:
     """Whether the value of a weak name is a secret: `token=4f9b…` is, `key=up` is not."""
     value = value[:256]
     if len(value) < 8 or any(letter.isspace() for letter in value) or _PATH.match(value) or "://" in value:
         return False
-    if any(pattern.fullmatch(value) for pattern in (_VERSION, _DATE, _REFERENCE, _DONE)):
+    if any(pattern.fullmatch(value) for pattern in (_VERSION, _DATE, _REFERENCE, _shapes().masked)):
         return False
     if name.lower().endswith(("key", "keys")):
-        return _random(value) and not (_HEX.fullmatch(value) or _UUID.fullmatch(value))
+        return _looks_random(value) and not (_HEX.fullmatch(value) or _UUID.fullmatch(value))
     digits = sum(letter.isdecimal() for letter in value)
     if not digits:
-        return _scrambled(value)
+        return _has_mixed_case(value)
     return digits < len(value) and (len(value) >= 16 or not _WORDY.fullmatch(value))
 
 
-def _in_variable(name: str, value: str) -> bool:
+def _is_secret_variable(name: str, value: str) -> bool:
     """Whether the value of an environment variable is a secret."""
-    grade = _grade(name)
-    if not grade or _nothing_in(value):
+    grade = name_grade(name)
+    if not grade or _is_harmless(value):
         return False
     if grade == 1 and value.isdecimal() and len(value) < 10:
         return False
@@ -254,30 +238,30 @@ def _in_variable(name: str, value: str) -> bool:
 
 def _may_be_path(name: str, value: str) -> bool:
     """Keys and tokens are often kept in files, and variables say in which. Passwords are not."""
-    kept = name.lower().rstrip("s").endswith(("key", "token", "credential", "auth", "cookie"))
-    return kept and _PATH.fullmatch(value) is not None and not any(map(_random, value.split("/")))
+    in_files = name.lower().rstrip("s").endswith(("key", "token", "credential", "auth", "cookie"))
+    return in_files and _PATH.fullmatch(value) is not None and not any(map(_looks_random, value.split("/")))
 
 
 def _is_sentence(name: str, value: str) -> bool:
-    """`password: "Enter your password"` is what a form says."""
+    """`password: "Enter your password"` is the label of a form."""
     if not any(letter.isspace() for letter in value.strip()):
         return False
     return value[:1].isupper() or value.rstrip()[-1:] in ".?!:" or name.lower() in value.lower()
 
 
-def _named(name: str, value: str) -> bool:
+def _is_secret_string(name: str, value: str) -> bool:
     """Whether a quoted string after a name is a secret."""
-    grade = _grade(name)
-    if not grade or _nothing_in(value):
+    grade = name_grade(name)
+    if not grade or _is_harmless(value):
         return False
     if name.isupper():
-        return _in_variable(name, value) and not (grade == 1 and _VERSION.fullmatch(value))
+        return _is_secret_variable(name, value) and not (grade == 1 and _VERSION.fullmatch(value))
     if grade == 2:
         return not (_VERSION.fullmatch(value) or _is_sentence(name, value) or _may_be_path(name, value))
-    return _telling(name, value)
+    return _looks_secret(name, value)
 
 
-# Places
+# ---- places -------------------------------------------------------------------------------------
 
 _URL_PASSWORD = re.compile(
     r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30}+://[^\s/:@?#\"'`<>]*+:)([^\s/?#\"'`<>]+)@"
@@ -319,66 +303,46 @@ _ENV_VALUE = re.compile(
     r"""[ \t]*+(?:"(?P<double>(?:[^"\\\r\n]|\\.)*+)"?|'(?P<single>[^'\r\n]*+)'?|(?P<line>[^\s"'][^\r\n]*+))"""
 )
 _NESTED = 16
-"""How many names are looked at inside one unbroken run of characters: `key=key=key=…` is nobody's format."""
-
-_NOT_AFTER_FLAGS = frozenset({
-    "is", "and", "or", "to", "for", "the", "a", "an", "in", "as", "not", "must", "can", "was", "are",
-    "if", "from", "with", "option", "options", "flag", "argument", "instead", "on",
-})  # fmt: skip
-
-_WORD = r"""(?:[^\s'"|;&]++|'[^'\n]*+'|"[^"\n]*+")"""
-_COMMANDS: Final = (
-    (r"mysql|mysql[a-z]{4,8}|mariadb|mariadb-[a-z]{3,8}|sshpass", rf"-p)({_WORD})"),
-    (r"sshpass|login", rf"-p[ \t]{{1,2}})({_WORD})"),
-    (r"redis-cli", rf"-a[ \t]{{1,2}})({_WORD})"),
-    (r"curl", r"(?:-u|--user|-U|--proxy-user)[ \t=]{0,2}['\"]?[^\s:'\"]{1,100}:)([^\s'\"]++)"),
-    (r"openssl", r"pass:)(\S++)"),
-)
-"""Programs, and the argument of theirs that is a password. The program has to be named before it."""
-_ANY_PROGRAM = re.compile(r"mysql|mariadb|sshpass|login|redis-cli|curl|openssl")
-_ARGUMENTS = tuple(
-    (re.compile(rf"\b(?:{program})\b"), re.compile(rf"((?<=[ \t]){argument}"))
-    for program, argument in _COMMANDS
-)
+"""How many names are looked at in one unbroken run of characters: no format has `key=key=key=…`."""
 
 
 class Redactor:
-    """Takes secrets out of what is about to be shown.
+    """Replaces secrets in what is about to be shown.
 
-    `values` are secrets known as such, say from a session's variables: they are taken out wherever they
-    appear, whatever stands around them. Immutable, so one can serve many threads.
+    `values` are secrets that are known, for example from a session's variables: they are replaced wherever
+    they appear. A redactor is immutable, so many threads can share one.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        worth = {
-            value for value in values if len(value) >= 8 and not value.isalpha() and not _nothing_in(value)
+        known = {
+            value for value in values if len(value) >= 8 and not value.isalpha() and not _is_harmless(value)
         }
-        longest_first = sorted(worth, key=len, reverse=True)[:200]
-        self._known = re.compile("|".join(map(re.escape, longest_first))) if worth else None
+        longest_first = sorted(known, key=len, reverse=True)[:200]
+        self._known = re.compile("|".join(map(re.escape, longest_first))) if known else None
 
     @classmethod
-    def knowing(cls, variables: Mapping[str, str]) -> Redactor:
-        """One that knows the secrets among these variables."""
-        return cls(value for name, value in variables.items() if _in_variable(name, value))
+    def for_variables(cls, variables: Mapping[str, str]) -> Redactor:
+        """A redactor that knows the secrets among these variables."""
+        return cls(value for name, value in variables.items() if _is_secret_variable(name, value))
 
     def redact(self, text: str) -> Redacted:
         """The text without its secrets."""
         count = 0
-        for _ in range(4):  # what one pass took out may make something else plain
-            text, found = self._pass(text)
-            count += found
-            if not found:
+        for _ in range(4):  # a replacement may make another secret visible
+            text, replaced = self._pass(text)
+            count += replaced
+            if not replaced:
                 break
         return Redacted(text=text, count=count)
 
     def _pass(self, text: str) -> tuple[str, int]:
-        edit = _Edit(text)
+        edit, shapes = _Edit(text), _shapes()
         if self._known is not None:
             edit.replace(self._known, lambda _: MASK)
         if "-----BEGIN " in edit.text:
             edit.private_keys()
-        if _ANY_SHAPE.search(edit.text):
-            for hints, pattern in _PATTERNS:
+        if shapes.any_hint.search(edit.text):
+            for hints, pattern in shapes.patterns:
                 if any(hint in edit.text for hint in hints):
                     edit.replace(pattern, lambda match: f"{match[1]}{MASK}")
         if "://" in edit.text and "@" in edit.text:
@@ -386,7 +350,7 @@ class Redactor:
             edit.replace(_URL_USER, _url_user)
         if "earer" in edit.text or "EARER" in edit.text or "asic" in edit.text:
             edit.replace(_SCHEME, _scheme)
-        if _ANY_PROGRAM.search(edit.text):
+        if shapes.any_program.search(edit.text):
             edit.commands()
         if _HINT.search(edit.text.lower()):
             edit.replace(_HEADER, _header)
@@ -397,26 +361,14 @@ class Redactor:
             edit.replace(_NEAR, _near)
         return edit.text, edit.count
 
-    def redact_variables(self, variables: Mapping[str, str]) -> tuple[dict[str, str], int]:
-        """Environment variables without the values that are secrets; the others are gone through as text."""
-        shown: dict[str, str] = {}
-        count = 0
-        for name, value in variables.items():
-            clean = self.redact(value)
-            if _in_variable(name, clean.text):
-                clean = Redacted(text=MASK, count=max(1, clean.count))
-            shown[name] = clean.text
-            count += clean.count
-        return shown, count
-
     def redact_json(self, value: Any) -> tuple[Any, int]:
-        """Anything made of dictionaries, lists and strings. Keys stay, and so does everything but strings."""
+        """Anything made of dictionaries, lists and strings. Only strings are changed; keys stay."""
         return self._json(value, "")
 
     def _json(self, value: Any, name: str) -> tuple[Any, int]:
         if isinstance(value, str):
             clean = self.redact(value)
-            if name and _named(name, clean.text):
+            if name and _is_secret_string(name, clean.text):
                 return MASK, max(1, clean.count)
             return clean.text, clean.count
         if isinstance(value, dict):
@@ -424,7 +376,7 @@ class Redactor:
         if isinstance(value, list | tuple):
             pairs = [self._json(item, name) for item in value]
             items = [item for item, _ in pairs]
-            return (items if isinstance(value, list) else tuple(items)), sum(found for _, found in pairs)
+            return (items if isinstance(value, list) else tuple(items)), sum(count for _, count in pairs)
         return value, 0
 
     def _object(self, value: dict[Any, Any]) -> tuple[dict[Any, Any], int]:
@@ -435,17 +387,17 @@ class Redactor:
         count = 0
         for key, item in value.items():
             # {"name": "API_TOKEN", "value": …}: the name that matters stands beside the value, not above it.
-            beside = isinstance(item, str) and key in {"value", "before", "after", "old", "new"}
-            beside = beside and "ecosystem" not in value  # a package may be called `passwd`
-            shown[key], found = self._json(item, key if isinstance(key, str) else "")
-            if beside and _in_variable(subject, shown[key]) and not _VERSION.fullmatch(item):
-                shown[key], found = MASK, max(1, found)
-            count += found
+            is_value = isinstance(item, str) and key in {"value", "before", "after", "old", "new"}
+            is_value = is_value and "ecosystem" not in value  # a package may be called `passwd`
+            shown[key], replaced = self._json(item, key if isinstance(key, str) else "")
+            if is_value and _is_secret_variable(subject, shown[key]) and not _VERSION.fullmatch(item):
+                shown[key], replaced = MASK, max(1, replaced)
+            count += replaced
         return shown, count
 
     def redact_file(self, path: str, text: str) -> Redacted:
-        """The content of a file, or hunks of a diff of it. Of `.env` files only the names stay, and of files
-        made to hold secrets nothing does."""
+        """The content of a file, or hunks of a diff of it. Of `.env` files only the names stay; of files that
+        are made to hold secrets nothing does."""
         if is_secret_file(path):
             edit = _Edit(text)
             edit.replace(_FILE_LINE, lambda match: None if match[2] == MASK else f"{match[1]}{MASK}")
@@ -457,7 +409,7 @@ class Redactor:
         return Redacted(text=rest.text, count=rest.count + edit.count)
 
     def redact_patch(self, text: str) -> Redacted:
-        """A unified diff of any number of files, each by its name."""
+        """A unified diff of any number of files, each redacted according to its name."""
         pieces: list[str] = []
         count = done = 0
         path = ""
@@ -475,24 +427,17 @@ class Redactor:
         return Redacted(text="".join(pieces), count=count)
 
 
-# Files
+# ---- files --------------------------------------------------------------------------------------
 
 _PATCHED = re.compile(r"^--- ([^\t\r\n]*).*\n\+\+\+ ([^\t\r\n]*).*$", re.MULTILINE)
-_SECRET_FILES = frozenset({
-    ".netrc", "_netrc", ".pgpass", ".git-credentials", ".htpasswd", ".vault-token", ".my.cnf", "id_rsa",
-    "id_dsa", "id_ecdsa", "id_ed25519", "shadow", "gshadow",
-})  # fmt: skip
 _FILE_LINE = re.compile(r"^([ +-]?)(?!@@ -\d|\\ No newline|[ \t]*+$)([^\r\n]++)", re.MULTILINE)
 
 
 def is_secret_file(path: str) -> bool:
     """Whether a file is made to hold secrets, so that no line of it is shown."""
     name = path.rpartition("/")[2]
-    return name in _SECRET_FILES or name.endswith((".p12", ".pfx", ".jks", ".keystore", ".kdbx"))
-
-
-def _is_guarded(path: str) -> bool:
-    return is_secret_file(path) or _is_env_file(path)
+    files = _shapes().files
+    return name in files.names or name.endswith(files.endings)
 
 
 def _is_env_file(path: str) -> bool:
@@ -500,13 +445,13 @@ def _is_env_file(path: str) -> bool:
     return name in {".env", ".envrc", ".flaskenv"} or name.startswith(".env.") or name.endswith(".env")
 
 
-# The text while it is worked on
+# ---- the text while it is worked on -------------------------------------------------------------
 
 _Span = tuple[int, int]
 
 
 class _Value(NamedTuple):
-    """What stands after a name."""
+    """The value after a name."""
 
     text: str
     quoted: bool
@@ -521,16 +466,16 @@ class _Edit:
         self.count = 0
 
     def replace(self, pattern: re.Pattern[str], decide: Callable[[re.Match[str]], str | None]) -> None:
-        """Every match becomes what `decide` says; None leaves it as it is."""
+        """Replaces every match by what `decide` returns; None leaves it as it is."""
 
-        def one(match: re.Match[str]) -> str:
-            decided = decide(match)
-            if decided is None:
+        def replacement(match: re.Match[str]) -> str:
+            text = decide(match)
+            if text is None:
                 return match[0]
             self.count += 1
-            return decided
+            return text
 
-        self.text = pattern.sub(one, self.text)
+        self.text = pattern.sub(replacement, self.text)
 
     def _mask(self, spans: list[_Span]) -> None:
         pieces: list[str] = []
@@ -543,7 +488,7 @@ class _Edit:
             self.count += len(spans)
 
     def values(self, names: re.Pattern[str], decide: Callable[[re.Match[str], _Value], bool]) -> None:
-        """Takes out values after names. A value that stays is searched for names of its own."""
+        """Masks values after names. A value that stays is searched for names of its own."""
         spans: list[_Span] = []
         done = run = nested = 0
         for match in names.finditer(self.text):
@@ -552,15 +497,15 @@ class _Edit:
                 continue
             nested = nested + 1 if start < run else 0
             pattern = _ENV_VALUE if names is _ENV_LINE else _VALUE
-            found = pattern.match(self.text, match.end()) if nested <= _NESTED else None
-            if found is None:
+            after = pattern.match(self.text, match.end()) if nested <= _NESTED else None
+            if after is None:
                 continue
-            group = found.lastgroup or ""
-            closed = group == "escaped" or found.end() > found.end(group)
-            value = _Value(found[group], quoted=group not in {"bare", "line"}, closed=closed)
-            run = found.end()
+            group = after.lastgroup or ""
+            closed = group == "escaped" or after.end() > after.end(group)
+            value = _Value(after[group], quoted=group not in {"bare", "line"}, closed=closed)
+            run = after.end()
             if decide(match, value):
-                begin, end = found.span(group)
+                begin, end = after.span(group)
                 if group == "bare":
                     end = begin + (len(value.text.rstrip(")]}.:")) or len(value.text))
                 spans.append((begin, end))
@@ -569,7 +514,7 @@ class _Edit:
 
     def commands(self) -> None:
         """Passwords that are arguments by position or by a letter."""
-        for program, argument in _ARGUMENTS:
+        for program, argument in _shapes().arguments:
             if program.search(self.text):
                 self.replace(argument, partial(_argument, program))
 
@@ -599,15 +544,15 @@ class _Edit:
             self.text = "".join([*pieces, self.text[done:]])
 
 
-# How one place is judged
+# ---- decisions about one place ------------------------------------------------------------------
 
 
 def _url_password(match: re.Match[str]) -> str | None:
-    return None if _nothing_in(match[2]) else f"{match[1]}{MASK}@"
+    return None if _is_harmless(match[2]) else f"{match[1]}{MASK}@"
 
 
 def _url_user(match: re.Match[str]) -> str | None:
-    return f"{match[1]}{MASK}@" if _random(match[2]) else None
+    return f"{match[1]}{MASK}@" if _looks_random(match[2]) else None
 
 
 def _scheme(match: re.Match[str]) -> str | None:
@@ -625,65 +570,65 @@ def _scheme(match: re.Match[str]) -> str | None:
 def _header(match: re.Match[str]) -> str | None:
     start, value = match.groups()
     if "cookie" in start.lower():
-        given = re.match(r"[^\s=;]{1,200}=\S", value)
-        return f"{start}{MASK}" if given and not _nothing_in(value.partition("=")[2]) else None
-    if found := _CREDENTIALS.match(value):
-        return None if _nothing_in(found[2].strip()) else f"{start}{found[1]} {MASK}"
+        is_set = re.match(r"[^\s=;]{1,200}=\S", value)
+        return f"{start}{MASK}" if is_set and not _is_harmless(value.partition("=")[2]) else None
+    if credentials := _CREDENTIALS.match(value):
+        return None if _is_harmless(credentials[2].strip()) else f"{start}{credentials[1]} {MASK}"
     word = value.strip()
-    return f"{start}{MASK}" if _telling("authorization", word) else None
+    return f"{start}{MASK}" if _looks_secret("authorization", word) else None
 
 
 def _element(match: re.Match[str]) -> str | None:
-    return f"{match[1]}{MASK}" if _named(match[2], match[3].strip()) else None
+    return f"{match[1]}{MASK}" if _is_secret_string(match[2], match[3].strip()) else None
 
 
 def _argument(program: re.Pattern[str], match: re.Match[str]) -> str | None:
     before = match.string[max(0, match.start() - 300) : match.start()]
     command = re.split(r"[\n|;&]", before)[-1]
-    if not program.search(command) or _nothing_in(match[2].strip("'\"")):
+    if not program.search(command) or _is_harmless(match[2].strip("'\"")):
         return None
     return f"{match[1]}{MASK}"
 
 
 def _near(match: re.Match[str]) -> str | None:
     value = match[2]
-    plain = _HEX.fullmatch(value[:256]) or _UUID.match(value) or not _random(value)
+    plain = _HEX.fullmatch(value[:256]) or _UUID.match(value) or not _looks_random(value)
     return None if plain else f"{match[1]}{MASK}"
 
 
 def _env_line(_: re.Match[str], value: _Value) -> bool:
-    return not (_nothing_in(value.text) or (value.text.isdecimal() and len(value.text) <= 5))
+    return not (_is_harmless(value.text) or (value.text.isdecimal() and len(value.text) <= 5))
 
 
 def _flag(match: re.Match[str], value: _Value) -> bool:
     name, text = match["name"], value.text
-    grade = _grade(name)
-    if not grade or _nothing_in(text) or text.startswith(("-", "id=")) or _may_be_path(name, text):
+    grade = name_grade(name)
+    if not grade or _is_harmless(text) or text.startswith(("-", "id=")) or _may_be_path(name, text):
         return False
     if not value.quoted and re.fullmatch(r"[A-Z_]+[\])]*|\[.*", text):
         return False  # `--token TOKEN` in a help text
     spaced = match["sign"] != "="
-    if spaced and text.lower() in _NOT_AFTER_FLAGS:
+    if spaced and text.lower() in _shapes().values.prose:
         return False
     if grade == 1 and (spaced or name.lower().endswith(("key", "keys", "auth", "signature"))):
-        return _telling(name, text)
+        return _looks_secret(name, text)
     return not (grade == 1 and (text.isdecimal() or len(text) < 4 or "://" in text))
 
 
 def _assigned(match: re.Match[str], value: _Value) -> bool:
     name, text = match["name"], value.text
-    grade = _grade(name)
-    if not grade or _nothing_in(text):
+    grade = name_grade(name)
+    if not grade or _is_harmless(text):
         return False
     if value.quoted:
         whole = value.closed or re.fullmatch(r"[\w.+/=-]{4,}", text) is not None
-        return whole and _named(name, text)
+        return whole and _is_secret_string(name, text)
     if name.isupper() and match["sign"] == "=":
-        return _in_variable(name, text)
+        return _is_secret_variable(name, text)
     if _CODE.match(text) or name.endswith(text):
         return False
     if grade == 1:
-        return _telling(name, text)
+        return _looks_secret(name, text)
     if _VERSION.fullmatch(text) or _may_be_path(name, text):
         return False
     if not _IDENTIFIER.fullmatch(text):
@@ -692,11 +637,11 @@ def _assigned(match: re.Match[str], value: _Value) -> bool:
 
 
 def _stands_alone(match: re.Match[str], text: str) -> bool:
-    """Of a plain word: whether it is a setting's value, not a program's variable or a word of prose."""
+    """Whether a plain word is the value of a setting, not a variable of a program or a word of prose."""
     whole, start, end = match.string, match.start(), match.end() + len(text)
     sign = match["sign"]
     if "=" in sign and sign.strip() != sign:
-        return False  # `password = given`: code, more often than not
+        return False  # `password = value`: in most cases program code
     if "=" in sign:
         before = whole[max(0, start - 2) : start].strip()
         return not before.endswith(("(", ",")) and whole[end - 1 : end] != ")"

@@ -110,7 +110,7 @@ def diff(app: App, _: Connection, args: dict[str, Any]) -> Any:
         if args.get("patch"):
             from waypoint.history.diff import patch
 
-            redactor = Redactor.knowing({**old.facts.shell.exported, **new.facts.shell.exported})
+            redactor = Redactor.for_variables({**old.facts.shell.exported, **new.facts.shell.exported})
             pieces = patch(old.view, new.view, found.files)
             clean = redactor.redact_patch("".join(piece.text for piece in pieces))
             result["patch"] = clean.text
@@ -205,7 +205,7 @@ def note(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Words added to a point later, marked as such."""
     row = app.sessions.find_for(args.get("session"), args["ref"])
     point = app.sessions.point(row, args["ref"])
-    words = Redactor.knowing(app.sessions.facts(point).shell.exported).redact(args["text"].strip()).text
+    words = Redactor.for_variables(app.sessions.facts(point).shell.exported).redact(args["text"].strip()).text
     if not words:
         raise UsageError("a note needs words", hint="waypoint note REF 'what you know now'")
     app.sessions.store.points.add_note(point.id, words)
