@@ -1,177 +1,187 @@
-"""A recording cuts what a terminal shows into what happened, and loses nothing of it."""
+"""A recording cuts what a terminal shows into events, and loses nothing of it."""
 
 from __future__ import annotations
 
 import pytest
 
 from waypoint.model import Size
-from waypoint.terminal.recording import Happened, Printed, Recording, tell
+from waypoint.terminal.recording import Recording, TerminalEvent, TimedOutput, record
 
 SIZE = Size(rows=24, columns=80)
 
 
 @pytest.fixture
-def happened() -> list[Happened]:
+def events() -> list[TerminalEvent]:
     return []
 
 
 @pytest.fixture
-def recording(happened: list[Happened]) -> Recording:
-    return Recording(happened.append, SIZE)
+def recording(events: list[TerminalEvent]) -> Recording:
+    return Recording(events.append, SIZE)
 
 
 def prompt(recording: Recording) -> None:
-    recording.prompting()
+    recording.begin_prompt()
     recording.show(b"# ")
-    recording.prompt()
+    recording.end_prompt()
 
 
-def test_a_command_with_its_prompt_and_its_output(recording: Recording, happened: list[Happened]) -> None:
+def test_a_command_with_its_prompt_and_its_output(recording: Recording, events: list[TerminalEvent]) -> None:
     prompt(recording)
-    recording.typing()
+    recording.note_typing()
     recording.show(b"ls\r\n")
-    recording.began("ls", "/srv", typed=False, actor="agent")
+    recording.begin_command("ls", "/srv", typed=False, actor="agent")
     recording.show(b"a\r\n")
     recording.show(b"b\r\n")
-    recording.ended(0)
-    [one] = happened
-    assert (one.command, one.cwd, one.exit_code, one.actor, one.ended) == ("ls", "/srv", 0, "agent", True)
-    assert (one.shown, one.output.data) == (b"# ls\r\n", b"a\r\nb\r\n")
-    assert one.duration_ms is not None
+    recording.end_command(0)
+    [event] = events
+    assert (event.command, event.cwd, event.exit_code, event.actor, event.ended) == (
+        "ls",
+        "/srv",
+        0,
+        "agent",
+        True,
+    )
+    assert (event.shown, event.output.data) == (b"# ls\r\n", b"a\r\nb\r\n")
+    assert event.duration_ms is not None
 
 
-def test_what_a_job_prints_at_the_prompt_happened_by_itself(
-    recording: Recording, happened: list[Happened]
+def test_what_a_job_prints_at_the_prompt_is_an_event_of_its_own(
+    recording: Recording, events: list[TerminalEvent]
 ) -> None:
     prompt(recording)
     recording.show(b"done\r\n")
-    recording.between()
-    recording.between()
-    recording.typing()
+    recording.flush_background()
+    recording.flush_background()
+    recording.note_typing()
     recording.show(b"true\r\n")
-    recording.began("true", "/", typed=True)
-    recording.ended(0)
-    assert [(one.shown, one.output.data, one.ended) for one in happened] == [
+    recording.begin_command("true", "/", typed=True)
+    recording.end_command(0)
+    assert [(event.shown, event.output.data, event.ended) for event in events] == [
         (b"# ", b"done\r\n", False),
         (b"true\r\n", b"", True),
     ]
-    assert happened[0].actor == "automatic"
+    assert events[0].actor == "automatic"
 
 
-def test_a_job_that_prints_all_the_time_is_heard_now_and_then_and_wholly(
-    recording: Recording, happened: list[Happened]
+def test_a_job_that_prints_all_the_time_makes_few_events_and_loses_nothing(
+    recording: Recording, events: list[TerminalEvent]
 ) -> None:
     prompt(recording)
     for number in range(200):
         recording.show(b"%d\r\n" % number)
-        recording.between(quiet=True)
-    assert len(happened) == 20
-    recording.between()
-    assert b"".join(one.output.data for one in happened) == b"".join(b"%d\r\n" % n for n in range(200))
+        recording.flush_background(paused=True)
+    assert len(events) == 20
+    recording.flush_background()
+    assert b"".join(event.output.data for event in events) == b"".join(b"%d\r\n" % n for n in range(200))
 
 
-def test_what_somebody_types_is_no_output(recording: Recording, happened: list[Happened]) -> None:
-    recording.typing()  # ahead of the prompt
+def test_the_echo_of_typing_is_not_output(recording: Recording, events: list[TerminalEvent]) -> None:
+    recording.note_typing()  # ahead of the prompt
     prompt(recording)
     recording.show(b"l")
-    recording.between()
+    recording.flush_background()
     recording.show(b"s\r\n")
-    recording.began(None, "/", typed=True)
-    recording.ended(0, "ls")
-    [one] = happened
-    assert (one.command, one.typed, one.shown) == ("ls", True, b"# ls\r\n")
+    recording.begin_command(None, "/", typed=True)
+    recording.end_command(0, "ls")
+    [event] = events
+    assert (event.command, event.typed, event.shown) == ("ls", True, b"# ls\r\n")
 
 
-def test_a_prompt_that_is_drawn_again_is_no_output(recording: Recording, happened: list[Happened]) -> None:
+def test_a_prompt_that_is_drawn_again_is_not_output(
+    recording: Recording, events: list[TerminalEvent]
+) -> None:
     prompt(recording)
     recording.show(b"\r# ")
-    recording.prompt()
-    recording.between()
-    assert not happened
+    recording.end_prompt()
+    recording.flush_background()
+    assert not events
 
 
-def test_a_command_that_began_unseen_ends_with_what_was_seen_of_it(
-    recording: Recording, happened: list[Happened]
+def test_a_command_that_began_before_the_recording_ends_with_the_output_that_was_recorded(
+    recording: Recording, events: list[TerminalEvent]
 ) -> None:
     prompt(recording)
     recording.show(b"over\r\n")
-    recording.ended(0, "make")
-    recording.ended(0)
-    [one] = happened
-    assert (one.command, one.output.data, one.duration_ms) == ("make", b"over\r\n", None)
+    recording.end_command(0, "make")
+    recording.end_command(0)
+    [event] = events
+    assert (event.command, event.output.data, event.duration_ms) == ("make", b"over\r\n", None)
 
 
-def test_a_cut_in_the_middle_of_a_command(recording: Recording, happened: list[Happened]) -> None:
+def test_a_flush_in_the_middle_of_a_command(recording: Recording, events: list[TerminalEvent]) -> None:
     prompt(recording)
-    recording.began("make", "/", typed=False)
+    recording.begin_command("make", "/", typed=False)
     recording.show(b"one\r\n")
-    recording.cut()
-    recording.cut()
+    recording.flush()
+    recording.flush()
     recording.show(b"two\r\n")
-    recording.ended(2)
-    assert [(one.command, one.ended, one.output.data) for one in happened] == [
+    recording.end_command(2)
+    assert [(event.command, event.ended, event.output.data) for event in events] == [
         ("make", False, b"one\r\n"),
         ("make", True, b"two\r\n"),
     ]
-    assert tell(happened[0]).body["during"] == "make"
+    assert record(events[0]).body["during"] == "make"
 
 
-def test_a_cut_keeps_the_prompt_and_the_half_typed_line(
-    recording: Recording, happened: list[Happened]
+def test_a_flush_keeps_the_prompt_and_the_half_typed_line(
+    recording: Recording, events: list[TerminalEvent]
 ) -> None:
     prompt(recording)
-    recording.typing()
+    recording.note_typing()
     recording.show(b"ec")
-    recording.cut()
+    recording.flush()
     recording.show(b"ho\r\n")
-    recording.began(None, "/", typed=True)
-    recording.ended(0, "echo")
-    assert [one.shown for one in happened] == [b"# ec", b"ho\r\n"]
-    told = tell(happened[0])
-    assert told.kind == "output"
-    assert "output" not in told.body
+    recording.begin_command(None, "/", typed=True)
+    recording.end_command(0, "echo")
+    assert [event.shown for event in events] == [b"# ec", b"ho\r\n"]
+    body = record(events[0])
+    assert body.kind == "output"
+    assert "output" not in body.body
 
 
-def test_endless_output_is_bounded_and_says_so(recording: Recording, happened: list[Happened]) -> None:
-    recording.began("yes", "/", typed=False)
+def test_endless_output_is_bounded_and_counts_what_is_left_out(
+    recording: Recording, events: list[TerminalEvent]
+) -> None:
+    recording.begin_command("yes", "/", typed=False)
     for number in range(20_000):
         recording.show(b"%0126d\r\n" % number)
-    recording.ended(0)
-    [one] = happened
-    assert len(one.output.data) < 1 << 20
-    notice = f"[waypoint: {one.output.left_out:,} bytes left out here]\r\n".encode()
-    start, found, end = one.output.data.partition(notice)
-    assert found
-    assert len(start) - 2 + len(end) + one.output.left_out == 20_000 * 128
-    assert one.output.data.startswith(b"%0126d\r\n" % 0)
-    assert one.output.data.endswith(b"%0126d\r\n" % 19_999)
-    assert tell(one).body["left_out"] == one.output.left_out
+    recording.end_command(0)
+    [event] = events
+    assert len(event.output.data) < 1 << 20
+    notice = f"[waypoint: {event.output.left_out:,} bytes left out here]\r\n".encode()
+    start, middle, end = event.output.data.partition(notice)
+    assert middle
+    assert len(start) - 2 + len(end) + event.output.left_out == 20_000 * 128
+    assert event.output.data.startswith(b"%0126d\r\n" % 0)
+    assert event.output.data.endswith(b"%0126d\r\n" % 19_999)
+    assert record(event).body["left_out"] == event.output.left_out
 
 
-def told(data: bytes, *marks: tuple[int, int]) -> Happened:
-    output = Printed(data=data, marks=marks)
-    return Happened(at=1.0, shown=b"", output=output, size=SIZE, ended=True, command="x")
+def ended_command(data: bytes, *marks: tuple[int, int]) -> TerminalEvent:
+    output = TimedOutput(data=data, marks=marks)
+    return TerminalEvent(at=1.0, shown=b"", output=output, size=SIZE, ended=True, command="x")
 
 
-def test_output_is_told_like_the_answer_of_exec() -> None:
-    one = tell(told(b"one\r\ntwo\r\n", (0, 5), (300, 10)))
-    assert one.kind == "command"
-    assert one.body["output"] == "one\ntwo\n"
-    assert one.body["timing"] == [(0, 4), (300, 8)]
-    assert "raw" not in one.body
-    assert one.data is None
+def test_output_has_the_line_ends_of_the_answer_of_exec() -> None:
+    event = record(ended_command(b"one\r\ntwo\r\n", (0, 5), (300, 10)))
+    assert event.kind == "command"
+    assert event.body["output"] == "one\ntwo\n"
+    assert event.body["timing"] == [(0, 4), (300, 8)]
+    assert "raw" not in event.body
+    assert event.data is None
 
 
 @pytest.mark.parametrize("data", [b"\x1b[?1049hscreen\x1b[?1049l", b"no\nreturn\r\n", b"\x1b[?1049h\r\n"])
 def test_what_a_program_drew_is_kept_as_it_was(data: bytes) -> None:
-    one = tell(told(data, (0, 3)))
-    assert one.body["raw"] is True
-    assert one.body["output"].encode() == data
+    event = record(ended_command(data, (0, 3)))
+    assert event.body["raw"] is True
+    assert event.body["output"].encode() == data
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"long\r\n" * 2000])
-def test_what_is_long_or_no_text_is_kept_apart(data: bytes) -> None:
-    one = tell(told(data))
-    assert one.data == data.replace(b"\r\n", b"\n")
-    assert one.body["output_bytes"] == len(one.data)
-    assert "output" not in one.body
+def test_output_that_is_long_or_not_text_is_stored_outside_the_event(data: bytes) -> None:
+    event = record(ended_command(data))
+    assert event.data == data.replace(b"\r\n", b"\n")
+    assert event.body["output_bytes"] == len(event.data)
+    assert "output" not in event.body

@@ -26,7 +26,7 @@ from waypoint.kernel.network import dns
 from waypoint.kernel.network.flows import Flow
 from waypoint.kernel.network.resolver import resolver_config
 from waypoint.store.contacts import TrafficCount
-from waypoint.terminal.terminal import Pump
+from waypoint.terminal.pump import Pump
 
 if TYPE_CHECKING:
     from pathlib import Path

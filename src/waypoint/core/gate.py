@@ -25,7 +25,7 @@ from waypoint.policy.approvals import Approvals
 from waypoint.policy.rules import Policy, Rules, built_in, check
 from waypoint.store.ledger import NewEffect
 from waypoint.store.sessions import SessionRow
-from waypoint.terminal.recording import Happened
+from waypoint.terminal.recording import TerminalEvent
 from waypoint.text import effects as telling
 
 log = logging.getLogger("waypoint")
@@ -317,12 +317,12 @@ class Gate:
 
     # ---- after the fact ----------------------------------------------------------------------
 
-    def _typed(self, live: Live, happened: Happened) -> None:
+    def _typed(self, live: Live, happened: TerminalEvent) -> None:
         """Somebody typed a command, and it has ended: it is judged now. On the terminals' thread."""
         if happened.typed and happened.ended and happened.command:
             self._sessions.later(lambda: self._write_down(live, happened))
 
-    def _write_down(self, live: Live, happened: Happened) -> None:
+    def _write_down(self, live: Live, happened: TerminalEvent) -> None:
         row = self._sessions.store.sessions.find(live.session_id)
         if row is None or not happened.command:
             return

@@ -91,8 +91,11 @@ from waypoint.store.database import iso
 from waypoint.store.operations import UNDOABLE
 from waypoint.store.points import AgentState
 from waypoint.store.sessions import SessionRow
-from waypoint.terminal.recording import Happened, tell
-from waypoint.terminal.terminal import OUTPUT_LIMIT_BYTES, Pump, Shell, Terminal, TerminalState
+from waypoint.terminal.command import OUTPUT_LIMIT_BYTES
+from waypoint.terminal.pump import Pump
+from waypoint.terminal.recording import TerminalEvent, record
+from waypoint.terminal.shell import Shell
+from waypoint.terminal.terminal import Terminal, TerminalState
 
 log = logging.getLogger("waypoint")
 
@@ -227,7 +230,7 @@ class Sessions:
         """Who wants to know of a new point, once it exists; must not take long."""
         self.after_typing: list[Callable[[str], None]] = []
         """Who wants to know, in the background, that a command somebody typed in a session has ended."""
-        self.after_command: list[Callable[[Live, Happened], None]] = []
+        self.after_command: list[Callable[[Live, TerminalEvent], None]] = []
         """Who wants to know of everything that happens in a terminal; on the thread that reads it."""
         self.box_began: list[Callable[[Live], None]] = []
         """Who wants to know of a box that stands, before anything runs in it (and a spare has an owner)."""
@@ -357,7 +360,7 @@ class Sessions:
         self.spares.close()
         for live in list(self._lives.values()):
             self._remember_terminal(live)
-            live.terminal.cut()
+            live.terminal.flush_recording()
         self._background.shutdown(wait=True)
         self._idle.shutdown(wait=True)
         self.trajectory.stop()
@@ -577,13 +580,13 @@ class Sessions:
         stream = self.trajectory.open(session_id, lambda: self._redactor(box, terminal))
         group = cgroups.find(self.home.tag, box.id)
         live = Live(session_id, box, terminal, group, stream, Memory(self.engine))
-        terminal.when_happened = lambda what: self._happened(live, what)
+        terminal.on_event = lambda what: self._happened(live, what)
         printed = events.serve()
         if picture:
-            terminal.adopt(picture, printed)
+            terminal.take_over(picture, printed)
         else:
             terminal.feed(printed)
-        terminal.when_typed = lambda: self._typed(live)
+        terminal.on_typed_command = lambda: self._typed(live)
         self._pump.add(events.fileno(), lambda: self._heard(live, events))
         self._pump.add(hello.master, lambda: self._read(live, terminal))
         for told in self.box_began:
@@ -592,13 +595,13 @@ class Sessions:
 
     def _read(self, live: Live, terminal: Terminal) -> None:
         if terminal.read():
-            self._pump.when_quiet(terminal, lambda: self._quiet(live))
+            self._pump.run_when_idle(terminal, lambda: self._quiet(live))
 
     def _quiet(self, live: Live) -> None:
-        live.terminal.between(quiet=True)
+        live.terminal.flush_background(paused=True)
         self._remember_terminal(live)
 
-    def _happened(self, live: Live, what: Happened) -> None:
+    def _happened(self, live: Live, what: TerminalEvent) -> None:
         _told(live.stream, what)
         for told in self.after_command:
             told(live, what)
@@ -634,7 +637,7 @@ class Sessions:
             program.ended.set()
         shell = live.terminal.shell
         if shell and shell.pid == pid:
-            live.terminal.exited(pid, status)
+            live.terminal.handle_exit(pid, status)
             self.later(lambda: self._replace_shell(live, shell))
 
     def _replace_shell(self, live: Live, gone: Shell) -> None:
@@ -661,7 +664,7 @@ class Sessions:
         """A fresh interactive bash on the terminal."""
         key = secrets.token_hex(8)
         # Known before it runs: its first mark may come before its pid does.
-        live.terminal.started(Shell(pid=0, key=key, cwd=cwd))
+        live.terminal.announce_shell(Shell(pid=0, key=key, cwd=cwd))
         hello = live.box.hello()
         try:
             env = [f"{name}={value}" for name, value in {**self.environment(), "WAYPOINT_KEY": key}.items()]
@@ -670,7 +673,7 @@ class Sessions:
         finally:
             os.close(hello.master)
             os.close(hello.slave)
-        live.terminal.shell_pid(pid)
+        live.terminal.set_shell_pid(pid)
         self._remember_terminal(live)
         with live.exits:
             early = live.early_exits.pop(pid, None)
@@ -723,7 +726,7 @@ class Sessions:
             return
         path = self.home.run / f"{live.box.id}.terminal"
         with contextlib.suppress(OSError, WaypointError, ValueError):
-            atomic.write(path, msgspec.json.encode(live.terminal.picture()))
+            atomic.write(path, msgspec.json.encode(live.terminal.state()))
 
     # ---- new, stop ---------------------------------------------------------------------------
 
@@ -927,7 +930,7 @@ class Sessions:
     def settle(self, row: SessionRow) -> None:
         """Until everything is kept that has happened in a session so far."""
         if live := self._lives.get(row.id):
-            live.terminal.between()
+            live.terminal.flush_background()
         self.trajectory.settle(row.id)
 
     def redactor(self, row: SessionRow) -> Redactor:
@@ -1019,7 +1022,7 @@ class Sessions:
                     self._copied_ahead(live) as size_bytes,
                     self._ram.ahead_of(images, size_bytes) as written,
                 ):
-                    with live.terminal.steady(), contextlib.ExitStack() as around:
+                    with live.terminal.no_typing(), contextlib.ExitStack() as around:
                         for surround in self.during_dump:
                             around.enter_context(surround(live, written))
                         shell = live.terminal.shell
@@ -1493,9 +1496,9 @@ class Sessions:
         return self.describe(self.find(row.id)), point
 
 
-def _told(stream: Stream, what: Happened) -> None:
-    told = tell(what)
-    stream.later(told.kind, told.body, actor=what.actor, data=told.data, at=what.at)
+def _told(stream: Stream, what: TerminalEvent) -> None:
+    event = record(what)
+    stream.later(event.kind, event.body, actor=what.actor, data=event.data, at=what.at)
 
 
 def _careful(work: Callable[[], None]) -> None:

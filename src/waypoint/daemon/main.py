@@ -51,7 +51,7 @@ from waypoint.kernel.pool.lifecycle import close_pool
 from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.policy.rules import check as check_policy
 from waypoint.store.database import iso
-from waypoint.terminal.recording import Heard
+from waypoint.terminal.recording import ProgramOutput
 from waypoint.terminal.terminal import Watcher
 
 log = logging.getLogger("waypoint")
@@ -289,13 +289,13 @@ def spawn(app: App, connection: Connection, args: dict[str, Any]) -> Any:
             row, args["argv"], args.get("cwd"), args.get("env") or {}, shell_env=bool(args.get("shell_env"))
         )
         connection.result({"pid": program.pid, "warnings": passed.warnings})
-        heard = Heard(args["argv"], args.get("cwd"))
+        printed = ProgramOutput(args["argv"], args.get("cwd"))
         stdin, *outputs = pipes
         threading.Thread(target=_feed_program, args=(connection, stdin), daemon=True).start()
         ended = os.eventfd(0, os.EFD_CLOEXEC)
         caught_up = (threading.Event(), threading.Event())
         for fd, mark, done in zip(outputs, (b"1", b"2"), caught_up, strict=True):
-            hear = (connection, fd, mark, ended, done, heard)
+            hear = (connection, fd, mark, ended, done, printed)
             threading.Thread(target=_hear_program, args=hear, daemon=True).start()
         program.ended.wait()
         passed.ended(program.exit_code)
@@ -303,10 +303,10 @@ def spawn(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     for done in caught_up:
         done.wait()
     os.close(ended)
-    told = heard.told(program.exit_code)
+    event = printed.record(program.exit_code)
     with contextlib.suppress(WaypointError):
         live = app.sessions.live(row)
-        live.stream.later(told.kind, told.body, actor=actor_of(args), data=told.data)
+        live.stream.later(event.kind, event.body, actor=actor_of(args), data=event.data)
     with contextlib.suppress(wire.Closed, OSError):
         if program.exit_code is not None:
             connection.result({"exit_code": program.exit_code})
@@ -325,7 +325,12 @@ def _feed_program(connection: Connection, stdin: int) -> None:
 
 
 def _hear_program(
-    connection: Connection, fd: int, mark: bytes, ended: int, caught_up: threading.Event, record: Heard
+    connection: Connection,
+    fd: int,
+    mark: bytes,
+    ended: int,
+    caught_up: threading.Event,
+    printed: ProgramOutput,
 ) -> None:
     """`caught_up` is set once the program has ended and all it wrote is on its way. A client that went away
     does not stop it, nor does its end stop children of its that hold the pipe: it is read on, and nobody
@@ -343,7 +348,7 @@ def _hear_program(
             elif not (data := pipe.read(1 << 16)):
                 break
             elif heard:
-                record.take(data)
+                printed.add(data)
                 try:
                     connection.data(mark + data)
                 except wire.Closed:

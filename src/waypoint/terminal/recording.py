@@ -1,9 +1,9 @@
-"""What a terminal shows, cut into what happened: commands with their output, and what was printed between.
+"""What a terminal shows, cut into events: commands with their output, and what was printed between them.
 
-The terminal tells when something is shown, when the prompt stands, when a command begins and ends, and when
-somebody types. What comes out are `Happened`s, in order; all of them together are everything that was ever
+The terminal reports what it shows, when the prompt is there, when a command begins and ends, and when a
+user types. What comes out are `TerminalEvent`s, in order; all of them together are everything that was ever
 shown, so they can be played again. Everything is bounded: of a program that prints for hours the beginning
-and the end are kept, and how much is missing.
+and the end are kept, and the number of bytes that are missing.
 
 Called under the terminal's lock; costs microseconds.
 """
@@ -21,15 +21,15 @@ from waypoint.model import Actor, Record, Size
 
 _SHOWN_BYTES = 16 << 10
 _HALF_BYTES = 256 << 10
-_MOST_MARKS = 512
-_MOST_PAUSES = 20
+_MAX_MARKS = 512
+_MAX_PAUSES = 20
 _PAUSE_SECONDS = 10.0
-"""A job that prints a line now and then is heard at each pause so often, then only every so many seconds."""
+"""Background output is an event at each of this many pauses, then only once in this many seconds."""
 _MARK_SECONDS = 0.02
-"""What is printed within so short a time is shown at once."""
+"""Bytes that come within this time are one step when the output is played again."""
 
 
-class Printed(Record, frozen=True):
+class TimedOutput(Record, frozen=True):
     """Bytes that a terminal was given, and when."""
 
     data: bytes = b""
@@ -41,22 +41,22 @@ class Printed(Record, frozen=True):
     """How long ago the first byte came."""
 
 
-class Happened(Record, frozen=True):
-    """A command that ended; or, where `ended` is not set, something that was printed without one (`command`:
-    while that was running)."""
+class TerminalEvent(Record, frozen=True):
+    """A command that ended; or, where `ended` is not set, output that no command's end covers (`command`:
+    the one that was running then)."""
 
     at: float
-    """When it had happened, as the clock on the wall says."""
+    """Seconds since the epoch."""
     shown: bytes
     """What the terminal showed before: the prompt, and what was typed at it."""
-    output: Printed
+    output: TimedOutput
     size: Size
     ended: bool = False
     command: str | None = None
     typed: bool = False
     actor: Actor = "person"
     cwd: str | None = None
-    """Where the command was given."""
+    """The shell's folder when the command began."""
     exit_code: int | None = None
     duration_ms: float | None = None
     timed_out: bool = False
@@ -95,94 +95,101 @@ class Excerpt:
 class _Tape:
     """Bytes as they come, bounded, with the times at which they came."""
 
-    began: float = 0.0
     excerpt: Excerpt = field(default_factory=lambda: Excerpt(_HALF_BYTES))
     marks: list[tuple[int, int]] = field(default_factory=list)
-    last: float = 0.0
+    first_at: float = 0.0
+    last_at: float = 0.0
 
     @property
     def total(self) -> int:
         return self.excerpt.total
 
-    def take(self, data: bytes) -> None:
+    def add(self, data: bytes) -> None:
         now = time.monotonic()
-        self.began = self.began or now
+        self.first_at = self.first_at or now
         head = self.excerpt.head
         in_head = 0 < len(head) < _HALF_BYTES
-        if in_head and now - self.last > _MARK_SECONDS and len(self.marks) < _MOST_MARKS:
-            self.marks.append((round((self.last - self.began) * 1000), len(head)))
-        self.last = now
+        if in_head and now - self.last_at > _MARK_SECONDS and len(self.marks) < _MAX_MARKS:
+            self.marks.append(self._mark())
+        self.last_at = now
         self.excerpt.add(data)
 
-    def printed(self) -> Printed:
+    def _mark(self) -> tuple[int, int]:
+        return round((self.last_at - self.first_at) * 1000), len(self.excerpt.head)
+
+    def output(self) -> TimedOutput:
         head, tail, left_out = bytes(self.excerpt.head), self.excerpt.tail, self.excerpt.left_out_bytes
-        marks = [*self.marks, (round((self.last - self.began) * 1000), len(head))] if head else []
-        age_ms = round((time.monotonic() - self.began) * 1000) if self.began else 0
+        marks = (*self.marks, self._mark()) if head else ()
+        age_ms = round((time.monotonic() - self.first_at) * 1000) if self.first_at else 0
         if not left_out:
-            return Printed(data=head + tail, marks=tuple(marks), age_ms=age_ms)
-        # Whole lines, where there are any: half a letter or half a sequence would spoil what follows.
+            return TimedOutput(data=head + tail, marks=marks, age_ms=age_ms)
+        # The tail starts with a whole line where it has one: half a character or half a sequence would spoil
+        # what follows.
         start = tail.find(b"\n", 0, 4096) + 1
         notice = f"\r\n[waypoint: {left_out + start:,} bytes left out here]\r\n".encode()
-        return Printed(
-            data=head + notice + tail[start:],
-            left_out=left_out + start,
-            marks=tuple(marks),
-            age_ms=age_ms,
-        )
+        data = head + notice + tail[start:]
+        return TimedOutput(data=data, left_out=left_out + start, marks=marks, age_ms=age_ms)
 
 
 class Recording:
-    """What is happening in one terminal."""
+    """Cuts what one terminal shows into events, and calls `emit` with each of them."""
 
-    def __init__(self, tell: Callable[[Happened], None], size: Size) -> None:
-        self._tell = tell
+    def __init__(self, emit: Callable[[TerminalEvent], None], size: Size) -> None:
+        self._emit = emit
         self.size = size
         self._shown = bytearray()
-        """Since the last thing that happened: the prompt and what was typed."""
+        """Since the last event: the prompt and what was typed."""
         self._tape = _Tape()
         """Output of the command; or, between commands, what was printed after the prompt."""
         self.running = False
+        """Whether a command runs."""
         self._command: str | None = None
-        self._prompted = self._typed = self._typing = self._ahead = False
+        self._typed = False
+        """Whether a user typed the command that runs."""
         self._actor: Actor = "person"
         self._cwd: str | None = None
-        self._started: float | None = None
-        self._pauses, self._last_pause = 0, 0.0
+        self._started_at: float | None = None
+        self._has_prompt = False
+        self._typing = False
+        """Whether what is shown now is the echo of a user's typing."""
+        self._typed_ahead = False
+        """Whether a user typed before the prompt was there."""
+        self._pauses, self._last_pause_at = 0, 0.0
 
     def show(self, data: bytes) -> None:
-        """The terminal was given this."""
-        if not self.running and (self._typing or not self._prompted):
+        """The terminal shows this."""
+        if not self.running and (self._typing or not self._has_prompt):
             self._shown += data
             if len(self._shown) > _SHOWN_BYTES:
                 del self._shown[: -_SHOWN_BYTES // 2]
             return
-        self._tape.take(data)
+        self._tape.add(data)
 
-    def prompting(self) -> None:
+    def begin_prompt(self) -> None:
         """The prompt is about to be drawn."""
         if not self.running:
-            self.between()
-            self._prompted = False
+            self.flush_background()
+            self._has_prompt = False
 
-    def prompt(self) -> None:
-        """The prompt stands: what comes now nobody has asked for, unless somebody types."""
+    def end_prompt(self) -> None:
+        """The prompt is there: what is shown next comes from background jobs, unless a user types."""
         if not self.running and self._tape.total:
-            # It was drawn again without a word, as readline does when the window changes.
-            self._shown += self._tape.printed().data
+            # readline has drawn the prompt again without a mark, as it does when the window changes.
+            self._shown += self._tape.output().data
             self._tape = _Tape()
-        self._prompted, self._typing, self._ahead = True, self._ahead, False
+        self._has_prompt, self._typing, self._typed_ahead = True, self._typed_ahead, False
 
-    def typing(self) -> None:
-        """Somebody types: what comes now is what they see of it."""
+    def note_typing(self) -> None:
+        """A user types: what is shown next is the echo of that."""
         if self.running:
             return
-        if not self._prompted:
-            self._ahead = True
+        if not self._has_prompt:
+            self._typed_ahead = True
         elif not self._typing:
-            self.between()
+            self.flush_background()
             self._typing = True
 
-    def began(
+    def begin_command(
         self,
         command: str | None,
         cwd: str | None,
@@ -194,31 +201,34 @@ class Recording:
         """A command starts, or runs `already` when this recording begins. `command`: None when it is not
         known."""
         if typed:
-            # Who typed it may have done so before the prompt stood: what is there is what they saw of it.
-            self._shown += self._tape.printed().data
+            # The user may have typed it before the prompt was there: what was printed is the echo of that.
+            self._shown += self._tape.output().data
         elif not self._typing:
-            self.between()
-        self.running, self._prompted, self._typing = True, False, False
+            self.flush_background()
+        self.running, self._has_prompt, self._typing = True, False, False
         self._command, self._typed, self._actor, self._cwd = command, typed, actor, cwd
-        self._tape, self._started = _Tape(), None if already else time.monotonic()
+        self._tape, self._started_at = _Tape(), None if already else time.monotonic()
 
-    def ended(self, exit_code: int | None, command: str | None = None, *, timed_out: bool = False) -> None:
-        """It ended. `command`: what it was, if that has become known meanwhile."""
+    def end_command(
+        self, exit_code: int | None, command: str | None = None, *, timed_out: bool = False
+    ) -> None:
+        """The command ended. `command`: what it was, if that has become known meanwhile."""
         if not self.running:
             if command is None:
                 return
-            # It began before there was anybody to see it.
-            self._typed, self._started, self._cwd, self.running = True, None, None, True
-        self._emit(
+            # It began before this recording did.
+            self._typed, self._started_at, self._cwd, self.running = True, None, None, True
+        duration_ms = None
+        if self._started_at is not None:
+            duration_ms = round((time.monotonic() - self._started_at) * 1000, 3)
+        self._emit_event(
             ended=True,
             command=self._command if self._command is not None else command,
             exit_code=exit_code,
-            duration_ms=None
-            if self._started is None
-            else round((time.monotonic() - self._started) * 1000, 3),
+            duration_ms=duration_ms,
             timed_out=timed_out,
         )
-        self.running, self._prompted, self._typing = False, False, False
+        self.running, self._has_prompt, self._typing = False, False, False
         self._pauses = 0
 
     @property
@@ -226,23 +236,23 @@ class Recording:
         """What was shown before the command that runs: its prompt, and what was typed."""
         return bytes(self._shown)
 
-    def between(self, *, quiet: bool = False) -> None:
-        """What was printed at the prompt, without anybody having asked, is something that happened. `quiet`:
-        for a moment nothing was printed; where that happens all the time, several are one."""
+    def flush_background(self, *, paused: bool = False) -> None:
+        """Makes an event of what was printed at the prompt without a command. `paused`: because nothing was
+        printed for a moment; where that happens often, several pauses make one event."""
         if self.running or not self._tape.total:
             return
         now = time.monotonic()
-        if quiet and self._pauses >= _MOST_PAUSES and now - self._last_pause < _PAUSE_SECONDS:
+        if paused and self._pauses >= _MAX_PAUSES and now - self._last_pause_at < _PAUSE_SECONDS:
             return
-        self._pauses, self._last_pause = self._pauses + 1, now
-        self._emit()
+        self._pauses, self._last_pause_at = self._pauses + 1, now
+        self._emit_event()
 
-    def cut(self) -> None:
-        """Everything so far is something that happened: what comes next may never be seen."""
+    def flush(self) -> None:
+        """Makes an event of everything so far: another recording, or none, will see the rest."""
         if self._shown or self._tape.total:
-            self._emit(command=self._command if self.running else None)
+            self._emit_event(command=self._command if self.running else None)
 
-    def _emit(
+    def _emit_event(
         self,
         *,
         ended: bool = False,
@@ -251,10 +261,10 @@ class Recording:
         duration_ms: float | None = None,
         timed_out: bool = False,
     ) -> None:
-        happened = Happened(
+        event = TerminalEvent(
             at=time.time(),
             shown=bytes(self._shown),
-            output=self._tape.printed(),
+            output=self._tape.output(),
             size=self.size,
             ended=ended,
             command=command,
@@ -267,50 +277,50 @@ class Recording:
         )
         self._shown.clear()
         self._tape = _Tape()
-        self._tell(happened)
+        self._emit(event)
 
 
-# ---- as events -----------------------------------------------------------------------------------
+# ---- for the trajectory ---------------------------------------------------------------------------
 
 _INLINE_BYTES = 4096
-"""Larger output is kept apart, compressed and once."""
+"""Larger output is stored outside the event: compressed, and once for equal content."""
 
 
-class Told(Record, frozen=True):
-    """Something that happened, as the trajectory keeps it."""
+class EventBody(Record, frozen=True):
+    """An event as the trajectory keeps it."""
 
     kind: Literal["command", "output"]
     body: dict[str, Any]
     data: bytes | None = None
 
 
-def tell(happened: Happened) -> Told:
-    """`output` ends its lines like the answer of `exec`; `raw` says that it is as the terminal was given it,
-    because a program drew on the screen. What is long, or no text, is `data`."""
-    output, raw, marks = _cooked(happened.output)
+def record(event: TerminalEvent) -> EventBody:
+    """`output` has the same line ends as the answer of `exec`; `raw` says that it is as the terminal was
+    given it, because a program drew on the screen. Output that is long, or not text, is `data`."""
+    output, raw, marks = _with_plain_line_ends(event.output)
     body: dict[str, Any] = {}
-    if happened.command is not None or happened.ended:
-        body["command" if happened.ended else "during"] = happened.command
-    if happened.ended:
-        body["cwd"] = happened.cwd
-        body["exit_code"] = happened.exit_code
-        body["duration_ms"] = happened.duration_ms
-    more = {
-        "typed": happened.typed,
-        "timed_out": happened.timed_out,
+    if event.command is not None or event.ended:
+        body["command" if event.ended else "during"] = event.command
+    if event.ended:
+        body["cwd"] = event.cwd
+        body["exit_code"] = event.exit_code
+        body["duration_ms"] = event.duration_ms
+    optional = {
+        "typed": event.typed,
+        "timed_out": event.timed_out,
         "raw": raw,
-        "left_out": happened.output.left_out,
-        "shown": happened.shown.decode(errors="replace"),
+        "left_out": event.output.left_out,
+        "shown": event.shown.decode(errors="replace"),
         "timing": marks if len(marks) > 1 else None,
-        "age_ms": happened.output.age_ms,
+        "age_ms": event.output.age_ms,
     }
-    body |= {name: value for name, value in more.items() if value}
-    body["size"] = [happened.size.columns, happened.size.rows]
-    return Told(kind="command" if happened.ended else "output", body=body, data=_put(body, output))
+    body |= {name: value for name, value in optional.items() if value}
+    body["size"] = [event.size.columns, event.size.rows]
+    return EventBody(kind="command" if event.ended else "output", body=body, data=_add_output(body, output))
 
 
-def _put(body: dict[str, Any], output: bytes) -> bytes | None:
-    """Puts output into a body; or gives back what has to be kept apart."""
+def _add_output(body: dict[str, Any], output: bytes) -> bytes | None:
+    """Puts output into a body, or returns it when it has to be stored outside."""
     try:
         if len(output) <= _INLINE_BYTES:
             body.update({"output": output.decode()} if output else {})
@@ -321,33 +331,33 @@ def _put(body: dict[str, Any], output: bytes) -> bytes | None:
     return output
 
 
-def _cooked(printed: Printed) -> tuple[bytes, bool, list[tuple[int, int]]]:
-    """Output with plain ends of lines, if that can be turned back; and how much of it was printed when."""
-    data = printed.data
-    cooked = data.replace(b"\r\n", b"\n")
-    if cooked.replace(b"\n", b"\r\n") != data or b"\x1b[?1049h" in data:
-        return data, True, list(printed.marks)
-    marks = [(ms, at - data.count(b"\r\n", 0, at)) for ms, at in printed.marks]
-    return cooked, False, marks
+def _with_plain_line_ends(output: TimedOutput) -> tuple[bytes, bool, list[tuple[int, int]]]:
+    """Output with "\\n" for "\\r\\n", if that can be reversed; whether it could not; and its marks."""
+    data = output.data
+    plain = data.replace(b"\r\n", b"\n")
+    if plain.replace(b"\n", b"\r\n") != data or b"\x1b[?1049h" in data:
+        return data, True, list(output.marks)
+    marks = [(ms, position - data.count(b"\r\n", 0, position)) for ms, position in output.marks]
+    return plain, False, marks
 
 
-class Heard:
+class ProgramOutput:
     """What a program beside the shell prints, on both its streams as it comes. For several threads."""
 
     def __init__(self, argv: Sequence[str], cwd: str | None) -> None:
         self._command, self._cwd = shlex.join(argv), cwd
-        self._tape, self._lock, self._started = _Tape(), threading.Lock(), time.monotonic()
+        self._tape, self._lock, self._started_at = _Tape(), threading.Lock(), time.monotonic()
 
-    def take(self, data: bytes) -> None:
+    def add(self, data: bytes) -> None:
         with self._lock:
-            self._tape.take(data)
+            self._tape.add(data)
 
-    def told(self, exit_code: int | None) -> Told:
-        """As a command that ended. It had no terminal: there is nothing to be played."""
+    def record(self, exit_code: int | None) -> EventBody:
+        """The program as a command that ended. It had no terminal, so there is nothing to play again."""
         with self._lock:
-            printed = self._tape.printed()
+            output = self._tape.output()
         body: dict[str, Any] = {"command": self._command, "cwd": self._cwd, "exit_code": exit_code}
-        body["duration_ms"] = round((time.monotonic() - self._started) * 1000, 3)
+        body["duration_ms"] = round((time.monotonic() - self._started_at) * 1000, 3)
         body["beside"] = True
-        data = _put(body, printed.data)
-        return Told(kind="command", body=body, data=data)
+        data = _add_output(body, output.data)
+        return EventBody(kind="command", body=body, data=data)

@@ -40,7 +40,7 @@ import msgspec
 from waypoint.box.plan import inside_path
 from waypoint.core.sessions import Live, Sessions
 from waypoint.model import Checkpoint, Record
-from waypoint.terminal.terminal import Pump
+from waypoint.terminal.pump import Pump
 
 log = logging.getLogger("waypoint")
 
