@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "waypoint"
 
 NOT_CONVERTED = {
     *("agent", "bases", "bench", "box", "core", "daemon", "engine", "history", "hooks", "machine"),
-    *("policy", "terminal", "text"),
+    *("policy", "text"),
 }
 """Rooms whose messages still use the words of the command line. Take yours out when it is converted."""
 
