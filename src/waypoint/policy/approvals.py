@@ -1,12 +1,11 @@
-"""Asking before a command runs, and waiting for somebody's word.
+"""Commands that wait for the decision of a user before they run.
 
-An approval is bound to the one request that asked: that thread waits with that command in its hands, and
-runs it or does not. So there is nothing that could be used for another command, another session or a second
-time. It fails closed: who is not answered in time, who goes away, whose session moves, whose daemon ends, is
-refused.
+An approval belongs to one request: the thread of that request waits with the command, then runs it or not. So
+an approval cannot be used for another command, another session or a second time. In every other case the
+command is refused: no decision in time, the client disconnects, the session is restored, the daemon ends.
 
-Waiting is one `poll` on two descriptors, the decision and the requester's connection: nothing looks around in
-between, and neither an answer nor a hang-up is missed.
+A thread waits with one `poll` on two descriptors, for the decision and for the client's connection. Neither a
+decision nor a disconnect can be missed, and nothing is checked periodically.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from waypoint.api.hints import Do, Hint
 from waypoint.errors import NotFound, UsageError
 from waypoint.model import Actor, Approval, ApprovalState, EffectClass
 from waypoint.store.database import iso
@@ -31,12 +31,13 @@ from waypoint.store.ledger import Ledger
 class _Waiting:
     approval: Approval
     owner: object
-    """What has to stay for it to mean anything: the present incarnation of the session."""
-    told: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC))
+    """The present of the session in which the command would run. If it goes, the approval is refused."""
+    decided: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC))
+    """An event descriptor that becomes readable with the decision."""
 
 
 class Approvals:
-    """What waits for somebody's word. One of these lives in the daemon."""
+    """The commands that wait for a decision. The daemon has one of these."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -59,8 +60,8 @@ class Approvals:
         requester: int | None,
         announce: Callable[[Approval], None],
     ) -> Approval:
-        """Returns when it is decided, one way or the other. `shown`: the command without its secrets;
-        `requester`: a socket whose end of file means that nobody wants the answer any more."""
+        """Waits for the decision and returns it. `shown`: the command without its secrets; `requester`: the
+        client's socket, whose end of file means that the client has disconnected."""
         now = time.time()
         approval = Approval(
             id=secrets.token_hex(4),
@@ -81,50 +82,51 @@ class Approvals:
             announce(approval)
             self._wait(waiting, requester, expires_seconds)
         finally:
-            # Whatever happened in between, what is not approved by now never will be.
-            self._ledger.decide(approval.id, "gone", "nobody waits for it any more")
+            # Has no effect if it is decided. If the wait ended in another way, it can never be approved.
+            self._ledger.decide(approval.id, "gone", "the command no longer waits")
             with self._lock:
                 del self._waiting[approval.id]
-                os.close(waiting.told)
+                os.close(waiting.decided)
         return self._ledger.approval(approval.id) or approval
 
     def _wait(self, waiting: _Waiting, requester: int | None, seconds: float) -> None:
-        ready = select.poll()
-        ready.register(waiting.told, select.POLLIN)
+        poll = select.poll()
+        poll.register(waiting.decided, select.POLLIN)
         if requester is not None:
-            ready.register(requester, select.POLLRDHUP)
-        found = ready.poll(max(0.0, seconds) * 1000)
-        if not found:
-            self._ledger.decide(waiting.approval.id, "expired", "nobody answered in time")
-        elif all(fd == requester for fd, _ in found):
-            self._ledger.decide(waiting.approval.id, "gone", "whoever asked has gone")
+            poll.register(requester, select.POLLRDHUP)
+        ready = poll.poll(max(0.0, seconds) * 1000)
+        if not ready:
+            self._ledger.decide(waiting.approval.id, "expired", "no decision in time")
+        elif all(fd == requester for fd, _ in ready):
+            self._ledger.decide(waiting.approval.id, "gone", "the client has disconnected")
 
     def decide(self, approval_id: str, *, granted: bool, note: str = "") -> Approval:
-        """Somebody's word. It counts once, and only while the command waits."""
+        """The decision of a user. It counts once, and only while the command waits."""
         approval = self._ledger.approval(approval_id)
         if approval is None:
             raise NotFound(
-                f"nothing waits for approval as {approval_id!r}", hint="`waypoint approvals` lists what does"
+                f"no command waits for approval as {approval_id!r}",
+                hint=Hint(Do("approvals"), " lists those that do"),
             )
-        if not self._settle(approval.id, "approved" if granted else "denied", note):
-            found = self._ledger.approval(approval.id) or approval
+        if not self._finish(approval.id, "approved" if granted else "denied", note):
+            state = (self._ledger.approval(approval.id) or approval).state
             raise UsageError(
-                f"{approval.id} is {found.state} already", hint="an approval is for one run of one command"
+                f"{approval.id} is {state} already", hint="an approval is for one run of one command"
             )
         return self._ledger.approval(approval.id) or approval
 
     def drop(self, owner: object) -> None:
-        """The session's present is gone: what was asked in it no longer makes sense."""
+        """The present of a session is gone: refuses the commands that wait in it."""
         with self._lock:
-            mine = [one.approval.id for one in self._waiting.values() if one.owner is owner]
-        for one in mine:
-            self._settle(one, "gone", "the session was restored or ended while it waited")
+            ids = [waiting.approval.id for waiting in self._waiting.values() if waiting.owner is owner]
+        for approval_id in ids:
+            self._finish(approval_id, "gone", "the session was restored or ended while it waited")
 
-    def _settle(self, approval_id: str, state: ApprovalState, note: str) -> bool:
+    def _finish(self, approval_id: str, state: ApprovalState, note: str) -> bool:
         with self._lock:
             waiting = self._waiting.get(approval_id)
             if waiting is None or not self._ledger.decide(approval_id, state, note):
                 return False
             with contextlib.suppress(OSError):
-                os.eventfd_write(waiting.told, 1)
+                os.eventfd_write(waiting.decided, 1)
             return True

@@ -1,12 +1,12 @@
-"""Reads a shell command line the way bash would, without running anything.
+"""Parses a command line as bash would, without running anything.
 
-What comes out is every command that the line may run, as far as it can be seen: behind `&&`, pipes and
-`$(…)`, in loops, functions, here-documents, and in what wrappers are given (unwrapping.py). What cannot be
-seen is named in `unseen`: a command that is in a variable, a quote that does not end. A reader that guesses
-would call dangerous things safe, so it never does.
+The result is every command that the line may run: after `&&`, in pipes and `$(…)`, in loops, functions and
+here-documents. (Commands inside other commands, such as `sudo …`, are found by wrappers.py.) What the parser
+cannot determine is listed in `unseen`: a command that is in a variable, a quote that does not end. The parser
+never guesses, because a wrong guess could call a dangerous command safe.
 
-This is no shell: conditions are not evaluated, all branches count. A function's body counts where it is
-defined. Time is linear in the text, and depth and length are bounded: any input is read, none raises.
+Conditions are not evaluated: all branches count. The body of a function counts where it is defined. The time
+is linear in the length of the text. Depth and length are bounded: any input is accepted, none raises.
 """
 
 from __future__ import annotations
@@ -16,65 +16,75 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MOST_CHARACTERS = 1 << 16
-_MOST_DEPTH = 40
-_MOST_COMMANDS = 2000
+MAX_CHARACTERS = 1 << 16
+_MAX_DEPTH = 40
+_MAX_COMMANDS = 2000
 
 
 class Word(NamedTuple):
     """One word of a command, quotes and escapes resolved."""
 
     text: str
-    """As the program would see it. What only a running shell could say stands as it was written: `$HOST`."""
-    open: bool = False
-    """Whether there is such a thing in it."""
-    bare: bool = True
-    """Whether nothing in it was quoted: only then can it be a reserved word."""
+    """As the program would see it. An expansion that only a running shell can compute stays as written:
+    `$HOST`."""
+    dynamic: bool = False
+    """Whether it contains such an expansion."""
+    unquoted: bool = True
+    """Whether no part of it was quoted. Only then can it be a reserved word."""
 
 
 @dataclass
-class Simple:
-    """One command with its words, variables and redirections."""
+class Command:
+    """One simple command with its words, variables and redirections."""
 
     words: list[Word] = field(default_factory=list)
-    sets: list[tuple[str, Word]] = field(default_factory=list)
-    """Variables that are set for it, or by it if it has no words."""
+    assignments: list[tuple[str, Word]] = field(default_factory=list)
+    """Variables that are set for it, or in the shell if it has no words."""
     writes: list[Word] = field(default_factory=list)
     """Files that its output is redirected to."""
     stdin: Word | None = None
-    """What it is given to read, where that can be seen: a here-document, a here-string."""
-    reads: bool = False
-    """Whether it reads a file instead."""
+    """The text of its standard input, if it is in the line: a here-document, a here-string."""
+    reads_file: bool = False
+    """Whether its standard input is a file."""
     piped: bool = False
-    """Whether it reads what the command before it prints."""
-    before: Simple | None = None
-    """That command, where it is a single one."""
+    """Whether its standard input is the output of the command before it."""
+    before: Command | None = None
+    """That command, if it is a single one."""
 
 
-@dataclass
-class Reading:
-    """What was found in a line."""
+class Unseen:
+    """Collects what could not be determined, without repetitions and bounded."""
 
-    commands: list[Simple] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
-    functions: set[str] = field(default_factory=set)
-    """Names the line defines: what they do has been read where they are defined."""
-    values: dict[str, str] = field(default_factory=dict)
-    """Variables that the line sets to something that can be seen."""
+    _MAX = 20
 
-    def cannot_see(self, why: str) -> None:
-        if why not in self.unseen and len(self.unseen) < 20:
-            self.unseen.append(why)
+    def __init__(self) -> None:
+        self.unseen: list[str] = []
+
+    def add_unseen(self, what: str) -> None:
+        if what not in self.unseen and len(self.unseen) < self._MAX:
+            self.unseen.append(what)
 
 
-def read(line: str, into: Reading | None = None) -> Reading:
+class ParsedLine(Unseen):
     """The commands of a line."""
-    found = Reading() if into is None else into
-    if len(line) > MOST_CHARACTERS:
-        found.cannot_see(f"all after the first {MOST_CHARACTERS:,} characters")
-        line = line[:MOST_CHARACTERS]
-    _Reader(line, found).read()
-    return found
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commands: list[Command] = []
+        self.functions: set[str] = set()
+        """Functions that the line defines. The commands in their bodies are among `commands`."""
+        self.values: dict[str, str] = {}
+        """Variables that the line sets once, to a known value."""
+
+
+def parse(line: str) -> ParsedLine:
+    """The commands of a line."""
+    result = ParsedLine()
+    if len(line) > MAX_CHARACTERS:
+        result.add_unseen(f"all after the first {MAX_CHARACTERS:,} characters")
+        line = line[:MAX_CHARACTERS]
+    _Parser(line, result).parse()
+    return result
 
 
 _PLAIN = re.compile(r"[^\s'\"\\$`|&;()<>{},*?\[]+")
@@ -98,20 +108,20 @@ _SKIPPED = frozenset({
     "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "!", "{", "}", "time", "coproc",
     "esac",
 })  # fmt: skip
-"""Reserved words that another command may follow. All branches count, so they mean nothing more here."""
+"""Reserved words that a command may follow. All branches count, so nothing more has to be known of them."""
 
 _RESERVED = _SKIPPED | {"for", "select", "case", "function", "[["}
 
-# What stands for an unquoted brace or comma until the word is complete: letters that mean nothing.
+# Private characters that stand for an unquoted brace or comma until the word is complete.
 _OPEN, _CLOSE, _COMMA = "\ue000", "\ue001", "\ue002"
 _MARKS = str.maketrans({_OPEN: "{", _CLOSE: "}", _COMMA: ","})
-_MOST_BRACED = 64
+_MAX_BRACED = 64
 
 
 def _ansi(text: str) -> str:
-    """What `$'…'` stands for."""
+    """The text that `$'…'` stands for."""
 
-    def one(match: re.Match[str]) -> str:
+    def decode(match: re.Match[str]) -> str:
         letter, octal, two, four, eight, control = match.groups()
         if letter:
             return _ANSI_LETTERS[letter]
@@ -120,34 +130,42 @@ def _ansi(text: str) -> str:
         code = int(octal, 8) if octal else int(two or four or eight, 16)
         return chr(code) if 0 < code < 0x110000 and not 0xD800 <= code < 0xE000 else "\ufffd"
 
-    return _ANSI.sub(one, text)
+    return _ANSI.sub(decode, text)
 
 
-class _Reader:
-    """One pass over one text. Positions only grow."""
+class _HereDocument(NamedTuple):
+    command: Command
+    delimiter: str
+    quoted: bool
+    """Whether its delimiter is quoted: then nothing in it is expanded."""
+    strips_tabs: bool
 
-    def __init__(self, text: str, found: Reading, depth: int = 0) -> None:
-        self.text, self.found, self.depth = text, found, depth
+
+class _Parser:
+    """One pass over one text. The position `at` only grows."""
+
+    def __init__(self, text: str, result: ParsedLine, depth: int = 0) -> None:
+        self.text, self.result, self.depth = text, result, depth
         self.at, self.end = 0, len(text)
-        self.waiting: list[tuple[Simple, str, bool, bool]] = []
-        """Here-documents whose text comes after the next newline: delimiter, quoted, tabs stripped."""
+        self.here_documents: list[_HereDocument] = []
+        """Those whose text begins after the next newline."""
 
-    def read(self) -> None:
+    def parse(self) -> None:
         while self.at < self.end:
             self._list("")
 
     # ---- lists -------------------------------------------------------------------------------
 
     def _too_deep(self) -> bool:
-        """Whether there is no going deeper from here; nothing more is read then."""
-        if self.depth < _MOST_DEPTH:
+        """Whether the nesting limit is reached. If so, the rest of the text is skipped."""
+        if self.depth < _MAX_DEPTH:
             return False
-        self.found.cannot_see("what is nested too deep")
+        self.result.add_unseen("what is nested too deeply")
         self.at = self.end
         return True
 
-    def _deeper(self, end: str) -> None:
-        """A list within something: up to and with its end."""
+    def _nested_list(self, end: str) -> None:
+        """A list inside a construct, up to and including the character that ends it."""
         if not self._too_deep():
             self.depth += 1
             self._list(end)
@@ -156,13 +174,13 @@ class _Reader:
     def _list(self, end: str, *, in_case: bool = False) -> None:
         piped, before = False, None
         while True:
-            self._blank(newlines=True)
+            self._skip_blanks(newlines=True)
             if self.at >= self.end:
                 if end:
-                    self.found.cannot_see(f"what comes after the end of the line: a {end} is missing")
+                    self._missing(f"a {end}")
                 return
-            if len(self.found.commands) >= _MOST_COMMANDS:
-                self.found.cannot_see(f"all after the first {_MOST_COMMANDS:,} commands")
+            if len(self.result.commands) >= _MAX_COMMANDS:
+                self.result.add_unseen(f"all after the first {_MAX_COMMANDS:,} commands")
                 self.at = self.end
                 return
             letter = self.text[self.at]
@@ -170,7 +188,7 @@ class _Reader:
                 self.at += 1
                 return
             if letter == ")":
-                self.found.cannot_see("what an unmatched ) belongs to")
+                self.result.add_unseen("what an unmatched ) belongs to")
                 self.at += 1
                 continue
             if letter in ";|&" and not self.text.startswith("&>", self.at):
@@ -186,19 +204,22 @@ class _Reader:
             if letter == "(":
                 self.at += 1
                 if not (self.text.startswith("(", self.at) and self._arithmetic()):
-                    self._deeper(")")
+                    self._nested_list(")")
                 before = None
                 continue
-            simple, more = self._simple(in_case=in_case)
-            if simple is None:
+            command, more = self._command(in_case=in_case)
+            if command is None:
                 before = None
                 if not more:
                     return
                 continue
-            simple.piped, simple.before = piped, before
-            before, piped = simple, False
+            command.piped, command.before = piped, before
+            before, piped = command, False
 
-    def _blank(self, *, newlines: bool = False) -> None:
+    def _missing(self, what: str) -> None:
+        self.result.add_unseen(f"what follows the end of the line: {what} is missing")
+
+    def _skip_blanks(self, *, newlines: bool = False) -> None:
         while self.at < self.end:
             if blank := _BLANK.match(self.text, self.at):
                 self.at = blank.end()
@@ -207,48 +228,49 @@ class _Reader:
                 self.at = self.end if line_end < 0 else line_end
             elif newlines and self.text[self.at] == "\n":
                 self.at += 1
-                self._here_documents()
+                self._read_here_documents()
             else:
                 return
 
-    def _here_documents(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for simple, delimiter, quoted, strip in waiting:
+    def _read_here_documents(self) -> None:
+        documents, self.here_documents = self.here_documents, []
+        for command, delimiter, quoted, strips_tabs in documents:
             lines = []
             while self.at < self.end:
                 stop = self.text.find("\n", self.at)
                 stop = self.end if stop < 0 else stop
                 line = self.text[self.at : stop]
                 self.at = min(stop + 1, self.end)
-                if (line.lstrip("\t") if strip else line) == delimiter:
+                line = line.lstrip("\t") if strips_tabs else line
+                if line == delimiter:
                     break
-                lines.append(line.lstrip("\t") if strip else line)
+                lines.append(line)
             else:
-                self.found.cannot_see(f"what comes after the end of the line: {delimiter!r} is missing")
+                self._missing(repr(delimiter))
             body = "".join(f"{line}\n" for line in lines)
-            is_open = not quoted and ("$" in body or "`" in body)
-            if is_open:
+            dynamic = not quoted and ("$" in body or "`" in body)
+            if dynamic:
                 self._expansions(body)
-            simple.stdin = Word(body, is_open, bare=False)
+            command.stdin = Word(body, dynamic, unquoted=False)
 
     def _expansions(self, text: str) -> None:
         """Commands in a text that is expanded but not split: a here-document without quotes."""
-        inner = self._inner(text.replace('"', " "))
+        inner = self._nested_parser(text.replace('"', " "))
         if inner:
             inner._quoted([])
 
-    def _inner(self, text: str) -> _Reader | None:
+    def _nested_parser(self, text: str) -> _Parser | None:
         if self._too_deep():
             return None
-        return _Reader(text, self.found, self.depth + 1)
+        return _Parser(text, self.result, self.depth + 1)
 
     # ---- commands ----------------------------------------------------------------------------
 
-    def _simple(self, *, in_case: bool) -> tuple[Simple | None, bool]:
-        """One command. (None, True) when there was only syntax; (None, False) when `esac` ended a list."""
-        simple = Simple()
+    def _command(self, *, in_case: bool) -> tuple[Command | None, bool]:
+        """One command. (None, True) if there was only syntax; (None, False) if `esac` ended the list."""
+        command = Command()
         while True:
-            self._blank()
+            self._skip_blanks()
             if self.at >= self.end or self.text[self.at] in "\n;|)":
                 break
             letter = self.text[self.at]
@@ -256,74 +278,75 @@ class _Reader:
                 break
             if letter in "<>" and self.text.startswith("(", self.at + 1):
                 start, self.at = self.at, self.at + 2
-                self._deeper(")")
-                simple.words.append(Word(self.text[start : self.at], open=True, bare=False))
+                self._nested_list(")")
+                command.words.append(Word(self.text[start : self.at], dynamic=True, unquoted=False))
                 continue
             if redirection := _REDIRECTION.match(self.text, self.at):
-                self._redirect(simple, redirection)
+                self._redirect(command, redirection)
                 continue
             if letter == "(":
-                self._parenthesis(simple)
-                if not simple.words:
+                self._parenthesis(command)
+                if not command.words:
                     return None, True
                 continue
             start = self.at
             words = self._word()
             if self.at == start:
                 self.at += 1
-                self.found.cannot_see(f"what {letter!r} means there")
+                self.result.add_unseen(f"what {letter!r} means there")
                 continue
             first = words[0]
-            fresh = not (simple.words or simple.writes or simple.sets)
-            if fresh and first.bare and len(words) == 1 and first.text in _RESERVED:
+            empty = not (command.words or command.writes or command.assignments)
+            if empty and first.unquoted and len(words) == 1 and first.text in _RESERVED:
                 if first.text == "esac" and in_case:
                     self.at = start
                     return None, False
                 self._reserved(first.text)
                 return None, True
-            if not simple.words and self._assigns(simple, first, start):
+            if not command.words and self._assignment(command, first, start):
                 continue
-            simple.words += words
-        if simple.words or simple.sets or simple.writes:
-            self.found.commands.append(simple)
-            return simple, True
+            command.words += words
+        if command.words or command.assignments or command.writes:
+            self.result.commands.append(command)
+            return command, True
         return None, True
 
-    def _assigns(self, simple: Simple, word: Word, start: int) -> bool:
-        found = _ASSIGNMENT.match(self.text, start)
-        if not found or not word.text.startswith(found[0]):
+    def _assignment(self, command: Command, word: Word, start: int) -> bool:
+        """Whether the word that begins at `start` is an assignment; it is added then."""
+        match = _ASSIGNMENT.match(self.text, start)
+        if not match or not word.text.startswith(match[0]):
             return False
-        name, value = found[1], word._replace(text=word.text[found.end() - start :])
-        simple.sets.append((name, value))
-        if value.open or name in self.found.values:
-            # Set twice, or to something unknown: which of them counts is not for a reader to say.
-            self.found.values.pop(name, None)
+        name, value = match[1], word._replace(text=word.text[match.end() - start :])
+        command.assignments.append((name, value))
+        if value.dynamic or name in self.result.values:
+            # Set twice, or to an unknown value: a parser cannot know which value it has later.
+            self.result.values.pop(name, None)
         else:
-            self.found.values[name] = value.text
+            self.result.values[name] = value.text
         return True
 
-    def _parenthesis(self, simple: Simple) -> None:
-        """`name ()` is a function. Anything else is a mistake that bash would refuse."""
+    def _parenthesis(self, command: Command) -> None:
+        """`name ()` is a function. Anything else is a syntax error in bash."""
         self.at += 1
-        self._blank()
-        if len(simple.words) == 1 and self.text.startswith(")", self.at):
+        self._skip_blanks()
+        if len(command.words) == 1 and self.text.startswith(")", self.at):
             self.at += 1
-            self.found.functions.add(simple.words.pop().text)
+            self.result.functions.add(command.words.pop().text)
             return
-        self.found.cannot_see("what a ( in the middle of a command means")
+        self.result.add_unseen("what a ( in the middle of a command means")
 
     def _reserved(self, word: str) -> None:
         if word == "time":
             if option := _TIME_OPTION.match(self.text, self.at):
                 self.at = option.end()
         elif word == "function":
-            self._blank()
+            self._skip_blanks()
             for name in self._word()[:1]:
-                self.found.functions.add(name.text)
-            self._blank()
+                self.result.functions.add(name.text)
+            self._skip_blanks()
             if self.text.startswith("(", self.at):
                 self.at += 1
-                self._blank()
+                self._skip_blanks()
                 self.at += self.text.startswith(")", self.at)
         elif word in ("for", "select"):
             self._for()
@@ -333,37 +356,37 @@ class _Reader:
             self._condition()
 
     def _for(self) -> None:
-        self._blank()
+        self._skip_blanks()
         if self.text.startswith("((", self.at):
             self.at += 1
             if not self._arithmetic():
                 self.at += 1
             return
         for name in self._word()[:1]:
-            # It takes values of its own: what was set before does not count.
-            self.found.values.pop(name.text, None)
+            # The loop sets the variable: an earlier value does not count.
+            self.result.values.pop(name.text, None)
         while True:
-            self._blank(newlines=False)
+            self._skip_blanks(newlines=False)
             if self.at >= self.end or self.text[self.at] in "\n;|&()<>":
                 return
             start = self.at
             words = self._word()
             if self.at == start:
                 return
-            if words and words[0].bare and words[0].text == "do":
+            if words and words[0].unquoted and words[0].text == "do":
                 return
 
     def _case(self) -> None:
-        self._blank()
+        self._skip_blanks()
         self._word()
-        self._blank(newlines=True)
+        self._skip_blanks(newlines=True)
         self._word()  # in
         if self._too_deep():
             return
         while True:
-            self._blank(newlines=True)
+            self._skip_blanks(newlines=True)
             if self.at >= self.end:
-                self.found.cannot_see("what comes after the end of the line: an esac is missing")
+                self._missing("an esac")
                 return
             start = self.at
             if self.text[self.at] == "(":
@@ -380,10 +403,10 @@ class _Reader:
                 self.at += 1
 
     def _pattern(self) -> list[str]:
-        """Up to the ) of a case's pattern, or its esac."""
+        """The words up to the ) of a pattern of `case`, or its `esac`."""
         words: list[str] = []
         while self.at < self.end:
-            self._blank(newlines=True)
+            self._skip_blanks(newlines=True)
             if self.text.startswith(")", self.at):
                 self.at += 1
                 return words
@@ -396,24 +419,24 @@ class _Reader:
         return words
 
     def _condition(self) -> None:
-        """`[[ … ]]`: nothing runs but what is substituted in it."""
+        """`[[ … ]]`: only the substitutions in it run commands."""
         while self.at < self.end:
-            self._blank(newlines=True)
+            self._skip_blanks(newlines=True)
             start = self.at
-            if any(word.bare and word.text == "]]" for word in self._word()):
+            if any(word.unquoted and word.text == "]]" for word in self._word()):
                 return
             if self.at == start:
                 self.at += 1
-        self.found.cannot_see("what comes after the end of the line: a ]] is missing")
+        self._missing("a ]]")
 
     def _arithmetic(self) -> bool:
-        """At the second of two parentheses. False, and nothing read, when it is no arithmetic after all."""
+        """At the second of two parentheses. If it is not arithmetic: returns False and reads nothing."""
         level = 1
         for bracket in _BRACKETS.finditer(self.text, self.at):
             level += 1 if bracket[0] == "(" else -1
             if level == 0:
                 stop = bracket.end()
-                # Two that close have to stand together, else these were two subshells.
+                # The two closing ones have to be adjacent, otherwise these are two subshells.
                 if self.text[stop - 2] != ")":
                     return False
                 inside, self.at = self.text[self.at + 1 : stop - 2], stop
@@ -422,43 +445,44 @@ class _Reader:
                 return True
         return False
 
-    def _redirect(self, simple: Simple, match: re.Match[str]) -> None:
+    def _redirect(self, command: Command, match: re.Match[str]) -> None:
         operator = match[2] or match[3]
         self.at = match.end()
-        self._blank()
+        self._skip_blanks()
         if operator in ("<<", "<<-"):
             start = self.at
             words = self._word()
             raw = self.text[start : self.at]
             delimiter = words[0].text if words else ""
-            self.waiting.append((simple, delimiter, any(q in raw for q in "'\"\\"), operator == "<<-"))
+            quoted = any(quote in raw for quote in "'\"\\")
+            self.here_documents.append(_HereDocument(command, delimiter, quoted, operator == "<<-"))
             return
-        words = self._word() if not self._substitution() else [Word("", open=True, bare=False)]
+        words = self._word() if not self._substitution() else [Word("", dynamic=True, unquoted=False)]
         if not words:
-            self.found.cannot_see("where a redirection leads")
+            self.result.add_unseen("where a redirection leads")
             return
         if operator == "<<<":
-            simple.stdin = words[0]._replace(text=words[0].text + "\n")
+            command.stdin = words[0]._replace(text=words[0].text + "\n")
         elif operator == "<":
-            simple.stdin, simple.reads = None, True
-            simple.writes += [word for word in words[:1] if word.text.startswith(("/dev/tcp/", "/dev/udp/"))]
+            command.stdin, command.reads_file = None, True
+            command.writes += [word for word in words[:1] if word.text.startswith(("/dev/tcp/", "/dev/udp/"))]
         elif not (operator in (">&", "<&") and re.fullmatch(r"\d*-?", words[0].text)):
-            simple.writes += words[:1]
+            command.writes += words[:1]
 
     def _substitution(self) -> bool:
-        """`<(…)` and `>(…)`, where a word is expected."""
+        """`<(…)` or `>(…)` where a word is expected."""
         if not (self.text[self.at : self.at + 1] in ("<", ">") and self.text.startswith("(", self.at + 1)):
             return False
         self.at += 2
-        self._deeper(")")
+        self._nested_list(")")
         return True
 
     # ---- words -------------------------------------------------------------------------------
 
     def _word(self) -> list[Word]:
-        """The next word, or the words that its braces make of it. None when there is no word."""
+        """The next word, or the words that its braces expand to. Empty if there is no word."""
         out: list[str] = []
-        is_open, bare, start = False, True, self.at
+        dynamic, unquoted, start = False, True, self.at
         while self.at < self.end:
             if plain := _PLAIN.match(self.text, self.at):
                 out.append(plain[0])
@@ -468,23 +492,23 @@ class _Reader:
             if letter == "'":
                 stop = self.text.find("'", self.at + 1)
                 if stop < 0:
-                    self.found.cannot_see("what comes after the end of the line: a ' is missing")
+                    self._missing("a '")
                     stop = self.end
                 out.append(self.text[self.at + 1 : stop])
-                self.at, bare = min(stop + 1, self.end), False
+                self.at, unquoted = min(stop + 1, self.end), False
             elif letter == '"':
                 self.at += 1
-                is_open |= self._quoted(out)
-                bare = False
+                dynamic |= self._quoted(out)
+                unquoted = False
             elif letter == "\\":
                 if not self.text.startswith("\n", self.at + 1):
                     out.append(self.text[self.at + 1 : self.at + 2])
-                    bare = False
+                    unquoted = False
                 self.at = min(self.at + 2, self.end)
             elif letter in "$`":
                 expanded, quoted = self._expansion(out)
-                is_open |= expanded
-                bare = bare and not quoted
+                dynamic |= expanded
+                unquoted = unquoted and not quoted
             elif letter in "{},":
                 out.append({"{": _OPEN, "}": _CLOSE, ",": _COMMA}[letter])
                 self.at += 1
@@ -493,21 +517,21 @@ class _Reader:
                 self.at += 1
             elif letter == "(" and _ASSIGNMENT.fullmatch(self.text, start, self.at):
                 self._array()
-                is_open = True
+                dynamic = True
             else:
                 break
         if self.at == start:
             return []
-        return _braced("".join(out), is_open=is_open, bare=bare)
+        return _braced("".join(out), dynamic=dynamic, unquoted=unquoted)
 
     def _array(self) -> None:
-        """`name=(…)`: words, of which only what is substituted in them runs."""
+        """`name=(…)`: words, in which only substitutions run commands."""
         self.at += 1
         if self._too_deep():
             return
         self.depth += 1
         while self.at < self.end:
-            self._blank(newlines=True)
+            self._skip_blanks(newlines=True)
             if self.text.startswith(")", self.at):
                 self.at += 1
                 self.depth -= 1
@@ -517,11 +541,11 @@ class _Reader:
             if self.at == start:
                 self.at += 1
         self.depth -= 1
-        self.found.cannot_see("what comes after the end of the line: a ) is missing")
+        self._missing("a )")
 
     def _quoted(self, out: list[str]) -> bool:
-        """Up to and with the closing double quote; whether anything in it is expanded."""
-        is_open = False
+        """Up to and including the closing double quote. Returns whether it contains an expansion."""
+        dynamic = False
         while self.at < self.end:
             if plain := _IN_QUOTES.match(self.text, self.at):
                 out.append(plain[0])
@@ -530,20 +554,21 @@ class _Reader:
             letter = self.text[self.at]
             if letter == '"':
                 self.at += 1
-                return is_open
+                return dynamic
             if letter == "\\":
                 following = self.text[self.at + 1 : self.at + 2]
                 if following != "\n":
                     out.append(following if following and following in '"\\$`' else "\\" + following)
                 self.at = min(self.at + 2, self.end)
             else:
-                is_open |= self._expansion(out, quoted=True)[0]
+                dynamic |= self._expansion(out, quoted=True)[0]
         if self.depth == 0:
-            self.found.cannot_see('what comes after the end of the line: a " is missing')
-        return is_open
+            self._missing('a "')
+        return dynamic
 
     def _expansion(self, out: list[str], *, quoted: bool = False) -> tuple[bool, bool]:
-        """At a `$` or a backquote. Whether only a running shell knows what comes; whether it is quoted."""
+        """At a `$` or a backquote. Returns whether only a running shell can compute it, and whether it is
+        a form of quotes."""
         text, start = self.text, self.at
         if text[start] == "`":
             self._backquoted()
@@ -555,7 +580,7 @@ class _Reader:
             while stop < self.end and text[stop] != "'":
                 stop += 2 if text[stop] == "\\" else 1
             if stop >= self.end:
-                self.found.cannot_see("what comes after the end of the line: a ' is missing")
+                self._missing("a '")
             out.append(_ansi(text[start + 2 : stop]))
             self.at = min(stop + 1, self.end)
             return False, True
@@ -565,7 +590,7 @@ class _Reader:
         if following == "(":
             self.at += 2
             if not (text.startswith("(", self.at) and self._arithmetic()):
-                self._deeper(")")
+                self._nested_list(")")
         elif following == "{":
             self.at += 2
             if not self._too_deep():
@@ -579,12 +604,12 @@ class _Reader:
             out.append("$")
             return False, False
         raw = text[start : self.at]
-        one = _ONE_NAME.fullmatch(raw)
-        out.append(self.found.values.get(one[1] or one[2], raw) if one else raw)
+        variable = _ONE_NAME.fullmatch(raw)
+        out.append(self.result.values.get(variable[1] or variable[2], raw) if variable else raw)
         return True, False
 
     def _parameter(self) -> None:
-        """`${…}` up to its end. What is substituted in it runs."""
+        """`${…}` up to its end. Substitutions in it run commands."""
         while self.at < self.end:
             if plain := _IN_BRACES.match(self.text, self.at):
                 self.at = plain.end()
@@ -603,7 +628,7 @@ class _Reader:
                 self.at = self.end if stop < 0 else stop + 1
             else:
                 self.at = min(self.at + 2, self.end)
-        self.found.cannot_see("what comes after the end of the line: a } is missing")
+        self._missing("a }")
 
     def _backquoted(self) -> None:
         start = self.at + 1
@@ -611,45 +636,45 @@ class _Reader:
         while stop < self.end and self.text[stop] != "`":
             stop += 2 if self.text[stop] == "\\" else 1
         if stop >= self.end:
-            self.found.cannot_see("what comes after the end of the line: a ` is missing")
-        inner = self._inner(re.sub(r"\\([`$\\])", r"\1", self.text[start:stop]))
+            self._missing("a `")
+        inner = self._nested_parser(re.sub(r"\\([`$\\])", r"\1", self.text[start:stop]))
         if inner:
-            inner.read()
+            inner.parse()
         self.at = min(stop + 1, self.end)
 
 
-def _braced(text: str, *, is_open: bool, bare: bool) -> list[Word]:
-    """`{git,push}` is two words. Braces without a comma or `..` are letters."""
+def _braced(text: str, *, dynamic: bool, unquoted: bool) -> list[Word]:
+    """`{git,push}` is two words. Braces without a comma or `..` are ordinary characters."""
     if _OPEN not in text:
-        return [Word(text.translate(_MARKS) if _CLOSE in text or _COMMA in text else text, is_open, bare)]
+        return [Word(text.translate(_MARKS) if _CLOSE in text or _COMMA in text else text, dynamic, unquoted)]
     parts, finished = [text], []
     while parts:
-        one = parts.pop(0)
-        close = one.find(_CLOSE)
-        start = one.rfind(_OPEN, 0, close) if close >= 0 else -1
+        part = parts.pop(0)
+        close = part.find(_CLOSE)
+        start = part.rfind(_OPEN, 0, close) if close >= 0 else -1
         if start < 0:
-            finished.append(Word(one.translate(_MARKS), is_open, bare))
+            finished.append(Word(part.translate(_MARKS), dynamic, unquoted))
             continue
-        inside = one[start + 1 : close]
+        inside = part[start + 1 : close]
         if _COMMA not in inside and ".." not in inside:
-            parts.insert(0, one[:start] + "{" + inside + "}" + one[close + 1 :])
+            parts.insert(0, part[:start] + "{" + inside + "}" + part[close + 1 :])
         elif ".." in inside and _COMMA not in inside:
-            parts.insert(0, one[:start] + "{" + inside + "}" + one[close + 1 :])
-            is_open = True
+            parts.insert(0, part[:start] + "{" + inside + "}" + part[close + 1 :])
+            dynamic = True
         else:
             choices = inside.split(_COMMA)
-            if len(parts) + len(finished) + len(choices) > _MOST_BRACED:
-                return [Word(text.translate(_MARKS), open=True, bare=False)]
-            parts = [one[:start] + choice + one[close + 1 :] for choice in choices] + parts
+            if len(parts) + len(finished) + len(choices) > _MAX_BRACED:
+                return [Word(text.translate(_MARKS), dynamic=True, unquoted=False)]
+            parts = [part[:start] + choice + part[close + 1 :] for choice in choices] + parts
     return finished
 
 
-def plain(words: Sequence[Word]) -> str:
-    """The words of a command as one line, for people and for keys."""
-    return " ".join(_shown(word.text) for word in words)
+def join(words: Sequence[Word]) -> str:
+    """The words of a command as one line, quoted where needed: to show it, and as a key."""
+    return " ".join(_quote(word.text) for word in words)
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     if text and not re.search(r"[\s'\"|&;<>()]", text):
         return text
     return "'" + text.replace("'", "'\\''") + "'" if "'" not in text else '"' + text.replace('"', '\\"') + '"'

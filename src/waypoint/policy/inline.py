@@ -1,8 +1,8 @@
-"""Scripts given inline: `python -c`, `node -e`, `perl -e`.
+"""Scripts in an argument: `python -c`, `node -e`, `perl -e`.
 
-A program can hide anything, so a script counts as seen only when all it uses is on a short list of things
-that stay in the session. Commands that it runs are brought out where they stand in it as plain texts;
-everything else is named as unseen.
+A script can do anything. So it counts as understood only if everything it uses is on a list of modules and
+names that act in the session alone. Commands that it runs are returned if they are literal texts in it;
+everything else is listed in `unseen`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-_MOST_CHARACTERS = 20_000
+_MAX_CHARACTERS = 20_000
 
-INLINE: dict[str, re.Pattern[str]] = {
+CODE_OPTIONS: dict[str, re.Pattern[str]] = {
     "python": re.compile(r"(-[a-zA-Z]*c)(.+)?", re.DOTALL),
     "perl": re.compile(r"-[a-zA-Z0-9]*[eE]"),
     "ruby": re.compile(r"-[a-zA-Z0-9]*e"),
@@ -27,39 +27,39 @@ INLINE: dict[str, re.Pattern[str]] = {
     "Rscript": re.compile(r"-e"),
     "tclsh": re.compile(r"-c"),
 }
-"""The option after which the script comes; a second group is the script itself."""
+"""The option before the script; a second group is the script itself, attached to its option."""
 
 
 @dataclass
-class Seen:
-    """What a script does."""
+class Script:
+    """What a script runs."""
 
     lines: list[str] = field(default_factory=list)
-    """Command lines that it gives to a shell."""
+    """Command lines that it passes to a shell."""
     programs: list[list[str]] = field(default_factory=list)
-    """Programs that it starts, with their arguments. Requests stand here as `curl` would make them."""
+    """Programs that it starts, with their arguments. HTTP requests are listed as commands of `curl`."""
     unseen: list[str] = field(default_factory=list)
 
 
-def look(language: str, code: str) -> Seen:
-    """Looks into a script. Nothing of it is run."""
-    found = Seen()
-    if len(code) > _MOST_CHARACTERS:
-        found.unseen.append(f"what a long script for {language} does")
+def inspect(language: str, code: str) -> Script:
+    """Inspects a script without running it."""
+    script = Script()
+    if len(code) > _MAX_CHARACTERS:
+        script.unseen.append(f"what a long script for {language} does")
     elif language == "python":
-        _python(code, found)
+        _python(code, script)
     elif language in ("node", "bun", "deno"):
-        _javascript(code, found)
+        _javascript(code, script)
     elif language == "perl":
-        _perl(code, found)
+        _perl(code, script)
     else:
-        _other(language, code, found)
-    return found
+        _other(language, code, script)
+    return script
 
 
 # ---- Python --------------------------------------------------------------------------------------
 
-_QUIET = frozenset({
+_LOCAL_MODULES = frozenset({
     "abc", "argparse", "array", "ast", "base64", "binascii", "bisect", "calendar", "cmath", "codecs",
     "collections", "colorsys", "configparser", "contextlib", "copy", "csv", "dataclasses", "datetime",
     "decimal", "difflib", "dis", "enum", "errno", "filecmp", "fnmatch", "fractions", "functools", "gc",
@@ -71,84 +71,87 @@ _QUIET = frozenset({
     "typing", "unicodedata", "uuid", "warnings", "xml", "zipfile", "zlib", "zoneinfo", "__future__",
     "numpy", "msgspec",
 })  # fmt: skip
-"""Modules that do not reach out of the session by themselves."""
-_RUNS_LINE = frozenset({"system", "popen", "getoutput", "getstatusoutput"})
-_RUNS_ARGV = frozenset({"run", "call", "check_call", "check_output", "Popen", "create_subprocess_exec"})
-_REPLACES = re.compile(r"(exec[lv]p?e?|spawn[lv]p?e?|posix_spawnp?|fork|forkpty|startfile)$")
-_DARK = frozenset({"exec", "eval", "compile", "__import__", "getattr", "globals", "vars", "breakpoint"})
-_METHODS = frozenset(
+"""Modules that act in the session alone."""
+_LINE_CALLS = frozenset({"system", "popen", "getoutput", "getstatusoutput"})
+_ARGV_CALLS = frozenset({"run", "call", "check_call", "check_output", "Popen", "create_subprocess_exec"})
+_EXEC_CALLS = re.compile(r"(exec[lv]p?e?|spawn[lv]p?e?|posix_spawnp?|fork|forkpty|startfile)$")
+_DYNAMIC_NAMES = frozenset(
+    {"exec", "eval", "compile", "__import__", "getattr", "globals", "vars", "breakpoint"}
+)
+_REQUEST_CALLS = frozenset(
     {"post", "put", "patch", "delete", "request", "get", "head", "options", "urlopen", "urlretrieve"}
 )
-_REQUESTS = frozenset({"requests", "httpx", "urllib", "aiohttp"})
+_REQUEST_MODULES = frozenset({"requests", "httpx", "urllib", "aiohttp"})
+_REQUEST_OBJECTS = frozenset({"request", "session", "s", "client"})
 
 
-def _python(code: str, found: Seen) -> None:
+def _python(code: str, script: Script) -> None:
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        found.unseen.append("a script for python that cannot be read")
+        script.unseen.append("a script for python that cannot be read")
         return
     try:
         nodes = list(ast.walk(tree))
     except RecursionError:
-        found.unseen.append("what a deeply nested script for python does")
+        script.unseen.append("what a deeply nested script for python does")
         return
-    names = _Names(found)
+    names = _Names(script)
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names.learn(node)
+            names.add_import(node)
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
         if isinstance(node, ast.Call):
-            _python_call(node, names, found)
-        elif (isinstance(node, ast.Name) and node.id in _DARK) or (
+            _python_call(node, names, script)
+        elif (isinstance(node, ast.Name) and node.id in _DYNAMIC_NAMES) or (
             isinstance(node, ast.Name) and node.id in names.functions and id(node) not in called
         ):
-            found.unseen.append(f"what {node.id} does in a script for python")
+            script.unseen.append(f"what {node.id} does in a script for python")
         elif isinstance(node, ast.Attribute) and (
             node.attr in ("modules", "import_module", "eval", "exec")
             or node.attr.startswith("__")
-            or (_runs(node.attr) and id(node) not in called)
+            or (_starts_program(node.attr) and id(node) not in called)
         ):
-            found.unseen.append(f"what .{node.attr} does in a script for python")
-    if names.reaches_out and not (found.lines or found.programs or found.unseen):
-        found.unseen.append(f"what {names.reaches_out} does in a script for python")
+            script.unseen.append(f"what .{node.attr} does in a script for python")
+    if names.outside_module and not (script.lines or script.programs or script.unseen):
+        script.unseen.append(f"what {names.outside_module} does in a script for python")
 
 
-def _runs(name: str) -> bool:
-    return (
-        name in _RUNS_LINE or name in ("Popen", "check_call", "check_output") or bool(_REPLACES.match(name))
-    )
+def _starts_program(name: str) -> bool:
+    is_popen = name in ("Popen", "check_call", "check_output")
+    return is_popen or name in _LINE_CALLS or bool(_EXEC_CALLS.match(name))
 
 
 class _Names:
-    """What the names of a script stand for."""
+    """What the names of a script refer to."""
 
-    def __init__(self, found: Seen) -> None:
-        self._found = found
+    def __init__(self, script: Script) -> None:
+        self._script = script
         self.modules: dict[str, str] = {}
         self.functions: dict[str, tuple[str, str]] = {}
-        self.reaches_out = ""
-        """A module that was imported and can act on the outside."""
+        self.outside_module = ""
+        """An imported module that can act outside the session."""
 
-    def learn(self, node: ast.Import | ast.ImportFrom) -> None:
-        whole = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
-        for name in whole:
+    def add_import(self, node: ast.Import | ast.ImportFrom) -> None:
+        is_import = isinstance(node, ast.Import)
+        module = "" if isinstance(node, ast.Import) else node.module or "."
+        for name in [alias.name for alias in node.names] if is_import else [module]:
             top = name.partition(".")[0]
-            if top == "subprocess" or top in _REQUESTS:
-                self.reaches_out = top
-            elif top not in _QUIET:
-                self._found.unseen.append(f"what the module {name} does")
+            if top == "subprocess" or top in _REQUEST_MODULES:
+                self.outside_module = top
+            elif top not in _LOCAL_MODULES:
+                self._script.unseen.append(f"what the module {name} does")
         for alias in node.names:
-            if isinstance(node, ast.Import):
+            if is_import:
                 self.modules[alias.asname or alias.name.partition(".")[0]] = alias.name
             elif alias.name == "*":
-                self._found.unseen.append(f"what all of {node.module} does")
-            elif _runs(alias.name) or (node.module or "").partition(".")[0] in ("subprocess", *_REQUESTS):
-                self.functions[alias.asname or alias.name] = (node.module or "", alias.name)
+                self._script.unseen.append(f"what all of {module} does")
+            elif _starts_program(alias.name) or module.partition(".")[0] in ("subprocess", *_REQUEST_MODULES):
+                self.functions[alias.asname or alias.name] = (module, alias.name)
 
     def resolve(self, function: ast.expr) -> tuple[str, str]:
-        """Module (or what stands before the dot) and name of what is called."""
+        """The module (or what is before the dot) and the name of a function."""
         if isinstance(function, ast.Name):
             return self.functions.get(function.id, ("", function.id))
         if not isinstance(function, ast.Attribute):
@@ -166,48 +169,48 @@ def _literal(node: ast.expr | None) -> Any:
         return None
 
 
-def _python_call(node: ast.Call, names: _Names, found: Seen) -> None:
-    whose, name = names.resolve(node.func)
-    top = whose.partition(".")[0]
+def _python_call(node: ast.Call, names: _Names, script: Script) -> None:
+    owner, name = names.resolve(node.func)
+    top = owner.partition(".")[0]
     first = _literal(node.args[0]) if node.args else None
-    if name in _RUNS_LINE:
+    if name in _LINE_CALLS:
         if isinstance(first, str):
-            found.lines.append(first)
+            script.lines.append(first)
         else:
-            found.unseen.append("what a script for python runs")
-    elif name in _RUNS_ARGV and top in ("subprocess", "asyncio"):
+            script.unseen.append("what a script for python runs")
+    elif name in _ARGV_CALLS and top in ("subprocess", "asyncio"):
         if isinstance(first, str):
-            found.lines.append(first)
+            script.lines.append(first)
         elif isinstance(first, list | tuple) and first and all(isinstance(word, str) for word in first):
-            found.programs.append(list(first))
+            script.programs.append(list(first))
         else:
-            found.unseen.append("what a script for python runs")
-    elif _REPLACES.match(name) and top in ("os", "pty", ""):
+            script.unseen.append("what a script for python runs")
+    elif _EXEC_CALLS.match(name) and top in ("os", "pty", ""):
         words = [_literal(argument) for argument in node.args]
         argv = words[1] if name.startswith("execv") and len(words) > 1 else words[1:]
         if isinstance(argv, list | tuple) and argv and all(isinstance(word, str) for word in argv):
-            found.programs.append(list(argv))
+            script.programs.append(list(argv))
         else:
-            found.unseen.append("what a script for python runs")
-    elif name in _METHODS and (top in _REQUESTS or whose in ("request", "session", "s", "client")):
-        _request(node, name, first, found)
+            script.unseen.append("what a script for python runs")
+    elif name in _REQUEST_CALLS and (top in _REQUEST_MODULES or owner in _REQUEST_OBJECTS):
+        _request(node, name, first, script)
 
 
-def _request(node: ast.Call, name: str, first: Any, found: Seen) -> None:
+def _request(node: ast.Call, name: str, first: Any, script: Script) -> None:
     method, url = name.upper(), first
     if name == "request":
         method, url = str(first).upper(), _literal(node.args[1]) if len(node.args) > 1 else None
     if name in ("urlopen", "urlretrieve"):
-        data = next((one.value for one in node.keywords if one.arg == "data"), None)
+        data = next((keyword.value for keyword in node.keywords if keyword.arg == "data"), None)
         method = "GET" if data is None and len(node.args) < 2 else "POST"
         if not isinstance(url, str):
-            found.unseen.append("a request that a script for python makes")
-    found.programs.append(["curl", "-X", method, url if isinstance(url, str) else "$URL"])
+            script.unseen.append("a request that a script for python makes")
+    script.programs.append(["curl", "-X", method, url if isinstance(url, str) else "$URL"])
 
 
-# ---- others --------------------------------------------------------------------------------------
+# ---- other languages -----------------------------------------------------------------------------
 
-_JS_QUIET = frozenset({
+_JS_LOCAL_NAMES = frozenset({
     "abs", "argv", "assert", "async", "await", "break", "case", "catch", "ceil", "class", "concat",
     "console", "const", "constructor", "continue", "cwd", "data", "date", "Date", "default", "delete",
     "do", "e", "else", "encoding", "endsWith", "entries", "env", "err", "error", "Error", "every",
@@ -225,8 +228,11 @@ _JS_QUIET = frozenset({
     "undefined", "unlinkSync", "utf8", "utf", "v", "value", "values", "var", "version", "versions",
     "void", "while", "write", "writeFileSync", "x", "y",
 })  # fmt: skip
+_JS_LOCAL_MODULES = frozenset({
+    "fs", "path", "os", "util", "assert", "node:fs", "node:path", "node:os", "node:util", "crypto",
+})  # fmt: skip
 _JS_STRING = re.compile(r"'((?:[^'\\\n]|\\.)*)'|\"((?:[^\"\\\n]|\\.)*)\"|`((?:[^`\\$]|\\.)*)`")
-_JS_RUNS = re.compile(
+_JS_RUN_CALL = re.compile(
     r"\b(?:exec|execSync|spawn|spawnSync|execFile|execFileSync|\$)\s*\(?\s*"
     r"(?:'((?:[^'\\\n]|\\.)*)'|\"((?:[^\"\\\n]|\\.)*)\"|`((?:[^`\\$]|\\.)*)`)(\s*,\s*\[([^\]]*)\])?"
 )
@@ -235,42 +241,31 @@ _JS_FETCH = re.compile(
 )
 
 
-def _javascript(code: str, found: Seen) -> None:
-    for one in _JS_RUNS.finditer(code):
-        words = [one[1] or one[2] or one[3] or ""]
-        words += [a or b or c for a, b, c in _JS_STRING.findall(one[5] or "")]
-        if one[4]:
-            found.programs.append(words)
+def _javascript(code: str, script: Script) -> None:
+    for match in _JS_RUN_CALL.finditer(code):
+        words = [match[1] or match[2] or match[3] or ""]
+        words += [a or b or c for a, b, c in _JS_STRING.findall(match[5] or "")]
+        if match[4]:
+            script.programs.append(words)
         else:
-            found.lines.append(words[0])
-    for one in _JS_FETCH.finditer(code):
-        method = re.search(r"method['\"]?\s*:\s*['\"](\w+)", one[4]) or re.match(
-            r"\w+\.(post|put|patch|delete)", one[0]
+            script.lines.append(words[0])
+    for match in _JS_FETCH.finditer(code):
+        method = re.search(r"method['\"]?\s*:\s*['\"](\w+)", match[4]) or re.match(
+            r"\w+\.(post|put|patch|delete)", match[0]
         )
-        found.programs.append(
-            ["curl", "-X", method[1].upper() if method else "GET", one[1] or one[2] or one[3] or ""]
+        script.programs.append(
+            ["curl", "-X", method[1].upper() if method else "GET", match[1] or match[2] or match[3] or ""]
         )
     rest = _JS_STRING.sub(" ", code)
     modules = set(re.findall(r"(?:require\s*\(\s*|from\s+|import\s*\(?\s*)['\"]([^'\"]+)", code))
     names = set(re.findall(r"[A-Za-z_$][\w$]*", rest))
-    if not modules <= {
-        "fs",
-        "path",
-        "os",
-        "util",
-        "assert",
-        "node:fs",
-        "node:path",
-        "node:os",
-        "node:util",
-        "crypto",
-    }:
-        found.unseen.append(f"what the module {min(modules)} does")
-    elif names - _JS_QUIET or re.search(r"\[\s*['\"`]|\\u|\\x", code):
-        found.unseen.append("what a script for node does")
+    if not modules <= _JS_LOCAL_MODULES:
+        script.unseen.append(f"what the module {min(modules)} does")
+    elif names - _JS_LOCAL_NAMES or re.search(r"\[\s*['\"`]|\\u|\\x", code):
+        script.unseen.append("what a script for node does")
 
 
-_PERL_DARK = re.compile(
+_PERL_EFFECTS = re.compile(
     r"`|\b(system|exec|qx|open|socket|connect|require|use|eval|do|fork|syscall|kill|sendmail|LWP|IO::)\b"
     r"|/[a-z]*e[a-z]*\s*(;|$)"
 )
@@ -281,22 +276,22 @@ _CALL = re.compile(
 _BACKQUOTED = re.compile(r"`((?:[^`\\]|\\.)*)`")
 
 
-def _commands_in(code: str, found: Seen) -> None:
-    for one in _CALL.finditer(code):
-        line = one[1] or one[2] or (one[3] if one[0].startswith("qx") else "")
+def _commands_in(code: str, script: Script) -> None:
+    for match in _CALL.finditer(code):
+        line = match[1] or match[2] or (match[3] if match[0].startswith("qx") else "")
         if line:
-            found.lines.append(line)
-    found.lines += [one[1] for one in _BACKQUOTED.finditer(code)]
+            script.lines.append(line)
+    script.lines += _BACKQUOTED.findall(code)
 
 
-def _perl(code: str, found: Seen) -> None:
-    _commands_in(code, found)
-    if _PERL_DARK.search(code):
-        found.unseen.append("what a script for perl does")
+def _perl(code: str, script: Script) -> None:
+    _commands_in(code, script)
+    if _PERL_EFFECTS.search(code):
+        script.unseen.append("what a script for perl does")
 
 
-def _other(language: str, code: str, found: Seen) -> None:
-    _commands_in(code, found)
-    plain = re.fullmatch(r"\s*(puts|print|p|echo|cat)\b[\s(]*([\w\s.+*/%,:\"'-]*)\)?\s*;?\s*", code)
-    if not plain or "`" in code:
-        found.unseen.append(f"what a script for {language} does")
+def _other(language: str, code: str, script: Script) -> None:
+    _commands_in(code, script)
+    only_prints = re.fullmatch(r"\s*(puts|print|p|echo|cat)\b[\s(]*([\w\s.+*/%,:\"'-]*)\)?\s*;?\s*", code)
+    if not only_prints or "`" in code:
+        script.unseen.append(f"what a script for {language} does")

@@ -1,7 +1,7 @@
-"""What a command that can reach the outside tells about itself: whom it talks to, whether it writes there.
+"""Facts about a command that can act outside the session: which host it talks to, whether it writes there.
 
-Rules ask for these things by name (`when = { method = "POST|PUT", place = "outside" }`); the names are
-explained at the top of rules.toml. What stands in a variable is not known, and counts as outside.
+Rules refer to these facts by name (`when = { method = "POST|PUT", place = "outside" }`). The names are
+explained at the top of rules.toml. A host in a variable is unknown and counts as outside.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Facts = dict[str, str]
 
 
 class Arguments(NamedTuple):
-    """The words of a command, taken apart."""
+    """The words of a command, split into options and the rest."""
 
     plain: list[Word]
-    """Those that are neither options nor their values."""
+    """Words that are neither options nor their values."""
     options: dict[str, list[Word]]
     """Options by name, with their values."""
 
@@ -36,11 +36,12 @@ class Arguments(NamedTuple):
         return any(name in self.options for name in names)
 
 
-_NOTHING = Word("")
+_NO_VALUE = Word("")
 
 
-def take_apart(words: Sequence[Word], values: frozenset[str], *, greedy: bool = False) -> Arguments:
-    """Options and the rest. `greedy`: an option nobody knows takes the next word with it."""
+def split_options(words: Sequence[Word], values: frozenset[str], *, greedy: bool = False) -> Arguments:
+    """Splits options from the rest. `values`: options that take a value; `greedy`: an unknown option takes
+    the next word as its value."""
     plain: list[Word] = []
     options: dict[str, list[Word]] = {}
     at = 1
@@ -56,50 +57,48 @@ def take_apart(words: Sequence[Word], values: frozenset[str], *, greedy: bool = 
             continue
         name, equals, value = text.partition("=")
         if equals:
-            options.setdefault(name, []).append(Word(value, word.open))
+            options.setdefault(name, []).append(Word(value, word.dynamic))
             continue
+        following = words[at] if at < len(words) else _NO_VALUE
         if text in values:
-            options.setdefault(text, []).append(words[at] if at < len(words) else _NOTHING)
+            options.setdefault(text, []).append(following)
             at += 1
             continue
-        if at < len(words) and words[at].text in ("false", "none", "off"):
-            options.setdefault(text, []).append(words[at])
+        if following.text in ("false", "none", "off"):
+            options.setdefault(text, []).append(following)
             at += 1
             continue
-        options.setdefault(text, []).append(_NOTHING)
+        options.setdefault(text, []).append(_NO_VALUE)
         if not text.startswith("--") and len(text) > 2:
             # `-sXPOST`: flags, until one that takes a value takes the rest.
             for index, letter in enumerate(text[1:], 1):
                 rest = text[index + 1 :]
                 if f"-{letter}" in values:
-                    if rest:
-                        options.setdefault(f"-{letter}", []).append(Word(rest, word.open))
-                    else:
-                        options.setdefault(f"-{letter}", []).append(
-                            words[at] if at < len(words) else _NOTHING
-                        )
-                        at += 1
+                    options.setdefault(f"-{letter}", []).append(
+                        Word(rest, word.dynamic) if rest else following
+                    )
+                    at += not rest
                     break
-                options.setdefault(f"-{letter}", []).append(_NOTHING)
-        elif greedy and at < len(words) and not words[at].text.startswith("-"):
-            options[text].append(words[at])
+                options.setdefault(f"-{letter}", []).append(_NO_VALUE)
+        elif greedy and at < len(words) and not following.text.startswith("-"):
+            options[text].append(following)
             at += 1
     return Arguments(plain, options)
 
 
 def facts_of(part: Part, arguments: Arguments) -> Facts:
-    """What can be said about a command; nothing for most."""
-    look = _LOOKS.get(part.program)
-    return look(part, arguments) if look else {}
+    """The facts about a command; empty for most programs."""
+    function = _FACT_FUNCTIONS.get(part.program)
+    return function(part, arguments) if function else {}
 
 
-# ---- where ---------------------------------------------------------------------------------------
+# ---- hosts ---------------------------------------------------------------------------------------
 
 
-def _place(hosts: Sequence[Word | str]) -> str:
-    """`inside` when all of them are the session itself."""
-    texts = [(host, False) if isinstance(host, str) else (host.text, host.open) for host in hosts]
-    return "inside" if texts and all(is_local(text) and not unsure for text, unsure in texts) else "outside"
+def _place(hosts: Sequence[Word]) -> str:
+    """`inside` if all hosts are the session itself."""
+    inside = hosts and all(is_local(host.text) and not host.dynamic for host in hosts)
+    return "inside" if inside else "outside"
 
 
 _URL = re.compile(
@@ -108,22 +107,22 @@ _URL = re.compile(
 
 
 def host_of(url: str) -> str:
-    found = _URL.match(url)
-    return found[2] if found else ""
+    match = _URL.match(url)
+    return match[2] if match else ""
 
 
 def without_secrets(url: str) -> str:
-    """A URL as it may be shown: without user, password and query."""
-    found = _URL.match(url)
-    if not found:
+    """A URL that can be shown: without user, password and query."""
+    match = _URL.match(url)
+    if not match:
         return url
-    scheme = f"{found[1]}://" if found[1] else ""
-    port = f":{found[3]}" if found[3] else ""
-    return f"{scheme}{found[2]}{port}{re.split(r'[?#]', found[4])[0]}"
+    scheme = f"{match[1]}://" if match[1] else ""
+    port = f":{match[3]}" if match[3] else ""
+    return f"{scheme}{match[2]}{port}{re.split(r'[?#]', match[4])[0]}"
 
 
 def _web(method: str, urls: Sequence[Word], headers: Sequence[Word] = ()) -> Facts:
-    hosts = [word._replace(text=host_of(word.text), open=_open_host(word)) for word in urls]
+    hosts = [word._replace(text=host_of(word.text), dynamic=_host_is_dynamic(word)) for word in urls]
     facts = {
         "method": method,
         "place": _place(hosts) if urls else "outside",
@@ -131,22 +130,22 @@ def _web(method: str, urls: Sequence[Word], headers: Sequence[Word] = ()) -> Fac
         "host": " ".join(host.text for host in hosts),
     }
     for header in headers:
-        if found := re.match(r"(?i)idempotency-key\s*:\s*(\S+)", header.text):
-            facts["idempotency"] = found[1]
+        if match := re.match(r"(?i)idempotency-key\s*:\s*(\S+)", header.text):
+            facts["idempotency"] = match[1]
     return facts
 
 
-def _open_host(word: Word) -> bool:
-    """A variable in the path does not make the host unknown."""
-    found = _URL.match(word.text)
-    return word.open and (not found or not found[1] or bool(re.search(r"[$`]", found[2])))
+def _host_is_dynamic(url: Word) -> bool:
+    """Whether the host is unknown. A variable in the path alone does not make it so."""
+    match = _URL.match(url.text)
+    return url.dynamic and (not match or not match[1] or bool(re.search(r"[$`]", match[2])))
 
 
 def _curl(_: Part, arguments: Arguments) -> Facts:
     has, value = arguments.has, arguments.value
     bodies = ("-d", "--data", "--data-raw", "--data-binary", "--data-urlencode", "--data-ascii", "--json")
-    if given := value("-X", "--request"):
-        method = "" if given.open else given.text.upper()
+    if request := value("-X", "--request"):
+        method = "" if request.dynamic else request.text.upper()
     elif has("-T", "--upload-file"):
         method = "PUT"
     elif has("-F", "--form", "--form-string") or (has(*bodies) and not has("-G", "--get")):
@@ -159,25 +158,25 @@ def _curl(_: Part, arguments: Arguments) -> Facts:
         method = ""
     urls = [*arguments.plain, *arguments.options.get("--url", ())]
     if any(re.match(r"(?i)(?!https?:|ftps?:|file:)[a-z][a-z0-9+.-]*://", url.text) for url in urls):
-        method = ""  # gopher, ldap, mqtt and the like: what they send is in the rest
+        method = ""  # gopher, ldap, mqtt …: the URL itself can contain data to send
     headers = [*arguments.options.get("-H", ()), *arguments.options.get("--header", ())]
     facts = _web(method, urls, headers)
-    if any(has(option) for option in _DETOURS):
+    if has(*_CURL_REDIRECTING):
         facts["place"] = "outside"
     return facts
 
 
-_DETOURS = (
-    *("-x", "--proxy", "--preproxy", "--socks4", "--socks4a", "--socks5", "--socks5-hostname"),
-    *("--connect-to", "--resolve", "--unix-socket", "--abstract-unix-socket", "--doh-url", "-K", "--config"),
-)
-"""Options by which a request to one host goes to another."""
+_CURL_REDIRECTING = (
+    "-x", "--proxy", "--preproxy", "--socks4", "--socks4a", "--socks5", "--socks5-hostname", "--connect-to",
+    "--resolve", "--unix-socket", "--abstract-unix-socket", "--doh-url", "-K", "--config",
+)  # fmt: skip
+"""Options with which a request to one host is sent to another."""
 
 
 def _wget(_: Part, arguments: Arguments) -> Facts:
-    given = arguments.value("--method")
-    if given:
-        method = "" if given.open else given.text.upper()
+    option = arguments.value("--method")
+    if option:
+        method = "" if option.dynamic else option.text.upper()
     else:
         method = "POST" if arguments.has("--post-data", "--post-file") else "GET"
     if arguments.has("-i", "--input-file") and not arguments.plain:
@@ -190,22 +189,22 @@ def _httpie(part: Part, arguments: Arguments) -> Facts:
     method = ""
     if plain and re.fullmatch(r"[A-Z]+", plain[0].text):
         method, plain = plain[0].text, plain[1:]
-    elif plain and plain[0].open:
+    elif plain and plain[0].dynamic:
         return {"place": "outside", "url": "", "host": ""}
     items = plain[1:]
     if not method:
         # `name:value` is a header, all other items are data.
-        data = any(re.match(r"[^:=@]+(:=|=(?!=)|@)", item.text) or item.open for item in items)
-        method = "POST" if data or part.fed or arguments.has("--raw") else "GET"
+        data = any(re.match(r"[^:=@]+(:=|=(?!=)|@)", item.text) or item.dynamic for item in items)
+        method = "POST" if data or part.has_input or arguments.has("--raw") else "GET"
     urls = [word._replace(text=re.sub(r"^:(?=\d|/|$)", "localhost:", word.text)) for word in plain[:1]]
     return _web(method, urls, items)
 
 
 def _api(_: Part, arguments: Arguments) -> Facts:
     """`gh api`: a field makes it a POST."""
-    given = arguments.value("-X", "--method")
+    option = arguments.value("-X", "--method")
     fields = arguments.has("-f", "-F", "--field", "--raw-field", "--input")
-    method = given.text.upper() if given else "POST" if fields else "GET"
+    method = option.text.upper() if option else "POST" if fields else "GET"
     graphql = any(word.text == "graphql" for word in arguments.plain)
     if graphql and not any(
         "mutation" in word.text for name in ("-f", "-F") for word in arguments.options.get(name, ())
@@ -214,7 +213,7 @@ def _api(_: Part, arguments: Arguments) -> Facts:
     return {"method": method}
 
 
-# ---- files to and from elsewhere -----------------------------------------------------------------
+# ---- file transfers ------------------------------------------------------------------------------
 
 _REMOTE = re.compile(r"(?:[\w.-]+@)?(\[[^\]]+\]|[\w.$-]+):(?!/?\\)|(?:rsync|scp|sftp)://(?:[^@/]*@)?([^/:]+)")
 
@@ -223,28 +222,28 @@ def _copy(_: Part, arguments: Arguments) -> Facts:
     words = arguments.plain
     if not words:
         return {"direction": "none"}
-    found = _REMOTE.match(words[-1].text)
-    if found and "/" not in words[-1].text.partition(":")[0].replace("://", ""):
-        host = found[1] or found[2]
+    match = _REMOTE.match(words[-1].text)
+    if match and "/" not in words[-1].text.partition(":")[0].replace("://", ""):
+        host = match[1] or match[2]
         return {"direction": "none" if is_local(host) else "out", "host": without_secrets(words[-1].text)}
-    if words[-1].open and words[-1].text.startswith(("$", "`")):
+    if words[-1].dynamic and words[-1].text.startswith(("$", "`")):
         return {"direction": "out", "host": words[-1].text}
-    # The source is removed over there.
-    taken = arguments.has("--remove-source-files") and any(_REMOTE.match(word.text) for word in words[:-1])
-    return {"direction": "out" if taken else "in", "host": words[0].text}
+    # The source on the remote host is removed.
+    removes = arguments.has("--remove-source-files") and any(_REMOTE.match(word.text) for word in words[:-1])
+    return {"direction": "out" if removes else "in", "host": words[0].text}
 
 
 def _bucket(_: Part, arguments: Arguments) -> Facts:
     paths = arguments.plain[2:]
     if len(paths) < 2:
         return {}
-    out = paths[1].text.startswith("s3://") or paths[1].open
+    out = paths[1].text.startswith("s3://") or paths[1].dynamic
     return {"direction": "out" if out else "in"}
 
 
-# ---- clouds ----
+# ---- clouds --------------------------------------------------------------------------------------
 
-_VERBS = re.compile(
+_CLOUD_VERBS = re.compile(
     r"(list|describe|get|show|read|info|search|lookup|tail|print|ls|cat|du|stat|hash|explain|exists|check|"
     r"download|logs|what-if|validate|query|wait|test-iam-permissions|delete|destroy|remove|purge|reset|failover|drain|"
     r"deploy|publish|send|call|execute|submit|import|restore|abandon|disable|invoke|run|cancel|revoke|swap|up|"
@@ -254,18 +253,18 @@ _VERBS = re.compile(
 
 
 def _cloud(_: Part, arguments: Arguments) -> Facts:
-    """`gcloud compute instances create list`: the first word that is a verb is the verb."""
-    for word in arguments.plain[1:]:  # the first is what it is about: `gcloud run deploy`
-        if word.open:
+    """`gcloud compute instances create list`: the first word that is a known verb counts."""
+    for word in arguments.plain[1:]:  # the first word names the service: `gcloud run deploy`
+        if word.dynamic:
             return {}
-        if _VERBS.match(word.text):
+        if _CLOUD_VERBS.match(word.text):
             return {"verb": word.text}
     return {}
 
 
 # ---- git -----------------------------------------------------------------------------------------
 
-_TRUNKS = re.compile(
+_MAIN_BRANCHES = re.compile(
     r"(?i)(main|master|trunk|production|prod|release.*|stable|staging|live|deploy|develop|gh-pages|HEAD)$"
 )
 
@@ -278,7 +277,7 @@ def _git(_: Part, arguments: Arguments) -> Facts:
         words = arguments.options["--repo"]
     facts = {"place": "outside", "refs": _refs(words[1:], arguments)}
     remote = words[0] if words else None
-    if remote and not remote.open and re.match(r"(/|\.\.?(/|$)|~|file://)", remote.text):
+    if remote and not remote.dynamic and re.match(r"(/|\.\.?(/|$)|~|file://)", remote.text):
         facts["place"] = "inside"
     if remote:
         facts["host"] = without_secrets(remote.text)
@@ -297,11 +296,11 @@ def _refs(words: Sequence[Word], arguments: Arguments) -> str:
             kinds.add("forced")
         elif word.text.startswith(":"):
             kinds.add("deleted")
-        elif word.open and re.search(r"[$`…]|\{\}", target):
+        elif word.dynamic and re.search(r"[$`…]|\{\}", target):
             kinds.add("unseen")
         elif target.startswith("refs/tags/") or re.fullmatch(r"v?\d+(\.\d+)+.*", target):
             kinds.add("tags")
-        elif _TRUNKS.match(target):
+        elif _MAIN_BRANCHES.match(target):
             kinds.add("trunk")
         else:
             kinds.add("branch")
@@ -332,46 +331,42 @@ _MONGO_READS = re.compile(
 
 
 def _statements(texts: Sequence[Word], reads: re.Pattern[str]) -> str:
-    """Whether statements only read; `unseen` when not all of them can be seen."""
-    if not texts or any(word.open for word in texts):
+    """Whether statements only read; `unseen` if not all of them are known."""
+    if not texts or any(word.dynamic for word in texts):
         text = ";".join(word.text for word in texts)
-        wrote = re.search(
+        writes = re.search(
             r"(?i)\b(insert|update|delete|drop|truncate|alter|create|grant|revoke|dropDatabase)\b", text
         )
-        return "writes" if wrote else "unseen"
-    statements = [
-        one
-        for word in texts
-        for one in re.split(r";|\n", word.text)
-        if one.strip() and not one.strip().startswith("--")
-    ]
+        return "writes" if writes else "unseen"
+    lines = (line for word in texts for line in re.split(r";|\n", word.text))
+    statements = [line for line in lines if line.strip() and not line.strip().startswith("--")]
     joined = " ".join(" ".join(word.text for word in texts).split())
     if re.match(r"(?i)\s*(select|with)\b", joined) and ";" not in joined.rstrip("; "):
         statements = [joined]
-    quiet = all(reads.match(one) and not _WRITES_WITHIN.search(one) for one in statements)
-    return "reads" if quiet and not re.search(r"\\(!|copy|o|g|i|w)\b", joined) else "writes"
+    only_reads = all(reads.match(text) and not _WRITES_WITHIN.search(text) for text in statements)
+    return "reads" if only_reads and not re.search(r"\\(!|copy|o|g|i|w)\b", joined) else "writes"
 
 
 def _server(part: Part, host: Word | None, url: Word | None, variables: Sequence[str]) -> Facts:
-    """Which database server: an option, a URL, a variable, else the one of the session."""
+    """The database server: from an option, a URL or a variable, else the one in the session."""
     if url is not None and (
         re.match(r"(?i)[a-z][a-z0-9+]*://", url.text)
-        or url.open
+        or url.dynamic
         or re.search(r"\b(host(addr)?|service)=", url.text)
     ):
         if "service=" in url.text:
             host = url
-        elif found := re.search(r"\bhost(?:addr)?=(\S+)", url.text):
-            host = url._replace(text=found[1])
-        elif url.open and not host_of(url.text).strip("$"):
+        elif match := re.search(r"\bhost(?:addr)?=(\S+)", url.text):
+            host = url._replace(text=match[1])
+        elif url.dynamic and not host_of(url.text).strip("$"):
             host = url
         elif re.match(r"(?i)[a-z][a-z0-9+]*://", url.text):
-            host = url._replace(text=host_of(url.text) or "localhost", open=_open_host(url))
+            host = url._replace(text=host_of(url.text) or "localhost", dynamic=_host_is_dynamic(url))
         else:
             host = url
     if host is None:
-        host = next((value for name, value in part.sets if name in variables), None)
-    if host is None or (host.text.startswith("/") and not host.open):
+        host = next((value for name, value in part.assignments if name in variables), None)
+    if host is None or (host.text.startswith("/") and not host.dynamic):
         return {"place": "inside", "host": "localhost"}
     return {"place": _place([host]), "host": host.text}
 
@@ -399,7 +394,7 @@ def _sql(part: Part, arguments: Arguments) -> Facts:
 
 def _mongo(part: Part, arguments: Arguments) -> Facts:
     url = arguments.plain[0] if arguments.plain and not arguments.plain[0].text.endswith(".js") else None
-    if url and not url.open and "://" not in url.text:
+    if url and not url.dynamic and "://" not in url.text:
         url = url._replace(text=f"mongodb://{url.text}") if "/" in url.text or "." in url.text else None
     facts = _server(part, arguments.value("--host"), url, ("MONGO_URL", "MONGODB_URI"))
     scripts = any(word.text.endswith(".js") for word in arguments.plain) or arguments.has("-f", "--file")
@@ -412,71 +407,51 @@ def _redis(part: Part, arguments: Arguments) -> Facts:
     words = arguments.plain
     if not words:
         if part.stdin is not None:
-            return {
-                **facts,
-                "sql": _statements(
-                    [part.stdin], re.compile(rf"\s*(?:{_REDIS_READS.pattern[4:-1]})\b", re.IGNORECASE)
-                ),
-            }
-        looks = arguments.has(
+            reads = re.compile(rf"\s*(?:{_REDIS_READS.pattern[4:-1]})\b", re.IGNORECASE)
+            return {**facts, "sql": _statements([part.stdin], reads)}
+        only_reads = arguments.has(
             "--scan", "--stat", "--bigkeys", "--memkeys", "--hotkeys", "--latency", "--version"
         )
-        return {**facts, "sql": "reads" if looks else "unseen"}
+        return {**facts, "sql": "reads" if only_reads else "unseen"}
     second = words[1].text.lower() if len(words) > 1 else ""
-    quiet = (
-        _REDIS_READS.match(words[0].text)
-        and not words[0].open
+    only_reads = (
+        bool(_REDIS_READS.match(words[0].text))
+        and not words[0].dynamic
         and second not in ("set", "kill", "resetstat", "rewrite", "pause")
     )
-    return {**facts, "sql": "reads" if quiet else "writes"}
+    return {**facts, "sql": "reads" if only_reads else "writes"}
 
 
 def _connection(part: Part, arguments: Arguments) -> Facts:
     if part.program == "socat":
-        ends = [word.text for word in arguments.plain]
-        out = [
-            one
-            for one in ends
-            if re.match(r"(?i)(tcp|udp|openssl|ssl|sctp|proxy|socks)", one) and "listen" not in one.lower()
-        ]
-        hosts = [one.split(":")[1] if one.count(":") else one for one in out]
-        return {"place": _place(hosts) if hosts else "inside", "host": " ".join(hosts)}
+        network = re.compile(r"(?i)(tcp|udp|openssl|ssl|sctp|proxy|socks)(?!.*listen)")
+        addresses = [word.text for word in arguments.plain if network.match(word.text)]
+        hosts = [address.split(":")[1] if ":" in address else address for address in addresses]
+        place = _place([Word(host) for host in hosts]) if hosts else "inside"
+        return {"place": place, "host": " ".join(hosts)}
     if arguments.has("-l", "--listen"):
         return {"place": "inside", "host": "localhost"}
-    given = arguments.value("-connect")
-    host = (
-        given._replace(text=given.text.rpartition(":")[0])
-        if given
-        else arguments.plain[0]
-        if arguments.plain
-        else None
-    )
+    host = arguments.plain[0] if arguments.plain else None
+    if address := arguments.value("-connect"):
+        host = address._replace(text=address.text.rpartition(":")[0])
     return {"place": _place([host]) if host else "outside", "host": host.text if host else ""}
 
 
-_Look = Callable[[Part, Arguments], Facts]
-_LOOKS: Mapping[str, _Look] = {
+_CLOUDS = "gcloud az doctl hcloud linode-cli vultr-cli scw oci ibmcloud openstack exo"
+_SQL_CLIENTS = (
+    "psql pg_dump pg_dumpall pg_restore createdb dropdb createuser dropuser "
+    "mysql mariadb mysqldump mysqladmin cqlsh clickhouse-client sqlcmd"
+)
+_FACT_FUNCTIONS: Mapping[str, Callable[[Part, Arguments], Facts]] = {
     "curl": _curl,
     "wget": _wget,
     **dict.fromkeys(("http", "https", "xh", "xhs"), _httpie),
     **dict.fromkeys(("gh", "glab"), _api),
     **dict.fromkeys(("rsync", "scp"), _copy),
     "aws": _bucket,
-    **dict.fromkeys(
-        (
-            *("gcloud", "az", "doctl", "hcloud", "linode-cli", "vultr-cli", "scw", "oci", "ibmcloud"),
-            *("openstack", "exo"),
-        ),
-        _cloud,
-    ),
+    **dict.fromkeys(_CLOUDS.split(), _cloud),
     "git": _git,
-    **dict.fromkeys(
-        (
-            *("psql", "pg_dump", "pg_dumpall", "pg_restore", "createdb", "dropdb", "createuser", "dropuser"),
-            *("mysql", "mariadb", "mysqldump", "mysqladmin", "cqlsh", "clickhouse-client", "sqlcmd"),
-        ),
-        _sql,
-    ),
+    **dict.fromkeys(_SQL_CLIENTS.split(), _sql),
     **dict.fromkeys(("mongosh", "mongo", "mongodump", "mongorestore"), _mongo),
     "redis-cli": _redis,
     **dict.fromkeys(("nc", "ncat", "netcat", "telnet", "socat"), _connection),
