@@ -232,12 +232,12 @@ TARGETS = (
         window="api",
     ),
     Target(
-        label="CLI: `waypoint --version`",
+        label="command line: --version",
         reach=80,
         workload="api",
         case="--version",
         what="cli",
         window="api",
     ),
-    Target(label="CLI: `waypoint ls`", reach=80, workload="api", case="ls", what="cli", window="api"),
+    Target(label="command line: ls", reach=80, workload="api", case="ls", what="cli", window="api"),
 )

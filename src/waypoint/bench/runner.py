@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import waypoint
 from waypoint import errors
+from waypoint.api.hints import Do, Hint
 from waypoint.bench.results import OURS, Figure, Machine, Report, Skipped, Unit, Window
 from waypoint.client.session import Checkpoint, Client, Session
 from waypoint.home import Home
@@ -312,7 +313,7 @@ def run(
     names = select(only, workloads.WORKLOADS, "workload")
     current = setup.current_engine(engine)
     if current is None:
-        raise errors.MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
+        raise errors.MissingFeature("this machine is not set up yet", hint=Hint("run ", Do("setup")))
     began = time.monotonic()
 
     def say_timed(text: str) -> None:
