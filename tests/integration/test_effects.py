@@ -192,6 +192,21 @@ def test_a_typed_command_is_written_down_after_it_ran(s: waypoint.Session) -> No
     assert shipped(s) == ["typed"]
 
 
+def test_a_typed_command_that_ended_while_no_daemon_ran_is_written_down_by_the_next_one(
+    s: waypoint.Session,
+) -> None:
+    box = Path(f"/proc/{s.info.pid}/root")
+    s.type("until [ -e /tmp/go ]; do sleep 0.02; done; shipit unwatched\n")
+    time.sleep(0.5)  # the daemon has seen it begin, and has written down what its successor needs
+    kill_daemon()
+    (box / "tmp/go").touch()
+    eventually((box / "srv/shipped").exists)
+    time.sleep(0.3)  # and the shell is at its prompt again
+    (effect,) = eventually(s.effects)
+    assert (effect.source, effect.state) == ("typed", "done")
+    assert effect.command == "shipit unwatched"
+
+
 def test_an_effect_outlives_a_daemon_that_dies_in_the_middle_of_it(s: waypoint.Session, home: Home) -> None:
     before = s.checkpoint("before")
     with ThreadPoolExecutor() as workers:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -280,6 +282,44 @@ class TestSessions:
             assert verdict is not None
             assert verdict.state == "passed"
             assert "talked" not in session.checkpoint("after a trial").card().summary
+            server.close()
+            thread.join()
+
+    def test_contacts_of_a_box_that_died_while_no_daemon_ran_are_in_no_later_point(
+        self, machine: Machine, abroad: waypoint.Client
+    ) -> None:
+        with listener(machine.world, WORLD_ADDRESS) as server:
+            port = server.getsockname()[1]
+            thread = threading.Thread(target=self._serve, args=(server,))
+            thread.start()
+            session = waypoint.session("agent", home=abroad.home.path)
+            session.checkpoint("nothing was said", name="quiet")
+            session.run(f"{self.SAY} {WORLD_ADDRESS} {port} 5000").check()
+            assert session.diff("quiet").data["difference"]["contacts"]
+            late = f"{self.SAY} {WORLD_ADDRESS} {port} 7000; touch /tmp/said"
+            session.run(f"(until [ -e /tmp/go ]; do sleep 0.02; done; {late}) &").check()
+            keeper, daemon = session.info.pid, abroad.call("ping")["pid"]
+            assert keeper
+            box = Path(f"/proc/{keeper}/root")
+            os.kill(daemon, signal.SIGKILL)
+            abroad.close()
+            (box / "tmp/go").touch()
+            deadline = time.monotonic() + 20
+            while not (box / "tmp/said").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            gone = os.pidfd_open(keeper)
+            os.kill(keeper, signal.SIGKILL)
+            assert select.select([gone], [], [], 10)[0]
+            os.close(gone)
+
+            assert session.info.state == "dead"
+            session.restore("quiet")
+            after = session.checkpoint("nothing was said in this box")
+            assert "talked" not in after.card().summary
+            assert f"talked to {WORLD_ADDRESS}:{port}" in str(session.preview("quiet"))
+            contacts = abroad.call("effects", {"session": "agent", "ref": "quiet"})["contacts"]
+            assert sum(contact["bytes_out"] for contact in contacts) > 12_000, "also what left with no daemon"
             server.close()
             thread.join()
 

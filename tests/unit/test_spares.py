@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from waypoint.core import spares
+from waypoint.core.background import Background
 from waypoint.core.spares import Spares, Wanted
 from waypoint.errors import NotFound
+from waypoint.store import Store
 
 MEGABYTE = 1 << 20
 
@@ -48,10 +51,10 @@ def world() -> World:
 
 
 @pytest.fixture
-def made(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spares[Twin]]:
-    monkeypatch.setattr(spares, "_CALM_SECONDS", 0.0)
+def made(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Spares[Twin]]:
     monkeypatch.setenv("WAYPOINT_SPARE_BYTES", str(10 * MEGABYTE))
-    found: Spares[Twin] = Spares(world.make, world.end)
+    found: Spares[Twin] = Spares(Store(tmp_path / "db"), Background())
+    found.start(world.make, world.end)
     yield found
     world.go.set()
     found.close()
@@ -159,7 +162,7 @@ def test_one_that_died_is_not_given_away(made: Spares[Twin], world: World) -> No
     want(made, "a", "p1")
     world.go.set()
     until(lambda: made.held() == ["p1"])
-    made._held["p1"].twin.alive = False
+    made._held["p1"].spare.alive = False
     assert made.take("p1") is None
     until(lambda: made.held() == ["p1"])
 

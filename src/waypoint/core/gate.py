@@ -16,14 +16,16 @@ from typing import Any
 
 import msgspec
 
-from waypoint.core.sessions import Live, Sessions
+from waypoint.core.background import Background
+from waypoint.core.live import Live
+from waypoint.core.registry import Registry
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history.retention import duration_words
 from waypoint.kernel import atomic
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState, Judgement
 from waypoint.policy.approvals import Approvals
 from waypoint.policy.rules import Policy, Rules, built_in, check
-from waypoint.store.ledger import NewEffect
+from waypoint.store.ledger import Ledger, NewEffect
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.recording import TerminalEvent
 from waypoint.text import effects as telling
@@ -65,32 +67,24 @@ class Passed:
 class Gate:
     """The policies, the ledger and the approvals of one home. One of these lives in the daemon."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self.ledger = sessions.store.ledger
-        self.approvals = Approvals(self.ledger)
-        self._file = sessions.home.path / FILE
+    def __init__(self, registry: Registry, ledger: Ledger, background: Background) -> None:
+        self._registry, self._background, self.ledger = registry, background, ledger
+        self.approvals = Approvals(ledger)
+        self._file = registry.home.path / FILE
         self._lock = threading.Lock()
         self._policies: dict[tuple[object, str | None], Policy] = {}
-        sessions.box_ends.append(self.approvals.drop)
-        sessions.after_command.append(self._typed)
-        sessions.later(self._warm_up)
-        self._pick_up()
+        background.run(built_in)  # the first command does not wait for the rules to be read
 
-    def _warm_up(self) -> None:
-        """The first command does not wait for the rules to be read."""
-        built_in()
-
-    def _pick_up(self) -> None:
-        """What the daemon before left behind: it is not known what became of it, and it counts as done."""
+    def close_interrupted(self) -> None:
+        """The effects that were under way when an earlier daemon died: their outcome is not known, and they
+        count as done."""
         left = self.ledger.unfinished()
         self.ledger.interrupt()
-        by_number = {one.id: one for one in self.ledger.effects()} if left else {}
+        by_number = {effect.id: effect for effect in self.ledger.effects()} if left else {}
         for session_id, number in left:
-            row = self._sessions.store.sessions.find(session_id)
-            if row:
-                body, actor = _body(number, by_number[number]), by_number[number].actor
-                self._sessions.tell(row, "effect", body, actor=actor)
+            if row := self._registry.store.sessions.find(session_id):
+                effect = by_number[number]
+                self._registry.record(row, "effect", _body(number, effect), actor=effect.actor)
 
     # ---- policies ----------------------------------------------------------------------------
 
@@ -135,7 +129,7 @@ class Gate:
         if text is not None:
             check(text)
         if row is not None:
-            self._sessions.store.sessions.set_policy(row.id, text)
+            self._registry.store.sessions.set_policy(row.id, text)
             return
         if text is None:
             self._file.unlink(missing_ok=True)
@@ -153,7 +147,7 @@ class Gate:
         return policy.judge_words(command, cwd=cwd, shares_network=shares)
 
     def _cwd(self, row: SessionRow) -> str:
-        live = self._sessions.running(row.id)
+        live = self._registry.running(row.id)
         return live.terminal.shell.cwd if live and live.terminal.shell else ""
 
     # ---- passing -----------------------------------------------------------------------------
@@ -171,7 +165,7 @@ class Gate:
         line = command if isinstance(command, str) else " ".join(command)
         shown = self._clean(row, line)
         if judgement.decision == "deny":
-            self._sessions.tell(row, "approval", _told_denied(judgement, shown), actor=asker.actor)
+            self._registry.record(row, "approval", _told_denied(judgement, shown), actor=asker.actor)
             raise PolicyDenied(
                 f"the policy does not let this run: {self._clean(row, judgement.why) or shown}",
                 hint=f"`waypoint policy check -s {row.name} CMD` says what is judged how",
@@ -214,7 +208,7 @@ class Gate:
         asker: Asker,
         warnings: Sequence[str],
     ) -> Approval:
-        live, policy = self._sessions.live(row), self.policy(row)
+        live, policy = self._registry.live(row), self.policy(row)
         why = " · ".join((self._clean(row, judgement.why), *warnings))
 
         def announce(approval: Approval) -> None:
@@ -256,7 +250,7 @@ class Gate:
         parts = [part for part in judgement.outside if part.decision != "allow"]
         if not parts:
             return []
-        clean = self._sessions.redactor(row).redact
+        clean = self._registry.redactor(row).redact
         return [
             NewEffect(
                 command=clean(part.command).text,
@@ -286,11 +280,11 @@ class Gate:
 
     def _tell(self, row: SessionRow, number: int, new: NewEffect) -> None:
         """Where it stands in the trajectory: after its command, and nobody waits for that to be written."""
-        live = self._sessions.running(row.id)
+        live = self._registry.running(row.id)
         if live is not None:
             live.stream.later("effect", _body(number, new), actor=new.actor)
         else:
-            self._sessions.tell(row, "effect", _body(number, new), actor=new.actor)
+            self._registry.record(row, "effect", _body(number, new), actor=new.actor)
 
     def _tell_approval(self, row: SessionRow, approval: Approval) -> None:
         body: dict[str, Any] = {
@@ -302,7 +296,7 @@ class Gate:
         }
         if approval.note:
             body["note"] = approval.note
-        self._sessions.tell(row, "approval", body, actor=approval.actor)
+        self._registry.record(row, "approval", body, actor=approval.actor)
 
     def _warnings(self, row: SessionRow, judgement: Judgement) -> tuple[str, ...]:
         found = []
@@ -313,17 +307,17 @@ class Gate:
         return tuple(dict.fromkeys(found))
 
     def _clean(self, row: SessionRow, text: str) -> str:
-        return self._sessions.redactor(row).redact(text).text[:_MOST_SHOWN] if text else text
+        return self._registry.redactor(row).redact(text).text[:_MOST_SHOWN] if text else text
 
     # ---- after the fact ----------------------------------------------------------------------
 
-    def _typed(self, live: Live, happened: TerminalEvent) -> None:
-        """Somebody typed a command, and it has ended: it is judged now. On the terminals' thread."""
-        if happened.typed and happened.ended and happened.command:
-            self._sessions.later(lambda: self._write_down(live, happened))
+    def terminal_event(self, live: Live, event: TerminalEvent) -> None:
+        """A command that a person typed is judged when it has ended. Called on the terminals' thread."""
+        if event.typed and event.ended and event.command:
+            self._background.run(lambda: self._judge_typed(live, event))
 
-    def _write_down(self, live: Live, happened: TerminalEvent) -> None:
-        row = self._sessions.store.sessions.find(live.session_id)
+    def _judge_typed(self, live: Live, happened: TerminalEvent) -> None:
+        row = self._registry.store.sessions.find(live.session_id)
         if row is None or not happened.command:
             return
         policy = self.policy(row)
@@ -362,7 +356,7 @@ class Gate:
                 f"an effect is external-reversible or irreversible, not {class_}",
                 hint="what a restore undoes needs no ledger",
             )
-        clean = self._sessions.redactor(row).redact
+        clean = self._registry.redactor(row).redact
         new = NewEffect(
             command=clean(what).text[:_MOST_SHOWN],
             class_=class_,
@@ -374,15 +368,15 @@ class Gate:
             actor=actor,
         )
         (number,) = self.ledger.add(row.id, row.name, [new])
-        self._sessions.tell(row, "effect", _body(number, new), actor=actor)
+        self._registry.record(row, "effect", _body(number, new), actor=actor)
         return self.ledger.effect(number)
 
     # ---- looking back ------------------------------------------------------------------------
 
     def effects(self, row: SessionRow, since: Checkpoint | None = None) -> list[Effect]:
         """What was done outside by a session and on the way to where it stands; `since`: after a point."""
-        self._sessions.trajectory.settle(row.id)
-        tip = self._sessions.find(row.id).tip
+        self._registry.trajectory.settle(row.id)
+        tip = self._registry.find(row.id).tip
         if since is None:
             return self.ledger.leading_to(row.id, tip)
         return self.ledger.since(row.id, tip, since.position)

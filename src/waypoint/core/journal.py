@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,8 +19,11 @@ from waypoint.agent.asciicast import KINDS, cast
 from waypoint.agent.tasks import Tasks
 from waypoint.agent.trajectory import spoken, whole
 from waypoint.api.difference import Card
-from waypoint.core.sessions import Sessions
-from waypoint.core.story import Story
+from waypoint.core.capture import Capture, Wish
+from waypoint.core.cards import Cards
+from waypoint.core.gate import Gate
+from waypoint.core.registry import Registry
+from waypoint.core.restore import Restore
 from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
 from waypoint.model import (
     Actor,
@@ -67,12 +70,13 @@ def packed_state(given: Mapping[str, Any] | None, version: str | None) -> AgentS
 
 
 class Journal:
-    """The journals of one home. One of these lives in the daemon."""
+    """The journals of one home."""
 
-    def __init__(self, sessions: Sessions, story: Story) -> None:
-        self._sessions, self._store, self._story = sessions, sessions.store, story
-        self.effects: Callable[[SessionRow, Checkpoint | None], Sequence[str]] = lambda _row, _since: ()
-        """What was done outside since a point, in words; whoever keeps the ledger puts it here."""
+    def __init__(
+        self, registry: Registry, capture: Capture, restore: Restore, cards: Cards, gate: Gate
+    ) -> None:
+        self._registry, self._store = registry, registry.store
+        self._capture, self._restore, self._cards, self._gate = capture, restore, cards, gate
 
     # ---- trajectory --------------------------------------------------------------------------
 
@@ -85,14 +89,14 @@ class Journal:
             raise UsageError(
                 f"at most {_MOST_CONTENT_BYTES >> 20} MiB can be recorded at once", hint="give it in parts"
             )
-        return self._sessions.tell(row, kind, body, actor=actor)
+        return self._registry.record(row, kind, body, actor=actor)
 
     def position(self, row: SessionRow, ref: str | None) -> int | None:
         """Where a ref stands in the trajectory; without one, where the session is now."""
         if ref in (None, "now"):
-            self._sessions.settle(row)
-            return self._sessions.find(row.id).tip
-        return self._sessions.point(row, ref or "@").position
+            self._registry.settle(row)
+            return self._registry.find(row.id).tip
+        return self._registry.point(row, ref or "@").position
 
     def trace(
         self,
@@ -108,7 +112,7 @@ class Journal:
         """What led to a point, or to the present, oldest first. `everything`: all that ever happened in the
         session, what it went back from too. `full`: with what is kept apart."""
         if everything:
-            self._sessions.settle(row)
+            self._registry.settle(row)
             found = self._store.events.all(row.id, kinds=kinds, limit=limit, after=after)
         else:
             found = self._store.events.trace(self.position(row, ref), kinds=kinds, limit=limit, after=after)
@@ -158,16 +162,16 @@ class Journal:
     def tasks(self, row: SessionRow, ref: str | None = None) -> Tasks:
         """Those of a session, or as they stood at a point."""
         if ref:
-            return plan.load(self._store.points.tasks(self._sessions.point(row, ref).id))
+            return plan.load(self._store.points.tasks(self._registry.point(row, ref).id))
         return plan.load(self._store.sessions.tasks(row.id))
 
     def add_tasks(
         self, row: SessionRow, titles: Sequence[str], *, parent: str | None, once: bool, actor: Actor
     ) -> list[Task]:
         """Adds tasks, all or none. `once`: those that are there already by that title stay as they are."""
-        redactor = self._sessions.redactor(row)
+        redactor = self._registry.redactor(row)
         words = [redactor.redact(title).text for title in titles]
-        with self._sessions.trajectory.turn(row.id):
+        with self._registry.trajectory.turn(row.id):
             now = self.tasks(row)
             above = plan.find(now, parent).id if parent else None
             made: list[Task] = []
@@ -196,10 +200,10 @@ class Journal:
     ) -> Task:
         """A task stands otherwise. `evidence`: the point that shows it; without one it is where the session
         stands, if that was taken since the task was begun."""
-        point = self._sessions.point(row, evidence) if evidence else None
-        note = self._sessions.redactor(row).redact(" ".join(note.split())).text
-        with self._sessions.trajectory.turn(row.id):
-            row = self._sessions.find(row.id)
+        point = self._registry.point(row, evidence) if evidence else None
+        note = self._registry.redactor(row).redact(" ".join(note.split())).text
+        with self._registry.trajectory.turn(row.id):
+            row = self._registry.find(row.id)
             now = self.tasks(row)
             task = plan.find(now, given)
             if point is None and state == "completed" and row.head and task.started_at:
@@ -221,14 +225,14 @@ class Journal:
         before = plan.find(self.tasks(row), given)
         task = self.set_task(row, given, "completed", note=note, evidence=None, actor=actor)
         try:
-            point = self._sessions.checkpoint(row, intent or task.title, actor=actor)
+            point = self._capture.checkpoint(row, Wish(intent or task.title, actor=actor))
         except BaseException:
-            with self._sessions.trajectory.turn(row.id):
+            with self._registry.trajectory.turn(row.id):
                 told = [_task_event(before, task, "automatic")]
                 self._store.sessions.set_tasks(row.id, plan.dump(_with(self.tasks(row), before)), told)
             raise
         shown = msgspec.structs.replace(task, checkpoint=point.id)
-        with self._sessions.trajectory.turn(row.id):
+        with self._registry.trajectory.turn(row.id):
             self._store.sessions.set_tasks(row.id, plan.dump(_with(self.tasks(row), shown)), [])
         at_point = plan.load(self._store.points.tasks(point.id))
         self._store.points.set_tasks(point.id, plan.dump(_with(at_point, shown)))
@@ -240,9 +244,9 @@ class Journal:
         """What is to be done next, and what there is to know for it. A session that does not run is brought
         back from its last point first."""
         restored, left_behind = False, []
-        state = self._sessions.describe(row).state
+        state = self._registry.describe(row).state
         if state != "live":
-            row = self._sessions.find(row.id)
+            row = self._registry.find(row.id)
             if row.head is None:
                 raise SessionDead(
                     f"session {row.name!r} does not run and has no point to go back to",
@@ -252,14 +256,14 @@ class Journal:
             left_behind = self._store.events.trace(
                 row.tip, after=head.position if head else None, limit=_MOST_SINCE
             )
-            self._sessions.restore(row, row.head, actor=actor)
+            self._restore.to(row, row.head, actor=actor)
             restored = state != "parked"
-        row = self._sessions.find(row.id)
+        row = self._registry.find(row.id)
         point = self._store.points.find(row.head) if row.head else None
-        session = self._sessions.describe(row)
+        session = self._registry.describe(row)
         since = self.trace(row, after=point.position if point else None, limit=_MOST_SINCE)
         tasks = self.tasks(row)
-        effects = tuple(self.effects(row, point))
+        effects = tuple(self._gate.done_since(row, point))
         task = plan.next_open(tasks)
         standing = SessionStatus(
             session=row.name,
@@ -290,7 +294,7 @@ class Journal:
         if point is None:
             return None
         try:
-            return self._story.card(point, wait=3.0)
+            return self._cards.card(point, wait=3.0)
         except WaypointError:
             return None
 

@@ -22,7 +22,12 @@ from datetime import datetime
 from pathlib import Path
 
 from waypoint.bases import store
-from waypoint.core.sessions import Live, Sessions
+from waypoint.box.box import keepers
+from waypoint.core.background import Background
+from waypoint.core.live import Live, Twin
+from waypoint.core.registry import Registry
+from waypoint.core.remains import Remains
+from waypoint.core.spares import Spares
 from waypoint.errors import NoSpace, UsageError
 from waypoint.history.retention import AUTOMATIC, Policy, choose, holds
 from waypoint.kernel import processes
@@ -30,6 +35,7 @@ from waypoint.kernel.memory import machine_bytes
 from waypoint.kernel.pool import extents
 from waypoint.kernel.pool.btrfs import BtrfsPool
 from waypoint.kernel.pool.extents import Growth, Space
+from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import (
     BaseUse,
     Checkpoint,
@@ -66,24 +72,30 @@ _MAKE_ROOM = (
 )
 
 
-class Upkeep:
-    """The room of one home. One of these lives in the daemon."""
+class DiskSpace:
+    """The disk space of one home."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions, self._home, self._store = sessions, sessions.home, sessions.store
+    def __init__(
+        self,
+        registry: Registry,
+        pool: Pool,
+        remains: Remains,
+        spares: Spares[Twin],
+        background: Background,
+    ) -> None:
+        self._registry, self._home, self._store, self._pool = registry, registry.home, registry.store, pool
+        self._remains, self._spares, self._background = remains, spares, background
         self._turn = threading.Lock()
-        """Whoever forgets or thins: one at a time."""
+        """Forgetting and thinning: one at a time."""
         self._notices: deque[str] = deque(maxlen=5)
-        sessions.before_checkpoint.append(self._make_sure)
-        sessions.after_checkpoint.append(lambda _, __: sessions.when_calm(self.watch))
 
     # ---- how full it is ----------------------------------------------------------------------
 
-    def pool(self) -> PoolUse:
-        usage = self._sessions.pool.usage()
+    def use(self) -> PoolUse:
+        usage = self._pool.usage()
         reachable = usage.used_bytes + usage.free_bytes
         return PoolUse(
-            kind=self._sessions.pool.kind,
+            kind=self._pool.kind,
             total_bytes=usage.total_bytes,
             used_bytes=usage.used_bytes,
             free_bytes=usage.free_bytes,
@@ -95,7 +107,7 @@ class Upkeep:
         found = list(self._notices)
         if telling:
             self._notices.clear()
-        pool = self.pool()
+        pool = self.use()
         if pool.percent >= WARN_PERCENT and not self._has_plenty(pool):
             left = f"{pool.free_bytes // _MIB:,} MiB left"
             found.append(f"the pool is {pool.percent:.0f}% full ({left}): {_MAKE_ROOM}")
@@ -103,7 +115,7 @@ class Upkeep:
 
     def _has_plenty(self, pool: PoolUse) -> bool:
         """A pool of its own size is full when it is; a disk that others fill too, when little is left."""
-        found = self._sessions.pool
+        found = self._pool
         has_own_size = isinstance(found, BtrfsPool) and found.image is not None
         return not has_own_size and pool.free_bytes >= PLENTY_BYTES
 
@@ -172,13 +184,13 @@ class Upkeep:
         space = self._freed(points, seconds=_FORGET_SECONDS)
         gone = []
         for point in points:
-            if dry_run or self._sessions.forget(point.id):
+            if dry_run or self._remove(point.id):
                 gone.append(point)
             else:
                 kept.append(_kept(point, ("a session has just gone there",)))
         if gone and not dry_run:
             log.info("forgot %s", ", ".join(f"{point.session}:{point.label}" for point in gone))
-            self._sessions.later(self._sessions.pool.reclaim)
+            self._background.run(self._pool.reclaim)
         return Forgotten(
             forgotten=tuple(gone),
             kept=tuple(kept),
@@ -186,6 +198,14 @@ class Upkeep:
             exact=space.exact,
             dry_run=dry_run,
         )
+
+    def _remove(self, point_id: str) -> bool:
+        """Removes a point: its row, then its folder. False when a session stands on it or is about to."""
+        if not self._registry.remove_point(point_id):
+            return False
+        self._spares.drop([point_id])
+        self._remains.delete(self._home.checkpoints / point_id)
+        return True
 
     # ---- what takes how much -----------------------------------------------------------------
 
@@ -201,7 +221,7 @@ class Upkeep:
             return Space()
         self._settle()
         images = [self._images(point.id) for point in points]
-        if self._sessions.pool.kind != "btrfs":
+        if self._pool.kind != "btrfs":
             trees = [self._files(point.id) for point in points]
             return extents.freed_by_walk([*trees, *images], seconds=seconds)
         lines = _Lines(self._store.points.all(), self._store.sessions.all(), self._files, self._home.sessions)
@@ -210,7 +230,7 @@ class Upkeep:
 
     def du(self, row: SessionRow | None = None) -> DiskUse:
         """What each point (of a session, or of all) and each session uniquely costs."""
-        pool = self._sessions.pool
+        pool = self._pool
         self._settle()
         left = _countdown(_COST_SECONDS)
         everything = self._store.points.all()
@@ -228,7 +248,7 @@ class Upkeep:
                 space = self._tree_cost(Growth(self._home.sessions / one.box, head), left())
                 volumes.append(VolumeUse(session=one.name, unique_bytes=space.total_bytes, exact=space.exact))
         found = [BaseUse(name=base.name, size_bytes=base.size_bytes) for base in store.list_bases(pool)]
-        use = self.pool()
+        use = self.use()
         known = [cost.unique_bytes for cost in costs] + [volume.unique_bytes for volume in volumes]
         known += [base.size_bytes for base in found]
         return DiskUse(
@@ -241,16 +261,16 @@ class Upkeep:
 
     def _settle(self) -> None:
         """What was written just now has no place on the disk yet, what was deleted has not left it yet."""
-        self._sessions.pool.sync()
-        self._sessions.pool.reclaim()
+        self._pool.sync()
+        self._pool.reclaim()
 
     def _tree_cost(self, growth: Growth, seconds: float) -> Space:
-        if self._sessions.pool.kind == "btrfs":
+        if self._pool.kind == "btrfs":
             return extents.freed([growth], seconds=seconds)
         return extents.freed_by_walk([growth.path], seconds=seconds)
 
     def _folder_cost(self, folder: Path, seconds: float) -> Space:
-        if self._sessions.pool.kind == "btrfs":
+        if self._pool.kind == "btrfs":
             return extents.freed((), [folder], seconds=seconds)
         return extents.freed_by_walk([folder], seconds=seconds)
 
@@ -259,16 +279,16 @@ class Upkeep:
     def prune(self, *, automatic: bool = False, dry_run: bool = False) -> Pruned:
         """Frees bytes now: what belongs to nothing, what was deleted and is not given back yet and, if asked
         for, old points that Waypoint took by itself."""
-        pool, before = self._sessions.pool, self.pool()
+        pool, before = self._pool, self.use()
         with self._turn:
             points = self._thinnable() if automatic else []
-            remains = self._sessions.abandoned()
+            remains = self._remains.abandoned(keepers(self._home))
             if dry_run:
                 freed = self._freed(points, seconds=_FORGET_SECONDS).total_bytes
                 gone = points
             else:
-                gone = [point for point in points if self._sessions.forget(point.id)]
-                self._sessions.clear(remains)
+                gone = [point for point in points if self._remove(point.id)]
+                self._remains.delete_all(remains)
                 self._store.events.sweep_blobs()
                 self._settle()
                 freed = max(0, before.used_bytes - pool.usage().used_bytes)
@@ -276,7 +296,7 @@ class Upkeep:
             removed=tuple(str(path.relative_to(self._home.pool)) for path in remains),
             forgotten=tuple(gone),
             freed_bytes=freed,
-            pool=self.pool(),
+            pool=self.use(),
             dry_run=dry_run,
         )
 
@@ -291,10 +311,10 @@ class Upkeep:
     def watch(self) -> None:
         """After a checkpoint: what could not be deleted before is tried again, and a pool that fills up is
         thinned."""
-        self._sessions.clear(self._sessions.leftovers)
-        pool = self.pool()
+        self._remains.retry()
+        pool = self.use()
         if pool.percent >= THIN_PERCENT and not self._has_plenty(pool):
-            self._thin(lambda: self.pool().percent < THIN_UNTIL_PERCENT)
+            self._thin(lambda: self.use().percent < THIN_UNTIL_PERCENT)
 
     def _thin(self, enough: Callable[[], bool]) -> None:
         """Forgets automatic points, the oldest first, a few at a time, until it is enough."""
@@ -302,7 +322,7 @@ class Upkeep:
             waiting, gone = self._thinnable(), 0
             while waiting and not enough():
                 for point in waiting[:_BATCH]:
-                    gone += self._sessions.forget(point.id)
+                    gone += self._remove(point.id)
                 del waiting[:_BATCH]
                 self._settle()
         if gone:
@@ -310,9 +330,9 @@ class Upkeep:
             log.warning("%s", said)
             self._notices.append(said)
 
-    def _make_sure(self, live: Live | None) -> None:
+    def require_room(self, live: Live | None) -> None:
         """Before a checkpoint: NoSpace unless there is room for it, after thinning if need be."""
-        pool = self._sessions.pool
+        pool = self._pool
         free = pool.usage().free_bytes
         if free >= MARGIN_BYTES + 2 * _MEMORY_BYTES:  # no need to look
             return

@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from waypoint.core.sessions import Live, Sessions
-from waypoint.core.story import BASE, Moment, Story
+from waypoint.core.capture import Capture, Wish
+from waypoint.core.comparison import BASE, Comparison, Moment
+from waypoint.core.live import Live
+from waypoint.core.registry import Registry
 from waypoint.errors import (
     LandingConflict,
     MachineError,
@@ -89,11 +91,11 @@ class _Nowhere:
         return []
 
 
-class Transfers:
-    """What carries files for the sessions of one home."""
+class Transfer:
+    """Carries files for the sessions of one home."""
 
-    def __init__(self, sessions: Sessions, story: Story) -> None:
-        self._sessions, self._story = sessions, story
+    def __init__(self, registry: Registry, comparison: Comparison, capture: Capture) -> None:
+        self._registry, self._comparison, self._capture = registry, comparison, capture
 
     # ---- apply and export --------------------------------------------------------------------
 
@@ -101,10 +103,10 @@ class Transfers:
     def _answered(self, row: SessionRow, request: Request, default: str | None) -> Iterator[_Found]:
         """`default`: the source when none was given; None chooses as `apply` does."""
         with (
-            self._story.moment(row, request.since or BASE) as old,
-            self._story.moment(row, request.ref) as new,
+            self._comparison.moment(row, request.since or BASE) as old,
+            self._comparison.moment(row, request.ref) as new,
         ):
-            changes = self._story.changes(old, new)
+            changes = self._comparison.changes(old, new)
             before = PointView.bare(new.view) if old.view.volume is None else old.view
             views = (new.view, before)
             source = self._source(request, new, views, default)
@@ -162,7 +164,7 @@ class Transfers:
             ground = None
             with contextlib.suppress(FileNotFoundError):
                 ground = held.enter_context(outside.enter(to, durable=True))
-            landed = self._sessions.store.landings.stamps(row.id)
+            landed = self._registry.store.landings.stamps(row.id)
             known = set(landed.values())
             selection = found.selection
             if ground and request.since is None:
@@ -201,7 +203,7 @@ class Transfers:
             ) from moved
         finally:
             # What has landed is known as such, whatever became of the rest.
-            self._sessions.store.landings.add(row.id, stamps)
+            self._registry.store.landings.add(row.id, stamps)
 
     def _began_ns(self, row: SessionRow, view: PointView) -> int:
         """When what a session has been layered on was last known to be what the session saw. A fork has seen
@@ -209,8 +211,8 @@ class Transfers:
         began = [int(row.created_at * 1e9)]
         origin: SessionRow | None = row
         while origin and origin.forked_from:
-            point = self._sessions.store.points.find(origin.forked_from)
-            origin = self._sessions.store.sessions.find(point.session) if point else None
+            point = self._registry.store.points.find(origin.forked_from)
+            origin = self._registry.store.sessions.find(point.session) if point else None
             if origin:
                 began.append(int(origin.created_at * 1e9))
         # Its layer keeps its birth through snapshots, where the pool knows births at all.
@@ -249,18 +251,18 @@ class Transfers:
         unless `delete`. The present is kept in a safety checkpoint first."""
         if not paths:
             raise UsageError("which files?", hint="name files or folders of the session")
-        point = self._sessions.point(row, ref)
+        point = self._registry.point(row, ref)
         with (
             _in_words(),
-            self._story.moment(row, None) as now,
-            self._story.moment(row, point.id) as then,
-            self._sessions.steady(row) as live,
+            self._comparison.moment(row, None) as now,
+            self._comparison.moment(row, point.id) as then,
+            self._registry.steady(row) as live,
             self._root(live) as root,
         ):
             views = (then.view, now.view)
             cwd = now.facts.shell.cwd
             named = [_named(posixpath.join(cwd, path), views, follow=False) for path in paths]
-            selection = landing.select(self._story.changes(now, then), then.view, "/", named)
+            selection = landing.select(self._comparison.changes(now, then), then.view, "/", named)
             rules = Rules(
                 delete=delete,
                 judge=False,
@@ -277,7 +279,7 @@ class Transfers:
                 kept = self._keep(row, point) if safety else None
                 # Before, so that an undo finds its way also from the middle of it.
                 before = kept.id if kept else None
-                self._sessions.store.operations.record_change(
+                self._registry.store.operations.record_change(
                     row.id, "restore_files", target=point.id, before=before
                 )
                 for _ in carry_out(plan.steps, then.view, root, times=True, insist=False):
@@ -287,12 +289,8 @@ class Transfers:
 
     def _keep(self, row: SessionRow, point: Checkpoint) -> Checkpoint:
         try:
-            return self._sessions.checkpoint(
-                row,
-                f"before files of {point.name or point.label} came back",
-                kind="safety",
-                actor="automatic",
-            )
+            intent = f"before files of {point.name or point.label} came back"
+            return self._capture.checkpoint(row, Wish(intent, kind="safety", actor="automatic"))
         except WaypointError as error:
             error.hint = (
                 f"the present could not be saved first; `--no-safety` goes without. {error.hint}".strip()
@@ -305,7 +303,7 @@ class Transfers:
         self, row: SessionRow, outside: Folder, sources: Sequence[str], target: str, *, follow: bool = False
     ) -> Copied:
         """Files and folders of the host into a live session."""
-        with _in_words(), self._sessions.steady(row) as live, self._root(live) as root:
+        with _in_words(), self._registry.steady(row) as live, self._root(live) as root:
             cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
             given = [(path, _pieces_outside(outside, path, follow=follow)) for path in sources]
             return _copy(given, root, posixpath.join(cwd, target))
@@ -323,11 +321,11 @@ class Transfers:
         """Files and folders of a session as it is now, or of one of its points, to the host."""
         with _in_words():
             if ref is not None:
-                with self._story.moment(row, ref) as then:
+                with self._comparison.moment(row, ref) as then:
                     paths = [posixpath.join(then.facts.shell.cwd, path) for path in sources]
                     given = [(path, _pieces_of(then.view, path, follow=follow)) for path in paths]
                     return _copy(given, outside, target, rights=False)
-            live = self._sessions.live(row)
+            live = self._registry.live(row)
             with self._root(live) as root:
                 cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
                 paths = [posixpath.join(cwd, path) for path in sources]

@@ -1,29 +1,55 @@
 """The composition root: every object of the daemon, built here in order, with what it needs passed in.
 
-The verbs reach everything through one `App`. Nothing else in the daemon constructs an object of the core.
+The verbs reach everything through one `App`. When all objects exist, recovery takes over what an earlier
+daemon left; then the daemon can serve. Nothing else in the daemon constructs an object of the core.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from waypoint.agent.trajectory import Trajectory
+from waypoint.api.hints import Do, Hint
 from waypoint.api.sizes import parse_size
-from waypoint.core.dedupe import Sharing
+from waypoint.core.auto import AutoPoints
+from waypoint.core.background import Background
+from waypoint.core.bisect import Bisect
+from waypoint.core.boxes import Boxes
+from waypoint.core.builder import BoxBuilder, HostBuilder
+from waypoint.core.capture import Capture
+from waypoint.core.cards import Cards
+from waypoint.core.commands import Commands
+from waypoint.core.comparison import Comparison
+from waypoint.core.contacts import Contacts
+from waypoint.core.copies import Copies
+from waypoint.core.dedupe import Dedupe
+from waypoint.core.engine import CriuEngine, Engine
+from waypoint.core.fork import Fork
 from waypoint.core.gate import Gate
 from waypoint.core.journal import Journal
+from waypoint.core.live import Twin
+from waypoint.core.plans import Plans
+from waypoint.core.recovery import Recovery
+from waypoint.core.registry import Registry
+from waypoint.core.remains import Remains
+from waypoint.core.restore import Restore
 from waypoint.core.sessions import Sessions
-from waypoint.core.space import Upkeep
-from waypoint.core.story import Story
-from waypoint.core.transfer import Transfers
+from waypoint.core.space import DiskSpace
+from waypoint.core.spares import Spares
+from waypoint.core.transfer import Transfer
 from waypoint.core.trials import Trials
 from waypoint.daemon.inside.grammar import Inside
 from waypoint.engine import probe
 from waypoint.errors import MissingFeature, UsageError
 from waypoint.home import Home
 from waypoint.kernel import atomic
+from waypoint.kernel.memory import Ram
+from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.lifecycle import open_pool
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.machine import setup
@@ -33,32 +59,117 @@ if TYPE_CHECKING:
     from waypoint.daemon.main import Daemon
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What the machine provides. Tests provide it without root and without CRIU (tests/fakes.py)."""
+
+    pool: Pool
+    network: Network
+    engine: Engine
+    engine_folder: Path
+    ram: Ram
+    make_builder: Callable[[Contacts], BoxBuilder]
+
+
 class App:
     """Everything behind the socket of one home."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, machine: Machine) -> None:
         self.home = home
         self.started_at = time.time()
         self.server: Daemon | None = None
         """The socket in front of it, once there is one."""
-        self.sessions = Sessions(*_prepare(home))
-        self.story = Story(self.sessions)
-        self.trials = Trials(self.sessions)
-        self.upkeep = Upkeep(self.sessions)
-        self.sharing = Sharing(self.sessions)
-        self.transfers = Transfers(self.sessions, self.story)
-        self.inside = Inside(self)
-        self.journal = Journal(self.sessions, self.story)
-        self.gate = Gate(self.sessions)
-        self.story.outside = self.gate.outside
-        self.journal.effects = self.gate.done_since
-        self.sessions.after_checkpoint.append(lambda _, point: self.story.write_later(point.id))
-        self.sessions.after_typing.append(self._after_typing)
 
-    def _after_typing(self, session_id: str) -> None:
-        row = self.sessions.store.sessions.find(session_id)
-        if row:
-            self.story.auto_point(row, None)
+        # What is known.
+        for folder in (home.sessions, home.checkpoints, home.staging):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.pool, self.network, engine = machine.pool, machine.network, machine.engine
+        self.store = store = Store(home.database)
+        self.trajectory = Trajectory(store)
+        self.registry = registry = Registry(home, self.pool, store, self.trajectory)
+        self.background = background = Background()
+        self.remains = Remains(home, self.pool, store)
+        self.spares: Spares[Twin] = Spares(store, background)
+
+        # What watches: it exists before anything runs.
+        self.inside = Inside(self)
+        doors = self.inside.doors
+        self.contacts = Contacts(registry, self.network, background)
+        self.gate = Gate(registry, store.ledger, background)
+        self.comparison = Comparison(registry, self.pool, self.contacts)
+        self.cards = Cards(registry, self.comparison, store.ledger, background)
+        self.space = DiskSpace(registry, self.pool, self.remains, self.spares, background)
+        self.dedupe = Dedupe(home, machine.engine_folder, self.pool, background)
+
+        # The verbs.
+        self.capture = Capture(
+            registry,
+            self.pool,
+            engine,
+            machine.ram,
+            self.remains,
+            doors,
+            self.contacts,
+            self.space,
+            self.dedupe,
+            self.cards,
+            self.spares,
+            background,
+        )
+        self.auto = AutoPoints(registry, self.comparison, self.capture, background)
+        builder = machine.make_builder(self.contacts)
+        self.boxes = Boxes(
+            home,
+            engine,
+            builder,
+            registry,
+            self.trajectory,
+            background,
+            doors,
+            self.contacts,
+            self.gate,
+            self.auto,
+        )
+        self.commands = Commands(registry, self.boxes)
+        self.copies = Copies(
+            registry,
+            self.pool,
+            engine,
+            self.boxes,
+            self.remains,
+            doors,
+            self.spares,
+            background,
+        )
+        self.restore = Restore(
+            registry, self.boxes, self.copies, self.capture, self.remains, self.spares, background
+        )
+        self.fork = Fork(registry, self.boxes, self.copies, self.remains)
+        self.sessions = Sessions(
+            registry,
+            builder,
+            self.boxes,
+            self.capture,
+            self.restore,
+            self.remains,
+            self.spares,
+            background,
+        )
+        self.plans = Plans(registry, self.comparison, self.contacts, self.gate)
+        self.trials = Trials(registry, self.copies, self.commands)
+        self.bisect = Bisect(registry, self.trials, self.gate)
+        self.transfer = Transfer(registry, self.comparison, self.capture)
+        self.journal = Journal(registry, self.capture, self.restore, self.cards, self.gate)
+
+        Recovery(registry, builder, self.boxes, self.contacts, self.gate, self.cards, self.remains).run()
+        self.spares.start(self.copies.make_spare, self.copies.end_spare)
+
+    def close(self) -> None:
+        """The daemon ends, the sessions do not."""
+        self.spares.close()
+        self.boxes.close()
+        self.background.close()
+        self.trajectory.stop()
 
 
 def _pool_size() -> int | None:
@@ -72,17 +183,37 @@ def _pool_size() -> int | None:
         raise UsageError(f"WAYPOINT_POOL_SIZE: {error}", hint="write 512M or 20G") from error
 
 
-def _prepare(home: Home) -> tuple[Home, Path, Pool, Store, Path]:
-    """What the machine has to provide, or an error that says what is missing."""
+def this_machine(home: Home) -> Machine:
+    """The machine that the daemon runs on, or an error that says what is missing."""
+    engine_folder = _engine_folder(home)
+    pool = open_pool(home.path, size_bytes=_pool_size())
+    network = Network(home.tag)
+    kernel_data = _kernel_data(home, engine_folder)
+    return Machine(
+        pool=pool,
+        network=network,
+        engine=CriuEngine(engine_folder),
+        engine_folder=engine_folder,
+        ram=Ram(),
+        make_builder=lambda contacts: HostBuilder(home, engine_folder, kernel_data, pool, network, contacts),
+    )
+
+
+def _engine_folder(home: Home) -> Path:
+    """Where the engine is; MissingFeature when this machine has none."""
     engine = setup.engine_dir(home.path)
     if setup.current_engine(engine) is None:
-        raise MissingFeature("this machine is not set up yet", hint="run `waypoint setup`")
+        raise MissingFeature("this machine is not set up yet", hint=Hint("run ", Do("setup")))
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.path.chmod(0o700)
     home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    pool = open_pool(home.path, size_bytes=_pool_size())
-    kdat = home.run / "criu.kdat"
-    # It belongs to one engine: another may know more of the kernel, or show CRIU more (native/shim.c).
-    if not kdat.exists() or kdat.stat().st_mtime < (engine / "engine.json").stat().st_mtime:
-        atomic.write(kdat, probe.kernel_data(engine))
-    return home, engine, pool, Store(home.database), kdat
+    return engine
+
+
+def _kernel_data(home: Home, engine: Path) -> Path:
+    """CRIU's cache of kernel features. It belongs to one engine: another may know more of the kernel, or show
+    CRIU more (native/shim.c)."""
+    path = home.run / "criu.kdat"
+    if not path.exists() or path.stat().st_mtime < (engine / "engine.json").stat().st_mtime:
+        atomic.write(path, probe.kernel_data(engine))
+    return path

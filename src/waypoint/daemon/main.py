@@ -31,10 +31,11 @@ from waypoint import __version__
 from waypoint.api import wire
 from waypoint.api.hints import Do, Hint
 from waypoint.box.box import allow_many_files
+from waypoint.core.capture import Wish
 from waypoint.core.journal import packed_state
-from waypoint.core.sessions import Live
+from waypoint.core.live import Live
 from waypoint.core.trials import check_trial
-from waypoint.daemon.app import App
+from waypoint.daemon.app import App, this_machine
 from waypoint.daemon.service import VERBS, Answered, Connection, actor_of, verb
 from waypoint.daemon.verbs import agent, effects, files, history  # noqa: F401 - their verbs answer too
 from waypoint.daemon.verbs.effects import asker_of
@@ -57,8 +58,8 @@ from waypoint.terminal.terminal import Watcher
 log = logging.getLogger("waypoint")
 
 _WATCHER_LIMIT_BYTES = 4 << 20
-_WAITED_FOR = frozenset(("new", "exec", "checkpoint", "restore", "undo", "redo", "fork", "park"))
-"""Verbs that what can wait keeps out of the way of."""
+FOREGROUND_VERBS = frozenset(("new", "exec", "checkpoint", "restore", "undo", "redo", "fork", "park"))
+"""Background work is deferred while one of these runs."""
 
 
 class Daemon:
@@ -114,7 +115,7 @@ class Daemon:
     def close(self, asking: Connection | None = None) -> None:
         """Takes no more requests. Who is being served now is not waited for; who has just asked is told to
         ask again; who asks from now on is refused by the kernel, and knows that nothing was begun."""
-        self.app.sharing.close()
+        self.app.dedupe.close()
         self.home.socket.unlink(
             missing_ok=True
         )  # whoever comes now starts another daemon, which waits for us
@@ -142,7 +143,11 @@ class Daemon:
             function = VERBS.get(request.verb)
             if function is None:
                 raise UsageError(f"there is no verb {request.verb!r}")
-            waiting = self.app.sessions.asking() if request.verb in _WAITED_FOR else contextlib.nullcontext()
+            waiting = (
+                self.app.background.foreground()
+                if request.verb in FOREGROUND_VERBS
+                else contextlib.nullcontext()
+            )
             with waiting:
                 result = function(self.app, connection, request.args)
                 if isinstance(result, Answered):
@@ -190,30 +195,30 @@ def new(app: App, _: Connection, args: dict[str, Any]) -> Any:
     own = args.get("policy")
     if own is not None:
         check_policy(own)  # before anything is made
-        if args.get("join") and args.get("name") and app.sessions.store.sessions.find(args["name"]):
+        if args.get("join") and args.get("name") and app.store.sessions.find(args["name"]):
             own = None  # one that is there keeps the rules it has
     found = app.sessions.new(args.get("name"), options, _size(args), join=bool(args.get("join")))
     if own is not None:
-        app.sessions.store.sessions.set_policy(found.id, own)
+        app.store.sessions.set_policy(found.id, own)
     if args.get("auto"):
-        app.sessions.store.sessions.set_auto(found.id, auto=True)
-        found = app.sessions.describe(app.sessions.find(found.id))
+        app.store.sessions.set_auto(found.id, auto=True)
+        found = app.registry.describe(app.registry.find(found.id))
     return {"session": found}
 
 
 @verb
 def ls(app: App, _: Connection, __: dict[str, Any]) -> Any:
-    return {"sessions": app.sessions.all()}
+    return {"sessions": app.registry.describe_all()}
 
 
 @verb
 def session(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    return {"session": app.sessions.describe(app.sessions.find(args.get("session")))}
+    return {"session": app.registry.describe(app.registry.find(args.get("session")))}
 
 
 @verb
 def exec_(app: App, connection: Connection, args: dict[str, Any]) -> Any:
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     stdin = base64.b64decode(args["stdin"]) if args.get("stdin") is not None else None
     timeout = args.get("timeout")
     if timeout is not None and not timeout > 0:
@@ -221,7 +226,7 @@ def exec_(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 
     def run(on_output: Callable[[bytes], None] | None = None) -> Any:
         with app.gate.passing(row, args["command"], asker_of(connection, args), stdin=stdin) as passed:
-            result = app.sessions.run(
+            result = app.commands.run(
                 row,
                 args["command"],
                 timeout=timeout,
@@ -235,7 +240,7 @@ def exec_(app: App, connection: Connection, args: dict[str, Any]) -> Any:
         if passed.warnings:
             result = msgspec.structs.replace(result, warnings=passed.warnings)
         # Before the answer: the next command must not be part of the point after this one.
-        app.story.auto_point(row, args["command"])
+        app.auto.after_command(row, args["command"])
         return result
 
     if not args.get("stream"):
@@ -253,7 +258,7 @@ def exec_(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 @verb
 def interrupt(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Ends the command that an `exec` waits for, as its timeout would; `command`: that one and no other."""
-    live = app.sessions.live(app.sessions.find(args.get("session")))
+    live = app.registry.live(app.registry.find(args.get("session")))
     return {"interrupted": live.terminal.interrupt(args.get("command"))}
 
 
@@ -283,9 +288,9 @@ def _forward(connection: Connection, pieces: queue.SimpleQueue[bytes | None]) ->
 
 @verb
 def spawn(app: App, connection: Connection, args: dict[str, Any]) -> Any:
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     with app.gate.passing(row, args["argv"], asker_of(connection, args)) as passed:
-        program, pipes = app.sessions.spawn(
+        program, pipes = app.commands.spawn(
             row, args["argv"], args.get("cwd"), args.get("env") or {}, shell_env=bool(args.get("shell_env"))
         )
         connection.result({"pid": program.pid, "warnings": passed.warnings})
@@ -305,7 +310,7 @@ def spawn(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     os.close(ended)
     event = printed.record(program.exit_code)
     with contextlib.suppress(WaypointError):
-        live = app.sessions.live(row)
+        live = app.registry.live(row)
         live.stream.later(event.kind, event.body, actor=actor_of(args), data=event.data)
     with contextlib.suppress(wire.Closed, OSError):
         if program.exit_code is not None:
@@ -358,38 +363,38 @@ def _hear_program(
 
 @verb
 def checkpoint(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     if args.get("verify") is not None:
         check_trial(args["verify"], files_only=bool(args.get("files_only")))
         app.gate.check_trial(row, args["verify"])
-    point = app.sessions.checkpoint(
-        row,
-        args.get("intent") or "",
+    wish = Wish(
+        intent=args.get("intent") or "",
         name=args.get("name"),
         files_only=bool(args.get("files_only")),
         actor=actor_of(args),
         state=packed_state(args.get("agent_state"), args.get("agent_version")),
     )
+    point = app.capture.checkpoint(row, wish)
     verdict = None
     if args.get("verify"):
         number = app.trials.verify(point, args["verify"])
         verdict = app.trials.wait(point, number) if args.get("wait") else None
     return {
-        "checkpoint": app.sessions.store.points.find(point.id),
+        "checkpoint": app.store.points.find(point.id),
         "verdict": verdict,
-        "warnings": app.upkeep.warnings(telling=True),
+        "warnings": app.space.warnings(telling=True),
     }
 
 
 @verb
 def restore(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.registry.find_for(args.get("session"), args.get("ref"))
     ref = args.get("ref")
     if args.get("plan"):
-        ref = app.story.check_plan(row, args["plan"], files_only=bool(args.get("files_only")))
+        ref = app.plans.check(row, args["plan"], files_only=bool(args.get("files_only")))
     if not ref:
         raise UsageError("where to?", hint="give a point, or the plan that leads to one")
-    return app.sessions.restore(
+    return app.restore.to(
         *(row, ref),
         safety=bool(args.get("safety", True)),
         files_only=bool(args.get("files_only")),
@@ -399,26 +404,26 @@ def restore(app: App, _: Connection, args: dict[str, Any]) -> Any:
 
 @verb
 def undo(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    return app.sessions.undo(app.sessions.find(args.get("session")), actor_of(args))
+    return app.restore.undo(app.registry.find(args.get("session")), actor_of(args))
 
 
 @verb
 def fork(app: App, _: Connection, args: dict[str, Any]) -> Any:
     ref = args["ref"]
-    row = app.sessions.find_for(args.get("session"), ref)
+    row = app.registry.find_for(args.get("session"), ref)
     n = int(args.get("n", 1))
-    return {"sessions": app.sessions.fork(row, ref, n, args.get("name"), actor_of(args))}
+    return {"sessions": app.fork.grow(row, ref, n, args.get("name"), actor_of(args))}
 
 
 @verb
 def park(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    found, point = app.sessions.park(app.sessions.find(args.get("session")))
+    found, point = app.sessions.park(app.registry.find(args.get("session")))
     return {"session": found, "checkpoint": point}
 
 
 @verb
 def rm(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    rows = [app.sessions.find(name) for name in args["sessions"]]
+    rows = [app.registry.find(name) for name in args["sessions"]]
     for row in rows:
         app.sessions.remove(row)
     return {"removed": [row.name for row in rows]}
@@ -426,14 +431,14 @@ def rm(app: App, _: Connection, args: dict[str, Any]) -> Any:
 
 @verb
 def type_(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    live = app.sessions.live(app.sessions.find(args.get("session")))
+    live = app.registry.live(app.registry.find(args.get("session")))
     live.terminal.write(base64.b64decode(args["data"]))
     return {}
 
 
 @verb
 def screen(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    terminal = app.sessions.live(app.sessions.find(args.get("session"))).terminal
+    terminal = app.registry.live(app.registry.find(args.get("session"))).terminal
     with terminal.lock:
         shown = terminal.screen
         return {
@@ -447,9 +452,9 @@ def screen(app: App, _: Connection, args: dict[str, Any]) -> Any:
 
 @verb
 def attach(app: App, connection: Connection, args: dict[str, Any]) -> Any:
-    row = app.sessions.find(args.get("session"))
-    live = app.sessions.live(row)
-    connection.result({"session": app.sessions.describe(row)})
+    row = app.registry.find(args.get("session"))
+    live = app.registry.live(row)
+    connection.result({"session": app.registry.describe(row)})
     outgoing = _Outgoing(connection)
     live.terminal.resize(_size({"size": {"rows": args.get("rows"), "columns": args.get("columns")}}))
     live.terminal.watch(outgoing.watcher)
@@ -483,7 +488,7 @@ def attach(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 def _present(app: App, session_id: str) -> Live | None:
     """The session as it is now: a restore puts another in its place."""
     with contextlib.suppress(WaypointError):
-        return app.sessions.live(app.sessions.find(session_id))
+        return app.registry.live(app.registry.find(session_id))
     return None
 
 
@@ -544,22 +549,22 @@ def base_import(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     def progress(text: str) -> None:
         connection.event({"progress": text})
 
-    return {"base": store.import_base(app.sessions.pool, args["name"], args["file"], progress)}
+    return {"base": store.import_base(app.pool, args["name"], args["file"], progress)}
 
 
 @verb
 def base_ls(app: App, _: Connection, __: dict[str, Any]) -> Any:
     from waypoint.bases import store
 
-    return {"bases": store.list_bases(app.sessions.pool)}
+    return {"bases": store.list_bases(app.pool)}
 
 
 @verb
 def base_rm(app: App, _: Connection, args: dict[str, Any]) -> Any:
     from waypoint.bases import store
 
-    used = [row.name for row in app.sessions.store.sessions.all() if row.options.base == args["name"]]
-    store.remove_base(app.sessions.pool, args["name"], used_by=used)
+    used = [row.name for row in app.store.sessions.all() if row.options.base == args["name"]]
+    store.remove_base(app.pool, args["name"], used_by=used)
     return {}
 
 
@@ -570,11 +575,11 @@ def daemon_status(app: App, _: Connection, __: dict[str, Any]) -> Any:
         "pid": os.getpid(),
         "version": __version__,
         "started_at": iso(app.started_at),
-        "sessions": len(app.sessions.store.sessions.all()),
+        "sessions": len(app.store.sessions.all()),
         "home": str(app.home.path),
-        "pool": {"kind": app.sessions.pool.kind, **msgspec.to_builtins(app.sessions.pool.usage())},
-        "warnings": app.upkeep.warnings(telling=False),
-        "spares": app.sessions.spares.held(),
+        "pool": {"kind": app.pool.kind, **msgspec.to_builtins(app.pool.usage())},
+        "warnings": app.space.warnings(telling=False),
+        "spares": app.spares.held(),
         "rss_bytes": pages * os.sysconf("SC_PAGESIZE"),
     }
 
@@ -594,10 +599,10 @@ def daemon_stop(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     closed = False
     if args.get("sessions"):
         app.sessions.stop_all()
-    app.sessions.close()
+    app.close()
     if args.get("sessions"):
-        app.sessions.teardown_network()
-        app.sessions.store.close()
+        app.network.teardown()
+        app.store.close()
         closed = _close_pool(app.home)
     connection.result({"pid": os.getpid(), "pool_closed": closed})
     app.server.stopping.set()
@@ -609,15 +614,15 @@ def daemon_stop(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 
 def _points(app: App, args: dict[str, Any], given: list[str]) -> list[Checkpoint]:
     """The points that refs mean. `SESSION:REF` says by itself which session it is."""
-    sessions, name = app.sessions, args.get("session")
-    return [sessions.point(sessions.find_for(name, ref), ref) for ref in given]
+    registry, name = app.registry, args.get("session")
+    return [registry.point(registry.find_for(name, ref), ref) for ref in given]
 
 
 @verb
 def pin(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Keeps a point whatever a policy says; `off`: no longer."""
     (point,) = _points(app, args, [args["ref"]])
-    return {"checkpoint": app.upkeep.pin(point, pinned=not args.get("off"))}
+    return {"checkpoint": app.space.pin(point, pinned=not args.get("off"))}
 
 
 @verb
@@ -628,23 +633,23 @@ def forget(app: App, _: Connection, args: dict[str, Any]) -> Any:
         if given:
             raise UsageError("either points or a policy", hint="leave the one or the other out")
         points = _points(app, args, args["refs"])
-        return app.upkeep.forget_points(points, force=bool(args.get("force")), dry_run=dry_run)
+        return app.space.forget_points(points, force=bool(args.get("force")), dry_run=dry_run)
     if isinstance(given.get("older_than"), str):
         given["older_than"] = parse_duration(given["older_than"])
     policy = msgspec.convert(given, Policy)
     policy.check()
-    row = None if args.get("all") else app.sessions.find(args.get("session"))
-    return app.upkeep.forget(row, policy, dry_run=dry_run, only=args.get("only"))
+    row = None if args.get("all") else app.registry.find(args.get("session"))
+    return app.space.forget(row, policy, dry_run=dry_run, only=args.get("only"))
 
 
 @verb
 def prune(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    return app.upkeep.prune(automatic=bool(args.get("auto")), dry_run=bool(args.get("dry_run")))
+    return app.space.prune(automatic=bool(args.get("auto")), dry_run=bool(args.get("dry_run")))
 
 
 @verb
 def du(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    return app.upkeep.du(app.sessions.find(args["session"]) if args.get("session") else None)
+    return app.space.du(app.registry.find(args["session"]) if args.get("session") else None)
 
 
 # ---- start ---------------------------------------------------------------------------------------
@@ -686,7 +691,7 @@ def main() -> int:
                 filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
             )
             allow_many_files()
-            daemon = Daemon(App(home))
+            daemon = Daemon(App(home, this_machine(home)))
         except WaypointError as error:
             _write_error(report, error)
             return 1
@@ -711,7 +716,7 @@ def main() -> int:
 
 def _stop(daemon: Daemon) -> None:
     daemon.close()
-    daemon.app.sessions.close()
+    daemon.app.close()
     daemon.stopping.set()
 
 

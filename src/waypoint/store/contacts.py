@@ -109,6 +109,11 @@ class ContactTable:
             connection.execute("UPDATE contacts SET point = '' WHERE box = ? AND point IS NULL", (box,))
             connection.execute("DELETE FROM counted WHERE box = ?", (box,))
 
+    def open_boxes(self) -> dict[str, str]:
+        """The boxes with contacts that are in no point yet, each with its session."""
+        rows = self._database.rows("SELECT DISTINCT box, session FROM contacts WHERE point IS NULL")
+        return {row["box"]: row["session"] for row in rows}
+
     def reset_counters(self) -> None:
         """The kernel starts to count anew."""
         self._database.execute("DELETE FROM counted")

@@ -38,7 +38,8 @@ from pathlib import Path
 import msgspec
 
 from waypoint.box.plan import inside_path
-from waypoint.core.sessions import Live, Sessions
+from waypoint.core.live import Live
+from waypoint.home import Home
 from waypoint.model import Checkpoint, Record
 from waypoint.terminal.pump import Pump
 
@@ -262,28 +263,22 @@ class Doors:
 
     def __init__(
         self,
-        sessions: Sessions,
+        home: Home,
         *,
         answer: Callable[[Door, Asked], Answer],
         lasting: Callable[[Asked], bool],
         copied: Callable[[Live, Checkpoint, Own], Answer],
     ) -> None:
-        self._sessions, self._answer, self._lasting, self._copied = sessions, answer, lasting, copied
+        self._home, self._answer, self._lasting, self._copied = home, answer, lasting, copied
         self._pump = Pump()
         self._lock = threading.Lock()
         self._doors: dict[str, Door] = {}
-        sessions.box_began.append(self.open)
-        sessions.box_ends.append(self.close)
-        sessions.during_dump.append(self.quiet)
-        sessions.before_waking.append(self.wake)
-        for live in sessions.lives():
-            self.open(live)
 
     # ---- opening and shutting ----------------------------------------------------------------
 
     def open(self, live: Live) -> None:
         """From now on the box may ask."""
-        folder = inside_path(self._sessions.home, live.box.id)
+        folder = inside_path(self._home, live.box.id)
         try:
             door = Door(folder, live)
             self._open(door)
@@ -406,7 +401,7 @@ class Doors:
     # ---- checkpoints -------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def quiet(self, live: Live, images: Path) -> Iterator[None]:
+    def closed_for_dump(self, live: Live, images: Path) -> Iterator[None]:
         """While a tree is saved: nobody is connected, nothing that lasts is half done, and who waits is kept
         with the point."""
         door = self._doors.get(live.box.id)
@@ -436,11 +431,11 @@ class Doors:
         """With something that lasts. (A checkpoint that was asked for waits for the one under way.)"""
         return bool(door.running and self._lasting(door.running) and not door.capturing)
 
-    def wake(self, live: Live, point: Checkpoint) -> None:
+    def answer_waiters(self, live: Live, point: Checkpoint) -> None:
         """Before the first instruction of a restored tree: answers for those in it who wait for one."""
         door = self._doors.get(live.box.id)
         try:
-            text = (self._sessions.home.checkpoints / point.id / "images" / TICKETS).read_bytes()
+            text = (self._home.checkpoints / point.id / "images" / TICKETS).read_bytes()
             tickets = msgspec.json.decode(text, type=Tickets)
         except (OSError, msgspec.DecodeError):
             return

@@ -24,8 +24,8 @@ import msgspec
 from waypoint import __version__
 from waypoint.agent import tasks
 from waypoint.api import hints
-from waypoint.core.sessions import Live
-from waypoint.core.story import BASE, NOW
+from waypoint.core.comparison import BASE, NOW
+from waypoint.core.live import Live
 from waypoint.daemon.inside.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
 from waypoint.daemon.service import VERBS, Connection
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
@@ -216,8 +216,8 @@ class Inside:
     """Answers what comes in through the doors."""
 
     def __init__(self, app: App) -> None:
-        self._app, self._sessions = app, app.sessions
-        self._doors = Doors(app.sessions, answer=self.answer, lasting=_is_lasting, copied=self._copied)
+        self._app = app
+        self.doors = Doors(app.home, answer=self.answer, lasting=_is_lasting, copied=self._copied)
 
     # ---- one request -------------------------------------------------------------------------
 
@@ -272,11 +272,11 @@ class Inside:
         never is."""
         deadline = time.monotonic() + _BORN_SECONDS
         while True:
-            row = self._sessions.store.sessions.find(door.session_id)
+            row = self._app.store.sessions.find(door.session_id)
             if row and row.box == door.box_id and row.id == door.session_id:
                 return row
-            apart = door.session_id in self._sessions.apart
-            if apart or door.closed or time.monotonic() > deadline:
+            throwaway = door.session_id in self._app.registry.throwaways
+            if throwaway or door.closed or time.monotonic() > deadline:
                 raise SessionDead(
                     "this is a throwaway copy, not a session", hint="nothing can be asked from in here"
                 )
@@ -324,17 +324,17 @@ class Inside:
     def _copied(self, live: Live, point: Checkpoint, own: Own) -> Answer:
         """For whoever took this point from inside and wakes up in a copy of it."""
         # A fork is in the database only when it runs.
-        copy = "restored" if self._sessions.store.sessions.find(live.session_id) else "forked"
+        copy = "restored" if self._app.store.sessions.find(live.session_id) else "forked"
         found, text, status = _taken(msgspec.to_builtins(point), copy, ())
         if split(own.words)[0].startswith("task"):
-            held = tasks.load(self._sessions.store.points.tasks(point.id))
+            held = tasks.load(self._app.store.points.tasks(point.id))
             shown = [task for task in held if task.checkpoint == point.id]
             found |= msgspec.to_builtins({"task": shown[0] if shown else None, "tasks": held})
             text = "\n".join([*tasks.listing(shown), text])
         return _answer(found, text, status, json=_wants_json(own.words))
 
     def _visible(self, row: SessionRow) -> Visible:
-        return Visible(row, self._sessions.store.points.all())
+        return Visible(row, self._app.store.points.all())
 
     def _log(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
         number = given.values.get("-n")

@@ -21,7 +21,7 @@ _PIECE = 1 << 16
 def record(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Something the agent's side said or did: `what` is a role, tool_call, tool_result or note. `name`,
     `call`, `error`: of tools. Kept when it is answered."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     more = {name: args.get(name) for name in ("name", "call", "error")}
     number = app.journal.record(row, args["what"], args.get("content"), actor=actor_of(args), more=more)
     return {"event": number, "session": row.name}
@@ -32,7 +32,7 @@ def trace(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What led to `ref`, or to the present. `all`: everything that ever happened in the session; `kinds`,
     `limit` (the last so many), `after` (an event); `full`: with what is kept apart. `lines`: each event in
     a few words, "" for what only the terminal showed."""
-    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.registry.find_for(args.get("session"), args.get("ref"))
     if args.get("all") and args.get("ref"):
         raise UsageError("either a point or everything", hint="leave the one or the other out")
     limit = args.get("limit")
@@ -58,7 +58,7 @@ def event(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def cast(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """What the terminal showed on the way to `ref`, or to the present: an asciicast, as data."""
-    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.registry.find_for(args.get("session"), args.get("ref"))
     piece, size = bytearray(), 0
     for line in app.journal.cast(row, args.get("ref")):
         piece += line.encode()
@@ -73,16 +73,16 @@ def cast(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 @verb
 def messages(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What was said on the way to `ref`, or to the present: messages, tool calls and results."""
-    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.registry.find_for(args.get("session"), args.get("ref"))
     return {"events": app.journal.conversation(app.journal.position(row, args.get("ref")))}
 
 
 @verb
 def agent_state(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What an agent left with `ref`; without one, with the last point on the way here that has something."""
-    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.registry.find_for(args.get("session"), args.get("ref"))
     if args.get("ref"):
-        return app.journal.agent_state(app.sessions.point(row, args["ref"]))
+        return app.journal.agent_state(app.registry.point(row, args["ref"]))
     point = app.journal.with_state(row)
     return app.journal.agent_state(point) if point else {"checkpoint": None, "agent_version": None}
 
@@ -90,14 +90,14 @@ def agent_state(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def tasks(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The tasks of a session, or as they stood at `ref`."""
-    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.registry.find_for(args.get("session"), args.get("ref"))
     return {"session": row.name, "tasks": app.journal.tasks(row, args.get("ref"))}
 
 
 @verb
 def task_add(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Adds tasks, all or none. `under`: what they are a part of; `once`: those that are there stay."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     titles = msgspec.convert(args["titles"], list[str])
     if not titles:
         raise UsageError("which tasks?", hint="give a title for each")
@@ -110,7 +110,7 @@ def task_add(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def task_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """A task stands otherwise. `evidence`: the point that shows it; `checkpoint`: one is taken for that."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     state, note = msgspec.convert(args["state"], TaskState), args.get("note") or ""
     point = None
     if args.get("checkpoint"):
@@ -126,7 +126,7 @@ def task_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
     return {
         "session": row.name,
         "task": task,
-        "checkpoint": app.sessions.store.points.find(point.id) if point else None,
+        "checkpoint": app.store.points.find(point.id) if point else None,
         "tasks": app.journal.tasks(row),
     }
 
@@ -134,4 +134,4 @@ def task_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def resume(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Where things stand and what comes next. A session that does not run is brought back first."""
-    return app.journal.resume(app.sessions.find(args.get("session")), actor=actor_of(args))
+    return app.journal.resume(app.registry.find(args.get("session")), actor=actor_of(args))

@@ -32,9 +32,9 @@ def effects(app: App, _: Connection, args: dict[str, Any]) -> Any:
     every session that ever was."""
     if args.get("all"):
         return {"session": None, "since": None, "effects": app.gate.ledger.effects(), "contacts": []}
-    row = app.sessions.find_for(args.get("session"), args.get("ref"))
-    point = app.sessions.point(row, args["ref"]) if args.get("ref") else None
-    contacts = app.story.outbound.since(row, point)
+    row = app.registry.find_for(args.get("session"), args.get("ref"))
+    point = app.registry.point(row, args["ref"]) if args.get("ref") else None
+    contacts = app.contacts.since(row, point)
     return {
         "session": row.name,
         "since": point,
@@ -47,7 +47,7 @@ def effects(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def effect(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """An effect that somebody says they had: `what`, `class`, `target`, `key`, `compensate`."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     made = app.gate.claim(
         row,
         args["what"],
@@ -63,9 +63,9 @@ def effect(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def classify(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What the policy of a session says about `command`. Nothing is run, asked or written down."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     judgement = app.gate.judge(row, args["command"])
-    redactor = app.sessions.redactor(row)
+    redactor = app.registry.redactor(row)
     clean, _count = redactor.redact_json(msgspec.to_builtins(judgement))
     for shown, part in zip(clean["parts"], judgement.parts, strict=True):
         shown["key"] = redactor.redact(part.key).text  # what makes it the same effect again: it opens nothing
@@ -81,7 +81,7 @@ def classify(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def policy(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The files that hold for a session, as they were written, and what they come to."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     found = app.gate.policy(row)
     return {
         "session": row.name,
@@ -99,7 +99,7 @@ def policy_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
     text = args.get("text")
     if text is not None and not isinstance(text, str):
         raise UsageError("a policy is a text")
-    row = None if args.get("everywhere") else app.sessions.find(args.get("session"))
+    row = None if args.get("everywhere") else app.registry.find(args.get("session"))
     app.gate.set_policy(row, text)
     return {"session": row.name if row else None, "set": text is not None}
 
@@ -107,7 +107,7 @@ def policy_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def approvals(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What waits for somebody's word; `all`: what was decided, too."""
-    session_id = app.sessions.find(args["session"]).id if args.get("session") else None
+    session_id = app.registry.find(args["session"]).id if args.get("session") else None
     return {"approvals": app.gate.ledger.approvals(waiting=not args.get("all"), session_id=session_id)}
 
 

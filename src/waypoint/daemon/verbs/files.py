@@ -63,9 +63,9 @@ def _request(args: dict[str, Any]) -> Request:
 @verb
 def apply(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """What changed in a session, onto a folder of this machine."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     with _outside(connection) as outside:
-        found = app.transfers.apply(
+        found = app.transfer.apply(
             row,
             outside,
             _outside_path(args["to"]),
@@ -80,7 +80,7 @@ def apply(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 @verb
 def export(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """The same as a tar or a patch, in data frames before the result."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     waiting = bytearray()
 
     def write(data: bytes) -> None:
@@ -89,7 +89,7 @@ def export(app: App, connection: Connection, args: dict[str, Any]) -> Any:
             connection.data(bytes(waiting[:_PIECE_BYTES]))
             del waiting[:_PIECE_BYTES]
 
-    found = app.transfers.export(
+    found = app.transfer.export(
         row,
         write,
         _request(args),
@@ -104,10 +104,10 @@ def export(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 @verb
 def copy_in(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """Files and folders of this machine into a live session."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     sources = _some([_outside_path(one) for one in args["sources"]])
     with _outside(connection) as outside:
-        found = app.transfers.copy_in(
+        found = app.transfer.copy_in(
             row, outside, sources, _path(args["target"]), follow=bool(args.get("follow"))
         )
     return {"copied": found}
@@ -116,9 +116,9 @@ def copy_in(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 @verb
 def copy_out(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     """Files and folders of a session, or of one of its points, to this machine."""
-    row = app.sessions.find(args.get("session"))
+    row = app.registry.find(args.get("session"))
     with _outside(connection) as outside:
-        found = app.transfers.copy_out(
+        found = app.transfer.copy_out(
             row,
             outside,
             _some(_paths(args["sources"])),
@@ -138,8 +138,8 @@ def _some(paths: Sequence[str]) -> Sequence[str]:
 @verb
 def restore_files(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Single files and folders of a point, back in the live session."""
-    return app.transfers.restore_files(
-        app.sessions.find(args.get("session")),
+    return app.transfer.restore_files(
+        app.registry.find(args.get("session")),
         args["ref"],
         _paths(args["paths"]),
         delete=bool(args.get("delete")),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from waypoint.api.difference import Section
-from waypoint.core.story import BASE, line_between
-from waypoint.core.trials import check_trial
+from waypoint.core.bisect import Step
+from waypoint.core.comparison import BASE
 from waypoint.daemon.service import Connection, actor_of, verb
 from waypoint.errors import NotFound, UsageError, WaypointError
 from waypoint.history import lineage, refs
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
 def log_(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The points of a session, oldest first; of all with `all`. `family`: with the line they grew from and
     the last point of each fork of theirs ("tips"), or with all of those ("whole"). `since`: no older ones."""
-    sessions = app.sessions
-    rows = sessions.store.sessions.all() if args.get("all") else [sessions.find(args.get("session"))]
-    everything = sessions.store.points.all()
+    rows = app.store.sessions.all() if args.get("all") else [app.registry.find(args.get("session"))]
+    everything = app.store.points.all()
     points = everything
     if not args.get("all"):
         points = lineage.family(everything, rows[0].name, rows[0].head, args.get("family"))
@@ -58,12 +56,12 @@ def _good(row: SessionRow, everything: Sequence[Checkpoint]) -> Checkpoint | Non
 @verb
 def show(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """One point: its card (computed `again` if asked for), its verdicts, its notes."""
-    row = app.sessions.find_for(args.get("session"), args["ref"])
-    point = app.sessions.point(row, args["ref"])
+    row = app.registry.find_for(args.get("session"), args["ref"])
+    point = app.registry.point(row, args["ref"])
     if args.get("again"):
-        app.story.write(point.id)
-    card = app.story.card(point)
-    store = app.sessions.store
+        app.cards.write(point.id)
+    card = app.cards.card(point)
+    store = app.store
     return {
         "checkpoint": store.points.find(point.id),
         "parent": _parent(app, point),
@@ -75,13 +73,13 @@ def show(app: App, _: Connection, args: dict[str, Any]) -> Any:
 
 
 def _outside(app: App, point: Checkpoint) -> tuple[Section, ...]:
-    parent = app.sessions.store.points.find(point.parent) if point.parent else None
-    return describe_effects(app.story.effects(point, parent))
+    parent = app.store.points.find(point.parent) if point.parent else None
+    return describe_effects(app.cards.effects(point, parent))
 
 
 def _parent(app: App, point: Checkpoint) -> str | None:
     """What the point before it is called."""
-    parent = app.sessions.store.points.find(point.parent) if point.parent else None
+    parent = app.store.points.find(point.parent) if point.parent else None
     return point_label(parent, point.session) if parent else None
 
 
@@ -89,13 +87,13 @@ def _parent(app: App, point: Checkpoint) -> str | None:
 def diff(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Two points; the second is now when not given. `paths`: only what is there. `only`: these sections. With
     `patch`: the text of what changed in files."""
-    row = app.sessions.find_for(args.get("session"), args.get("a"), args.get("b"))
+    row = app.registry.find_for(args.get("session"), args.get("a"), args.get("b"))
     only = args.get("only") or ()
     if unknown := [name for name in only if name not in SECTIONS]:
         raise UsageError(f"there is no section {unknown[0]!r}", hint=f"there are: {', '.join(SECTIONS)}")
-    story = app.story
-    with story.moment(row, args.get("a") or "@") as old, story.moment(row, args.get("b")) as new:
-        found = story.difference(old, new)
+    compare = app.comparison
+    with compare.moment(row, args.get("a") or "@") as old, compare.moment(row, args.get("b")) as new:
+        found = compare.difference(old, new)
         if args.get("paths"):
             found = select_paths(found, args["paths"], new.facts.shell.cwd)
         sections = describe_difference(found, only)
@@ -121,14 +119,14 @@ def diff(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def status(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Where a session stands: its last point, and what has changed since."""
-    row = app.sessions.find(args.get("session"))
-    described = app.sessions.describe(row)
-    head = app.sessions.store.points.find(row.head) if row.head else None
+    row = app.registry.find(args.get("session"))
+    described = app.registry.describe(row)
+    head = app.store.points.find(row.head) if row.head else None
     found, missing = None, None
     try:
         before = head.id if head else BASE
-        with app.story.moment(row, before) as old, app.story.moment(row, None) as now:
-            found = app.story.difference(old, now)
+        with app.comparison.moment(row, before) as old, app.comparison.moment(row, None) as now:
+            found = app.comparison.difference(old, now)
     except (WaypointError, OSError) as error:
         missing = str(error)
     return {
@@ -145,36 +143,36 @@ def status(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def changed(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Whether anything is different from a session's last point; `besides`: files there do not count."""
-    row = app.sessions.find(args.get("session"))
-    return {"changed": app.story.has_changed(row, args.get("besides") or ())}
+    row = app.registry.find(args.get("session"))
+    return {"changed": app.comparison.has_changed(row, args.get("besides") or ())}
 
 
 @verb
 def preview(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """What a restore would do. The plan's id can be given to `restore`."""
-    row = app.sessions.find_for(args.get("session"), args["ref"])
-    plan, words = app.story.plan(row, args["ref"], files_only=bool(args.get("files_only")))
+    row = app.registry.find_for(args.get("session"), args["ref"])
+    plan, words = app.plans.make(row, args["ref"], files_only=bool(args.get("files_only")))
     return {"plan": plan, "words": words}
 
 
 @verb
 def verify(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """A command in a throwaway fork of a point; the verdict is kept with it."""
-    row = app.sessions.find_for(args.get("session"), args["ref"])
-    point = app.sessions.point(row, args["ref"])
+    row = app.registry.find_for(args.get("session"), args["ref"])
+    point = app.registry.point(row, args["ref"])
     timeout = float(args.get("timeout") or 600)
     app.gate.check_trial(row, args["command"])
     number = app.trials.verify(point, args["command"], timeout=timeout)
     found = app.trials.wait(point, number) if args.get("wait", True) else None
-    return {"checkpoint": app.sessions.store.points.find(point.id), "verdict": found}
+    return {"checkpoint": app.store.points.find(point.id), "verdict": found}
 
 
 @verb
 def tag(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Another name for a point, or (with `delete`) one taken away."""
-    row = app.sessions.find_for(args.get("session"), args.get("ref"))
+    row = app.registry.find_for(args.get("session"), args.get("ref"))
     name = refs.check_name(args["name"], "checkpoint")
-    store = app.sessions.store
+    store = app.store
     if args.get("delete"):
         if not store.points.set_tag(row.id, name, None):
             raise NotFound(
@@ -183,7 +181,7 @@ def tag(app: App, _: Connection, args: dict[str, Any]) -> Any:
         return {"tag": name}
     if store.points.name_taken(row.id, name):
         raise UsageError(f"{name!r} is the name of a checkpoint", hint="choose another tag")
-    point = app.sessions.point(row, args.get("ref") or "@")
+    point = app.registry.point(row, args.get("ref") or "@")
     store.points.set_tag(row.id, name, point.id)
     return {"tag": name, "checkpoint": store.points.find(point.id)}
 
@@ -195,7 +193,7 @@ def _tag_listing(tags: dict[str, str]) -> str:
 @verb
 def tags(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """The tags of a session."""
-    row, store = app.sessions.find(args.get("session")), app.sessions.store
+    row, store = app.registry.find(args.get("session")), app.store
     found = store.points.tags(row.id)
     return {"tags": [{"tag": name, "checkpoint": store.points.find(point)} for name, point in found.items()]}
 
@@ -203,20 +201,20 @@ def tags(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def note(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Words added to a point later, marked as such."""
-    row = app.sessions.find_for(args.get("session"), args["ref"])
-    point = app.sessions.point(row, args["ref"])
-    words = Redactor.for_variables(app.sessions.facts(point).shell.exported).redact(args["text"].strip()).text
+    row = app.registry.find_for(args.get("session"), args["ref"])
+    point = app.registry.point(row, args["ref"])
+    words = Redactor.for_variables(app.registry.facts(point).shell.exported).redact(args["text"].strip()).text
     if not words:
         raise UsageError("a note needs words", hint="waypoint note REF 'what you know now'")
-    app.sessions.store.points.add_note(point.id, words)
-    return {"checkpoint": point, "notes": app.sessions.store.points.notes(point.id)}
+    app.store.points.add_note(point.id, words)
+    return {"checkpoint": point, "notes": app.store.points.notes(point.id)}
 
 
 @verb
 def ops(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Everything that moved a session, oldest first. `to` and `back_to`: what the points are called."""
-    row = app.sessions.find(args.get("session"))
-    points = {point.id: point_label(point, row.name) for point in app.sessions.store.points.all()}
+    row = app.registry.find(args.get("session"))
+    points = {point.id: point_label(point, row.name) for point in app.store.points.all()}
     return {
         "operations": [
             {
@@ -229,7 +227,7 @@ def ops(app: App, _: Connection, args: dict[str, Any]) -> Any:
                 "back_to": points.get(op.before or ""),
                 "undone": op.undone,
             }
-            for op in app.sessions.store.operations.all(row.id)
+            for op in app.store.operations.all(row.id)
         ]
     }
 
@@ -237,15 +235,15 @@ def ops(app: App, _: Connection, args: dict[str, Any]) -> Any:
 @verb
 def auto(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Points after each command that changed something: on or off."""
-    row = app.sessions.find(args.get("session"))
-    app.sessions.store.sessions.set_auto(row.id, auto=bool(args["on"]))
-    return {"session": app.sessions.describe(app.sessions.find(row.id))}
+    row = app.registry.find(args.get("session"))
+    app.store.sessions.set_auto(row.id, auto=bool(args["on"]))
+    return {"session": app.registry.describe(app.registry.find(row.id))}
 
 
 @verb
 def redo(app: App, _: Connection, args: dict[str, Any]) -> Any:
     """Takes the last undo back."""
-    return app.sessions.redo(app.sessions.find(args.get("session")), actor_of(args))
+    return app.restore.redo(app.registry.find(args.get("session")), actor_of(args))
 
 
 @verb
@@ -254,68 +252,34 @@ def bisect(app: App, connection: Connection, args: dict[str, Any]) -> Any:
 
     Verified in throwaway forks, two at a time: each round asks about two points and keeps a third.
     """
-    sessions = app.sessions
-    row = sessions.find_for(args.get("session"), args["good"], args["bad"])
-    good, bad = sessions.point(row, args["good"]), sessions.point(row, args["bad"])
-    line = [point for point in line_between(sessions.store.points.all(), good, bad) if not point.files_only]
-    command, timeout = args["command"], float(args.get("timeout") or 600)
-    app.gate.check_trial(row, command)
+    row = app.registry.find_for(args.get("session"), args["good"], args["bad"])
+    good, bad = app.registry.point(row, args["good"]), app.registry.point(row, args["bad"])
 
-    def works(points: Sequence[Checkpoint]) -> list[bool]:
-        with ThreadPoolExecutor(max_workers=2) as workers:
-            return list(workers.map(lambda point: _works(app, point, command, timeout), points))
+    def describe(step: Step) -> dict[str, Any]:
+        return {
+            "checkpoint": step.point.id,
+            "label": point_label(step.point, row.name),
+            "passed": step.passed,
+        }
 
-    def tried(point: Checkpoint, *, passed: bool) -> dict[str, Any]:
-        step = {"checkpoint": point.id, "label": point_label(point, row.name), "passed": passed}
-        connection.event({"tried": {**step, "intent": point.intent, "intent_from": point.intent_from}})
-        return step
+    def report(step: Step) -> None:
+        intent = {"intent": step.point.intent, "intent_from": step.point.intent_from}
+        connection.event({"tried": {**describe(step), **intent}})
 
-    good_works, bad_works = works((good, bad))
-    steps = [tried(good, passed=good_works), tried(bad, passed=bad_works)]
-    if not good_works or bad_works:
-        which, word = (good, "fails") if not good_works else (bad, "passes")
-        raise UsageError(
-            f"the command {word} at {which.name or which.label}", hint="it must pass at GOOD and fail at BAD"
-        )
-    last_good = good
-    while len(line) > 1:
-        middle = sorted({(len(line) - 1) // 3, (len(line) - 1) * 2 // 3} - {len(line) - 1})
-        asked = [line[number] for number in middle]
-        answers = works(asked)
-        for point, passed in zip(asked, answers, strict=True):
-            steps.append(tried(point, passed=passed))
-        if answers == [False, True]:
-            raise UsageError(
-                f"it fails at {asked[0].label} and passes again at {asked[1].label}",
-                hint="there is more than one culprit: choose a shorter stretch",
-            )
-        first_bad = middle[answers.index(False)] if False in answers else len(line) - 1
-        last_pass = middle[max(n for n, passed in enumerate(answers) if passed)] if True in answers else -1
-        if last_pass >= 0:
-            last_good = line[last_pass]
-        line = line[last_pass + 1 : first_bad + 1]
-    culprit = line[0]
-    with app.story.moment(row, last_good.id) as old, app.story.moment(row, culprit.id) as new:
-        found = app.story.difference(old, new)
+    timeout = float(args.get("timeout") or 600)
+    culprit = app.bisect.search(row, good, bad, args["command"], timeout=timeout, on_step=report)
+    with (
+        app.comparison.moment(row, culprit.last_good.id) as old,
+        app.comparison.moment(row, culprit.point.id) as new,
+    ):
+        difference = app.comparison.difference(old, new)
     return {
-        "culprit": culprit,
-        "parent": _parent(app, culprit),
-        "last_good": last_good,
-        "card": app.story.card(culprit),
-        "summary": summarize(found),
-        "sections": describe_difference(found),
-        "difference": found,
-        "steps": steps,
+        "culprit": culprit.point,
+        "parent": _parent(app, culprit.point),
+        "last_good": culprit.last_good,
+        "card": app.cards.card(culprit.point),
+        "summary": summarize(difference),
+        "sections": describe_difference(difference),
+        "difference": difference,
+        "steps": [describe(step) for step in culprit.steps],
     }
-
-
-def _works(app: App, point: Checkpoint, command: str, timeout: float) -> bool:
-    """Asked and forgotten: what was looked for once is no verdict on a point, and must not move `good`."""
-    check_trial(command, files_only=point.files_only)
-    try:
-        found = app.trials.run(point, command, timeout=timeout)
-    except (WaypointError, OSError) as error:
-        raise UsageError(
-            f"{point.label} could not be tried: {error}", hint="leave it out: bisect a shorter stretch"
-        ) from error
-    return found.exit_code == 0 and not found.timed_out

@@ -1,0 +1,271 @@
+"""Boxes that stand, as the daemon serves them: terminals, reports of the keepers, shells, the end.
+
+From `build` on (or `take_over`, for a box of an earlier daemon) the terminal of a box is read and its doors
+are open; `end` takes everything of the daemon's away again. What happens in a terminal goes into the
+trajectory, to the gate (which judges what a person typed) and to the automatic points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from waypoint.agent.trajectory import Trajectory
+from waypoint.box.box import Box
+from waypoint.box.keeper import Keeper
+from waypoint.core.auto import AutoPoints
+from waypoint.core.background import Background
+from waypoint.core.builder import BoxBuilder, BoxFacts
+from waypoint.core.contacts import Contacts
+from waypoint.core.engine import Engine
+from waypoint.core.gate import Gate
+from waypoint.core.live import Live, start_environment
+from waypoint.core.observe import look_at_shell
+from waypoint.core.registry import Registry
+from waypoint.errors import WaypointError
+from waypoint.history.redaction import Redactor
+from waypoint.home import Home
+from waypoint.kernel import atomic, processes
+from waypoint.model import BoxOptions, Size
+from waypoint.store.sessions import SessionRow
+from waypoint.terminal.pump import Pump
+from waypoint.terminal.recording import TerminalEvent, record
+from waypoint.terminal.shell import Shell
+from waypoint.terminal.terminal import Terminal, TerminalState
+
+log = logging.getLogger("waypoint")
+
+_RCFILE = "/dev/waypoint/bin/integration.bash"
+_SHELL_STARTS = 3
+"""After this many shells in a row that ended before their first prompt no other is started."""
+_MOST_EARLY_EXITS = 256
+
+
+class Doors(Protocol):
+    """The way in which a process inside a box sends requests to the daemon (daemon/inside)."""
+
+    def open(self, live: Live) -> None: ...
+    def close(self, live: Live) -> None: ...
+
+
+class Boxes:
+    """The boxes of one home that stand."""
+
+    def __init__(
+        self,
+        home: Home,
+        engine: Engine,
+        builder: BoxBuilder,
+        registry: Registry,
+        trajectory: Trajectory,
+        background: Background,
+        doors: Doors,
+        contacts: Contacts,
+        gate: Gate,
+        auto: AutoPoints,
+    ) -> None:
+        self._home, self._engine, self._builder = home, engine, builder
+        self._registry, self._trajectory, self._background = registry, trajectory, background
+        self._doors, self._contacts, self._gate, self._auto = doors, contacts, gate, auto
+        self._pump = Pump()
+
+    # ---- beginning ---------------------------------------------------------------------------
+
+    def build(
+        self,
+        session_id: str,
+        volume: Path,
+        name: str,
+        options: BoxOptions,
+        size: Size,
+        facts: BoxFacts = BoxFacts(),  # noqa: B008 - it is frozen
+    ) -> Live:
+        """A box on a volume, with nothing running in it. From here on its terminal is read."""
+        base = self._registry.base_of(options)
+        box = self._builder.build(volume, name, options, base, size, facts)
+        try:
+            live, printed = self._connect(session_id, box, size)
+            live.terminal.feed(printed)
+            self._serve(live)
+        except BaseException:
+            self._builder.remove(box)
+            raise
+        return live
+
+    def take_over(self, row: SessionRow, box: Box) -> Live:
+        """A box that an earlier daemon built. Its keeper has kept what the terminal printed meanwhile. The
+        session is live again before that is read: a command that ended is judged like any other."""
+        picture = None
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            picture = msgspec.json.decode(self._picture_path(box).read_bytes(), type=TerminalState)
+        live, printed = self._connect(row.id, box, picture.size if picture else Size())
+        self._registry.add(live)
+        self._trajectory.adopt(live.stream)
+        if picture:
+            live.terminal.take_over(picture, printed)
+        else:
+            live.terminal.feed(printed)
+        self._serve(live)
+        return live
+
+    def _connect(self, session_id: str, box: Box, size: Size) -> tuple[Live, bytes]:
+        """Also returns what the terminal has printed so far."""
+        hello = box.hello()
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, hello.master)
+            undo.callback(os.close, hello.slave)
+            events = self._builder.connect(box)
+            undo.pop_all()
+        terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
+        stream = self._trajectory.open(session_id, lambda: _redactor(box, terminal))
+        live = Live(session_id, box, terminal, stream, self._engine.track_memory())
+        terminal.on_event = lambda event: self._terminal_event(live, event)
+        return live, events.serve()
+
+    def _serve(self, live: Live) -> None:
+        terminal = live.terminal
+        terminal.on_typed_command = lambda: self._auto.after_typing(live.session_id)
+        self._pump.add(terminal.events.fileno(), lambda: self._keeper_reports(live, terminal.events))
+        self._pump.add(terminal.master, lambda: self._read(live))
+        self._contacts.watch(live)
+        self._doors.open(live)
+
+    # ---- terminals ---------------------------------------------------------------------------
+
+    def _read(self, live: Live) -> None:
+        if live.terminal.read():
+            self._pump.run_when_idle(live.terminal, lambda: self._pause(live))
+
+    def _pause(self, live: Live) -> None:
+        """Nothing was printed for a moment."""
+        live.terminal.flush_background(paused=True)
+        self.remember_terminal(live)
+
+    def _terminal_event(self, live: Live, event: TerminalEvent) -> None:
+        body = record(event)
+        live.stream.later(body.kind, body.body, actor=event.actor, data=body.data, at=event.at)
+        self._gate.terminal_event(live, event)
+
+    def _picture_path(self, box: Box) -> Path:
+        return self._home.run / f"{box.id}.terminal"
+
+    def remember_terminal(self, live: Live) -> None:
+        """Writes the screen down for the next daemon. Best effort: it is only a picture."""
+        if live.ended.is_set():
+            return
+        with contextlib.suppress(OSError, WaypointError, ValueError):
+            atomic.write(self._picture_path(live.box), msgspec.json.encode(live.terminal.state()))
+
+    # ---- keepers -----------------------------------------------------------------------------
+
+    def _keeper_reports(self, live: Live, events: Keeper) -> None:
+        try:
+            words = events.read_event()
+        except OSError:
+            words = []
+        if not words:
+            self._pump.remove(events.fileno())
+            if not live.ended.is_set():
+                self._background.run(lambda: self.record_death(live))
+            return
+        if words[0] == "exited":
+            self.record_exit(live, int(words[1]), int(words[2]))
+
+    def record_exit(self, live: Live, pid: int, status: int) -> None:
+        """A child of the anchor ended: the shell, a program, or an orphan."""
+        with live.exits:
+            program = live.programs.pop(pid, None)
+            if program is None:
+                live.early_exits[pid] = status
+                while len(live.early_exits) > _MOST_EARLY_EXITS:
+                    live.early_exits.pop(next(iter(live.early_exits)))
+        if program:
+            program.exit_code = processes.exit_code(status)
+            program.ended.set()
+        shell = live.terminal.shell
+        if shell and shell.pid == pid:
+            live.terminal.handle_exit(pid, status)
+            self._background.run(lambda: self._replace_shell(live, shell))
+
+    def _replace_shell(self, live: Live, gone: Shell) -> None:
+        with live.state:
+            if live.ended.is_set() or live.terminal.shell is not None:
+                return
+            live.lost_shells = 0 if gone.came_up else live.lost_shells + 1
+            if live.lost_shells >= _SHELL_STARTS:
+                log.warning("the shell of session %s ends at once; no other is started", live.session_id)
+                return
+            self.start_shell(live, gone.cwd)
+
+    def start_shell(self, live: Live, cwd: str) -> None:
+        """A fresh interactive bash on the terminal."""
+        key = secrets.token_hex(8)
+        # Known before it runs: its first mark may come before its pid does.
+        live.terminal.announce_shell(Shell(pid=0, key=key, cwd=cwd))
+        hello = live.box.hello()
+        try:
+            variables = {**start_environment(), "WAYPOINT_KEY": key}
+            words = [f"{name}={value}" for name, value in variables.items()]
+            argv = ["/bin/bash", "--rcfile", _RCFILE, "-i"]
+            pid = live.box.keeper.start("shell", cwd, argv, words, (hello.slave,) * 3)
+        finally:
+            os.close(hello.master)
+            os.close(hello.slave)
+        live.terminal.set_shell_pid(pid)
+        self.remember_terminal(live)
+        with live.exits:
+            early = live.early_exits.pop(pid, None)
+        if early is not None:
+            self.record_exit(live, pid, early)
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def record_death(self, live: Live) -> None:
+        """A box has gone by itself: everything in it was killed, or the machine ran out of memory."""
+        with live.state:
+            if live.ended.is_set():
+                return
+            self.end(live, "the session ended")
+            row = self._registry.store.sessions.find(live.session_id)
+            if row and row.state == "live":
+                self._registry.store.sessions.set_state(row.id, "dead", box=row.box)
+
+    def end(self, live: Live, why: str) -> None:
+        """Ends a box and everything of the daemon's that belongs to it. The volume stays."""
+        live.ended.set()
+        with live.exits:
+            if live.cleared:
+                return
+            live.cleared = True
+        self._doors.close(live)
+        self._gate.approvals.drop(live)
+        self._pump.remove(live.terminal.master)
+        self._pump.remove(live.terminal.events.fileno())
+        live.terminal.close(why)
+        live.stream.close()
+        self._builder.remove(live.box)
+        live.memory.close()
+        live.terminal.events.close()
+        for program in live.programs.values():
+            program.ended.set()
+        self._picture_path(live.box).unlink(missing_ok=True)
+        self._contacts.box_ended(live.session_id, live.box.id)
+        self._registry.drop(live)
+
+    def close(self) -> None:
+        """The daemon ends, the boxes do not: their terminals are written down for the next one."""
+        for live in self._registry.lives():
+            self.remember_terminal(live)
+            live.terminal.flush_recording()
+
+
+def _redactor(box: Box, terminal: Terminal) -> Redactor | None:
+    """None when its shell cannot be looked at: it is gone, or not there yet."""
+    exported = look_at_shell(box, terminal).exported
+    return Redactor.for_variables(exported) if exported else None

@@ -1,0 +1,301 @@
+"""Taking a point: a session captured whole, while it goes on running.
+
+`Capture.take` is the walk of it, top to bottom. Nothing exists before its row in the database: a failure
+before that is undone, and the session runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import msgspec
+
+from waypoint.agent.trajectory import Stream
+from waypoint.box.plan import coverage, lost_from_dev
+from waypoint.box.volume import note_moved_mounts
+from waypoint.core.background import Background
+from waypoint.core.builder import BoxFacts
+from waypoint.core.cards import Cards
+from waypoint.core.contacts import Contacts
+from waypoint.core.dedupe import Dedupe
+from waypoint.core.engine import Engine
+from waypoint.core.live import Live, Twin, new_id
+from waypoint.core.observe import observe
+from waypoint.core.registry import FACTS_FILE, Registry
+from waypoint.core.remains import Remains
+from waypoint.core.space import DiskSpace
+from waypoint.core.spares import Spares
+from waypoint.errors import AlreadyExists, NoSpace
+from waypoint.history import refs
+from waypoint.history.facts import Facts
+from waypoint.history.redaction import Redactor
+from waypoint.home import Home
+from waypoint.kernel import processes
+from waypoint.kernel.memory import Ram
+from waypoint.kernel.pool.protocol import Pool
+from waypoint.model import Actor, Checkpoint, IntentFrom, Kind
+from waypoint.store.points import AgentState
+from waypoint.store.sessions import SessionRow
+from waypoint.terminal.terminal import TerminalState
+
+TERMINAL_FILE = "terminal"
+BOX_FILE = "box.json"
+"""Beside the images of a point: the terminal, and what a restore has to know of the box."""
+
+
+class DoorsAtDump(Protocol):
+    """What a dump needs of the way in which processes in a box send requests (daemon/inside)."""
+
+    def closed_for_dump(self, live: Live, images: Path) -> contextlib.AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the caller of a capture wants it to be."""
+
+    intent: str = ""
+    name: str | None = None
+    files_only: bool = False
+    kind: Kind = "manual"
+    actor: Actor = "person"
+    state: AgentState | None = None
+    """What the session's agent leaves with the point."""
+
+
+@dataclass(frozen=True)
+class _Dump:
+    """What was saved, besides the images and the files themselves."""
+
+    pause_ms: float = 0.0
+    processes: int = 0
+    facts: Facts | None = None
+    not_covered: tuple[str, ...] = ()
+
+
+class Stage:
+    """A point that is being put together: a folder that is deleted again unless `keep` was called."""
+
+    def __init__(self, home: Home, remains: Remains) -> None:
+        self.id = new_id()
+        self.folder = home.staging / self.id
+        self._published, self._remains, self._kept = home.checkpoints / self.id, remains, False
+
+    @property
+    def images(self) -> Path:
+        return self.folder / "images"
+
+    @property
+    def files(self) -> Path:
+        return self.folder / "files"
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(mode=0o700)
+        try:
+            self.images.mkdir(mode=0o700)
+        except BaseException:
+            self._remains.delete(self.folder)
+            raise
+        return self
+
+    def publish(self) -> None:
+        """One rename moves it to where points are. It exists once a row names it."""
+        os.rename(self.folder, self._published)
+        self.folder = self._published
+
+    def keep(self) -> None:
+        self._kept = True
+
+    def __exit__(self, *_: object) -> None:
+        if not self._kept:
+            self._remains.delete(self.folder)
+
+
+class Capture:
+    """Takes points of the sessions of one home."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        pool: Pool,
+        engine: Engine,
+        ram: Ram,
+        remains: Remains,
+        doors: DoorsAtDump,
+        contacts: Contacts,
+        space: DiskSpace,
+        dedupe: Dedupe,
+        cards: Cards,
+        spares: Spares[Twin],
+        background: Background,
+    ) -> None:
+        self._registry, self._store, self._home = registry, registry.store, registry.home
+        self._pool, self._engine, self._ram, self._remains = pool, engine, ram, remains
+        self._doors, self._contacts, self._space, self._dedupe = doors, contacts, space, dedupe
+        self._cards, self._spares, self._background = cards, spares, background
+
+    def checkpoint(self, row: SessionRow, wish: Wish) -> Checkpoint:
+        """Takes a point of a session that runs."""
+        if wish.name is not None:
+            refs.check_name(wish.name, "checkpoint")
+        with self._registry.steady(row) as live:
+            row = self._registry.find(row.id)
+            name = wish.name
+            if name is not None and (
+                self._store.points.name_taken(row.id, name) or name in self._store.points.tags(row.id)
+            ):
+                raise AlreadyExists(
+                    f"session {row.name!r} has a checkpoint {name!r} already",
+                    hint="choose another name; `waypoint log` lists them",
+                )
+            return self.take(row, live, wish)
+
+    def take(self, row: SessionRow, live: Live, wish: Wish) -> Checkpoint:
+        """The walk of a capture. The caller holds `live.state`."""
+        started = time.perf_counter()
+        intent, intent_from = _intent(live, wish)
+        self._dedupe.interrupt()
+        self._space.require_room(None if wish.files_only else live)
+        with (
+            _no_space_named(),
+            Stage(self._home, self._remains) as stage,
+            _written_until_freeze(live.stream),
+        ):
+            live.terminal.wait_prompt()
+            self._pool.flush(live.box.volume)
+            live.terminal.settle()
+            covered = coverage(row.options, self._registry.base_of(row.options), self._home)
+            dump = self._snapshot_files(live, stage) if wish.files_only else self._dump(row, live, stage)
+            stage.publish()
+            live.stream.flush()
+            point = self._store.points.add(  # from here on it exists
+                stage.id,
+                row.id,
+                name=wish.name,
+                intent=_without_secrets(intent, dump.facts),
+                kind=wish.kind,
+                parent=row.head,
+                pause_ms=round(dump.pause_ms, 3),
+                total_ms=round((time.perf_counter() - started) * 1000, 3),
+                size_bytes=sum(entry.stat().st_size for entry in os.scandir(stage.images)),
+                processes=dump.processes,
+                files_only=wish.files_only,
+                coverage=(*covered, *dump.not_covered),
+                actor=wish.actor,
+                intent_from=intent_from,
+                state=wish.state,
+            )
+            stage.keep()
+        self._afterwards(row, live, point)
+        return point
+
+    def _snapshot_files(self, live: Live, stage: Stage) -> _Dump:
+        """The files alone; nothing is stopped for them."""
+        note_moved_mounts(live.box.volume, live.box.pid)
+        live.stream.hold()
+        self._pool.snapshot(live.box.volume, stage.files, readonly=True)
+        return _Dump(not_covered=("processes are not part of it: files only",))
+
+    def _dump(self, row: SessionRow, live: Live, stage: Stage) -> _Dump:
+        """The process tree and the files of one moment. The pause is in the loop and nowhere else."""
+        shell = live.terminal.shell
+        terminal: TerminalState | None = None
+        facts: Facts | None = None
+        with self._precopied(live) as size_bytes, self._ram.ahead_of(stage.images, size_bytes) as images:
+            with (
+                live.terminal.no_typing(),
+                self._doors.closed_for_dump(live, images),
+                self._contacts.counted_until_freeze(live),
+                self._engine.dump(
+                    live.box,
+                    images,
+                    outside_pipes=[inode for program in live.programs.values() for inode in program.pipes],
+                    shell=shell.pid if shell else 0,
+                    memory=live.memory,
+                    complete_folder=stage.images,
+                ) as dump,
+            ):
+                for members in dump.pauses():  # nothing in the box runs in here; the last turn counts
+                    self._pool.delete(stage.files)
+                    terminal = live.terminal.freeze()
+                    live.stream.hold()
+                    note_moved_mounts(live.box.volume, live.box.pid)
+                    self._pool.snapshot(live.box.volume, stage.files, readonly=True)
+                    own_network = row.options.net != "host"
+                    facts = observe(live.box, live.terminal, members, own_network=own_network)
+            addresses = self._engine.bound_addresses(images) if row.options.net == "nat" else ()
+            box = BoxFacts(addresses=tuple(addresses), open_files=dump.state.open_files)
+            (images / TERMINAL_FILE).write_bytes(msgspec.json.encode(terminal))
+            (images / FACTS_FILE).write_bytes(msgspec.json.encode(facts))
+            (images / BOX_FILE).write_bytes(msgspec.json.encode(box))
+        self._engine.record_sizes(stage.images)
+        not_covered = [*dump.state.notes, *lost_from_dev(live.box.pid)]
+        if dump.state.outside_pipes:
+            not_covered.append("streams of programs started with --pipe end at a restore; the programs go on")
+        return _Dump(dump.stats.pause_ms, dump.state.processes, facts, tuple(not_covered))
+
+    @contextlib.contextmanager
+    def _precopied(self, live: Live) -> Iterator[int]:
+        """Copies large memory before the session stops. Yields about how much is left for the pause."""
+        size_bytes = live.memory.prepare(processes.host_pids(live.box.pid))
+        if not live.memory.should_precopy(size_bytes):
+            yield size_bytes
+            return
+        with self._ram.passing(size_bytes) as folder:
+            if folder:
+                size_bytes -= live.memory.precopy(folder)
+                self._pool.flush(live.box.volume)  # that took a while
+            yield size_bytes
+
+    def _afterwards(self, row: SessionRow, live: Live, point: Checkpoint) -> None:
+        """What follows from a new point. It cannot fail because of any of it."""
+        if not point.files_only:
+            live.memory.set_baseline(self._home.checkpoints / point.id / "images")
+        self._contacts.assign(live, point)
+        self._dedupe.add(point)
+        self._background.run_when_idle(self._space.watch)
+        self._cards.write_when_idle(point.id)
+        if point.kind != "safety" and not point.files_only:
+            self._background.run(lambda: self._spares.update(row.id))
+        self._background.run_when_idle(self._pool.sync)
+
+
+@contextlib.contextmanager
+def _no_space_named() -> Iterator[None]:
+    """What is written here is small, but the pool may be full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace("no space left in the pool", hint="free some with `waypoint prune`") from error
+        raise
+
+
+@contextlib.contextmanager
+def _written_until_freeze(stream: Stream) -> Iterator[None]:
+    """The stream is held at the freeze: what happens after it comes after the point."""
+    try:
+        yield
+    finally:
+        stream.release()
+
+
+def _intent(live: Live, wish: Wish) -> tuple[str, IntentFrom]:
+    """A caller that gives no intent means what was just done; a card may still find something better."""
+    if wish.intent:
+        return wish.intent, "command" if wish.kind == "auto" else "given"
+    command = live.terminal.last_command or ""
+    return command, "command" if command else "none"
+
+
+def _without_secrets(words: str, facts: Facts | None) -> str:
+    """Words that will be shown. A command line may hold a password, or the value of a secret variable."""
+    return (
+        Redactor.for_variables(facts.shell.exported if facts else {}).redact(words).text if words else words
+    )

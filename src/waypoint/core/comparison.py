@@ -1,0 +1,196 @@
+"""What differs between two moments of a session: points, the present, or the base.
+
+Files, packages, databases, processes, ports, the shell, and what left over the network. A part that cannot be
+looked at is a gap in the difference and does not fail it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from waypoint.api.difference import Changes, Contact, Difference, LiveDifference
+from waypoint.api.findings import Analysis
+from waypoint.box.plan import coverage
+from waypoint.box.volume import hidden_paths
+from waypoint.core.contacts import Contacts
+from waypoint.core.live import new_id, start_environment
+from waypoint.core.observe import observe
+from waypoint.core.registry import Registry
+from waypoint.errors import SessionDead, UsageError, WaypointError
+from waypoint.history import facts as live_facts
+from waypoint.history.analyzers import analyze
+from waypoint.history.changes import compare_views, is_noise
+from waypoint.history.facts import Facts, ShellFact
+from waypoint.history.redaction import Redactor
+from waypoint.history.view import PointView
+from waypoint.kernel import processes
+from waypoint.kernel.pool.deltas import differences
+from waypoint.kernel.pool.protocol import Pool
+from waypoint.model import Checkpoint
+from waypoint.store.sessions import SessionRow
+
+BASE = "base"
+NOW = "now"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point as it can be compared: a checkpoint, the present, or the base."""
+
+    view: PointView
+    facts: Facts
+    label: str
+    point: Checkpoint | None = None
+    present_of: SessionRow | None = None
+    """Whose present it is, if it is one."""
+
+
+class Comparison:
+    """Compares moments of the sessions of one home."""
+
+    def __init__(self, registry: Registry, pool: Pool, contacts: Contacts) -> None:
+        self._registry, self._store, self._home = registry, registry.store, registry.home
+        self._pool, self._contacts = pool, contacts
+
+    # ---- moments -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def moment(self, row: SessionRow, ref: str | None) -> Iterator[Moment]:
+        """A ref, `now` (or None) or `base`, seen from a session."""
+        if ref == BASE:
+            # What every session starts with is not a change made in it.
+            start = row.began or fresh_shell()
+            yield Moment(self._view(row, None), Facts(shell=start), "the base")
+        elif ref in (None, NOW):
+            with self._present(row) as present:
+                yield present
+        else:
+            yield self.past(self._registry.point(row, ref))
+
+    def past(self, point: Checkpoint) -> Moment:
+        """A point as it was taken."""
+        row = self._registry.find(point.session)
+        view = self._view(row, point.id)
+        return Moment(view, self._registry.facts(point), point.name or point.label, point)
+
+    def _view(self, row: SessionRow, point_id: str | None) -> PointView:
+        base = self._registry.base_of(row.options)
+        volume = self._home.checkpoints / point_id / "files" if point_id else None
+        return PointView(volume, base, hide=hidden_paths(row.options, base, self._home))
+
+    @contextlib.contextmanager
+    def _present(self, row: SessionRow) -> Iterator[Moment]:
+        """A read-only snapshot of the volume, deleted afterwards, and a look at what runs. Where nothing runs
+        any more the files may still be there; a parked session is where it was parked."""
+        base, volume = self._registry.base_of(row.options), self._home.staging / new_id()
+        head = self._registry.head(row)
+        try:
+            live = self._registry.live(row)
+        except SessionDead:
+            left = self._home.sessions / (row.box or "")
+            if not row.box or not left.is_dir():
+                if head is None:
+                    raise
+                yield self.past(head)
+                return
+            self._pool.snapshot(left, volume, readonly=True)
+            # Of its shell no more is known than its last point tells.
+            facts = Facts(shell=self._registry.facts(head).shell if head else row.began or fresh_shell())
+        else:
+            live.terminal.wait_prompt()
+            with live.state:
+                self._pool.snapshot(live.box.volume, volume, readonly=True)
+                members = [one for one in processes.below(live.box.pid) if one.comm != "waypoint-anchor"]
+                facts = observe(live.box, live.terminal, members, own_network=row.options.net != "host")
+        try:
+            view = PointView(volume, base, hide=hidden_paths(row.options, base, self._home))
+            yield Moment(view, facts, "now", present_of=row)
+        finally:
+            self._pool.delete(volume)
+
+    def coverage(self, row: SessionRow) -> tuple[str, ...]:
+        """What points of a session do not hold, one sentence each."""
+        not_held = coverage(row.options, self._registry.base_of(row.options), self._home)
+        return (*not_held, *self._contacts.not_watched(row.options.net))
+
+    # ---- differences -------------------------------------------------------------------------
+
+    def changes(self, old: Moment, new: Moment) -> Changes:
+        """What changed in the files, exactly; `difference` is for people."""
+        if new.view.volume is None:
+            raise UsageError("the base is where everything starts", hint="give it as the first of the two")
+        if old.view.volume is None:
+            return compare_views(None, new.view)
+        return compare_views(old.view, new.view, differences(old.view.volume, new.view.volume, skip=is_noise))
+
+    def difference(self, old: Moment, new: Moment) -> Difference:
+        """Everything that changed, redacted."""
+        gaps: list[str] = []
+        redactor = Redactor.for_variables({**old.facts.shell.exported, **new.facts.shell.exported})
+        files, analysis = Changes(), Analysis()
+        try:
+            files = self.changes(old, new)
+        except UsageError:
+            raise
+        except (OSError, WaypointError, ValueError) as error:
+            gaps.append(f"files: {error}")
+        else:
+            touched = [path for change in files for path in {change.real_path, change.real_old_path}]
+            # Folders that went or came as a whole: what was in them is not listed file by file.
+            moved = [
+                change for change in files if change.entry == "folder" and (change.files or change.old_path)
+            ]
+            folders = [path for change in moved for path in {change.real_path, change.real_old_path}]
+            analysis = analyze(old.view, new.view, touched, folders=folders)
+            gaps += [f"{gap.analyzer}: {gap.reason}" for gap in analysis.gaps]
+        live = live_facts.compare_facts(old.facts, new.facts)
+        clean_live, hidden_live = redactor.redact_json(msgspec.to_builtins(live))
+        clean_analysis, hidden_analysis = redactor.redact_json(msgspec.to_builtins(analysis))
+        contacts = self._contacts_between(old, new)
+        clean_contacts, hidden_contacts = redactor.redact_json(msgspec.to_builtins(contacts))
+        return Difference(
+            files=files,
+            analysis=msgspec.convert(clean_analysis, Analysis),
+            live=msgspec.convert(clean_live, LiveDifference),
+            gaps=tuple(gaps),
+            redacted=hidden_live + hidden_analysis + hidden_contacts,
+            contacts=msgspec.convert(clean_contacts, tuple[Contact, ...]),
+        )
+
+    def since_last_point(self, row: SessionRow, now: Moment) -> Difference:
+        """What has changed since the point a session stands on, or since its base."""
+        with self.moment(row, row.head or BASE) as before:
+            return self.difference(before, now)
+
+    def _contacts_between(self, old: Moment, new: Moment) -> list[Contact]:
+        """What left on the way from the one to the other; nothing where no way leads."""
+        row = new.present_of
+        at = row.head if row else new.point.id if new.point else None
+        parents, steps = self._store.points.parents(), []
+        while at and not (old.point and at == old.point.id):
+            steps.append(at)
+            at = parents.get(at)
+        if old.point and not at:
+            return []
+        return self._contacts.between(steps, present_of=row.id if row else None)
+
+    def has_changed(self, row: SessionRow, besides: Sequence[str] = ()) -> bool:
+        """Whether anything is different from the last point. `besides`: files at or below these paths do not
+        count, and of what runs only ports do (a process that writes there also starts others)."""
+        with self.moment(row, row.head or BASE) as before, self.moment(row, None) as now:
+            live = live_facts.compare_facts(before.facts, now.facts)
+            if not besides:
+                return not live.empty or bool(self.changes(before, now))
+            return bool(live.opened or live.closed) or any(
+                not any(change.path == path or change.path.startswith(f"{path}/") for path in besides)
+                for change in self.changes(before, now)
+            )
+
+
+def fresh_shell() -> ShellFact:
+    """A shell in which nothing was done yet."""
+    return ShellFact(cwd="/root", exported=start_environment())

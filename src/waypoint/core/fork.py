@@ -1,0 +1,98 @@
+"""New sessions grown from a point, side by side: all of them or none."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from waypoint.core.boxes import Boxes
+from waypoint.core.copies import Copies
+from waypoint.core.live import Live, new_id
+from waypoint.core.registry import Registry
+from waypoint.core.remains import Remains
+from waypoint.errors import AlreadyExists, CannotRestore, UsageError
+from waypoint.history import refs
+from waypoint.model import Actor, Checkpoint, Forked
+from waypoint.store.sessions import SessionRow
+
+_MOST_FORKS = 256
+
+
+class Fork:
+    """Forks the sessions of one home."""
+
+    def __init__(self, registry: Registry, boxes: Boxes, copies: Copies, remains: Remains) -> None:
+        self._registry, self._boxes, self._copies, self._remains = registry, boxes, copies, remains
+
+    def grow(
+        self, row: SessionRow, ref: str, n: int = 1, name: str | None = None, actor: Actor = "person"
+    ) -> list[Forked]:
+        """`n` new live sessions from a point."""
+        if not 1 <= n <= _MOST_FORKS:
+            raise UsageError(f"cannot make {n} forks", hint=f"between 1 and {_MOST_FORKS}")
+        point = self._registry.point(row, ref)
+        with self._registry.using(point):
+            origin = self._registry.store.sessions.find(point.session) or row
+            forks, failures = self._bring_up(origin, point, self._names(name, n, origin.name))
+            try:
+                if failures:
+                    raise failures[0]
+                for live, fork in forks:
+                    self._add(live, fork, origin, point, actor)
+            except BaseException as error:
+                for live, fork in forks:
+                    self._boxes.end(live, "a fork beside it failed")
+                    self._registry.store.sessions.remove(fork.id)
+                    self._remains.delete(live.box.volume)
+                if isinstance(error, OSError):
+                    raise CannotRestore(f"the fork failed: {error}") from error
+                raise
+        return [fork for _, fork in forks]
+
+    def _bring_up(
+        self, origin: SessionRow, point: Checkpoint, names: list[str]
+    ) -> tuple[list[tuple[Live, Forked]], list[BaseException]]:
+        started = time.perf_counter()
+
+        def bring_up(name: str) -> tuple[Live, Forked]:
+            session_id = new_id()
+            live, spare = self._copies.bring_up(name, origin.options, point, session_id)
+            ready_ms = round((time.perf_counter() - started) * 1000, 3)
+            return live, Forked(id=session_id, name=name, ready_ms=ready_ms, spare=spare)
+
+        forks: list[tuple[Live, Forked]] = []
+        failures: list[BaseException] = []
+        with ThreadPoolExecutor(max_workers=min(len(names), 2 * (os.cpu_count() or 1))) as workers:
+            for outcome in [workers.submit(bring_up, name) for name in names]:
+                if failure := outcome.exception():
+                    failures.append(failure)
+                else:
+                    forks.append(outcome.result())
+        return forks, failures
+
+    def _add(self, live: Live, fork: Forked, origin: SessionRow, point: Checkpoint, actor: Actor) -> None:
+        self._registry.store.sessions.add(
+            fork.id,
+            fork.name,
+            origin.options,
+            box=live.box.id,
+            head=point.id,
+            began=origin.began,
+            actor=actor,
+            policy=origin.policy,
+        )
+        self._registry.add(live)
+        self._registry.trajectory.adopt(live.stream)
+
+    def _names(self, name: str | None, n: int, origin: str) -> list[str]:
+        taken = {row.name for row in self._registry.store.sessions.all()}
+        if name is None:
+            free = (f"{origin}-{number}" for number in itertools.count(1))
+            return list(itertools.islice((name for name in free if name not in taken), n))
+        refs.check_name(name, "session")
+        names = [name] if n == 1 else [f"{name}-{number}" for number in range(1, n + 1)]
+        for clash in filter(taken.__contains__, names):
+            raise AlreadyExists(f"there is a session {clash!r} already", hint="choose another --name")
+        return names

@@ -1,0 +1,95 @@
+"""What runs: a session in its box, a program beside its shell, a copy before its first instruction."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass, field
+
+import msgspec
+
+from waypoint.agent.trajectory import Stream
+from waypoint.box.box import Box
+from waypoint.core.engine import HeldTree, TrackedMemory
+from waypoint.model import BoxOptions
+from waypoint.terminal.terminal import Terminal
+
+# The first entry wins over a Waypoint that the base may contain: that one does not work in a box.
+_PATH = "/dev/waypoint/bin/inside:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def new_id() -> str:
+    """Twelve hexadecimal digits."""
+    return secrets.token_hex(6)
+
+
+def start_environment() -> dict[str, str]:
+    """What the shell and the programs of a session start with."""
+    return {
+        "HOME": "/root",
+        "USER": "root",
+        "LOGNAME": "root",
+        "SHELL": "/bin/bash",
+        "PATH": _PATH,
+        "TERM": "xterm-256color",
+        "LANG": "C.UTF-8",
+    }
+
+
+@dataclass
+class Program:
+    """A program outside the shell, with a client at the other end of its pipes."""
+
+    pid: int
+    pipes: tuple[int, ...]
+    """The inodes of its three pipes: their other ends are outside the tree."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    exit_code: int | None = None
+
+
+class Live:
+    """A session that runs: its box, its terminal, its stream of events.
+
+    `state` is held by the thread that changes what the session is in its box: a checkpoint, the start of a
+    program, a restore, the end.
+    """
+
+    def __init__(
+        self, session_id: str, box: Box, terminal: Terminal, stream: Stream, memory: TrackedMemory
+    ) -> None:
+        self.session_id = session_id
+        self.stream = stream
+        """What happens in it, on its way into the trajectory."""
+        self.state = threading.RLock()
+        self.box = box
+        self.terminal = terminal
+        self.memory = memory
+        self.programs: dict[int, Program] = {}
+        self.early_exits: dict[int, int] = {}
+        """Children of the anchor that ended before the thread that started them had registered them."""
+        self.exits = threading.Lock()
+        self.lost_shells = 0
+        """How many shells in a row have ended before their first prompt."""
+        self.ended = threading.Event()
+        """Set when this object no longer stands for anything that runs."""
+        self.cleared = False
+        """Whether its end has begun. Its descriptors may be reused by other boxes from then on."""
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A copy of a point that exists in a box and has not run yet."""
+
+    live: Live
+    held: HeldTree
+    name: str
+    """The host name of its box."""
+    options: BoxOptions
+
+    @property
+    def alive(self) -> bool:
+        return self.live.box.alive and self.held.complete
+
+    def suits(self, options: BoxOptions) -> bool:
+        """Whether its box has these options. The point may belong to another session, with other limits."""
+        return msgspec.structs.replace(self.options, spares=options.spares) == options

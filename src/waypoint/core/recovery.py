@@ -1,0 +1,84 @@
+"""What a daemon does first: it takes over the boxes that stand, and clears away what an earlier one left.
+
+A daemon may die at any moment. Boxes live on under their keepers; everything else is in the pool and in the
+database. By the time this runs every observer exists: what happened while no daemon ran is judged, counted
+and written down like everything else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from waypoint.box.box import drop_inside
+from waypoint.core.boxes import Boxes
+from waypoint.core.builder import BoxBuilder
+from waypoint.core.cards import Cards
+from waypoint.core.contacts import Contacts
+from waypoint.core.gate import Gate
+from waypoint.core.registry import Registry
+from waypoint.core.remains import Remains
+from waypoint.errors import WaypointError
+from waypoint.store.sessions import SessionRow
+
+log = logging.getLogger("waypoint")
+
+
+class Recovery:
+    """Brings the home of a daemon that died, or was stopped, into order."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        builder: BoxBuilder,
+        boxes: Boxes,
+        contacts: Contacts,
+        gate: Gate,
+        cards: Cards,
+        remains: Remains,
+    ) -> None:
+        self._registry, self._store, self._home = registry, registry.store, registry.home
+        self._builder, self._boxes, self._contacts = builder, boxes, contacts
+        self._gate, self._cards, self._remains = gate, cards, remains
+
+    def run(self) -> None:
+        """All of it, before the first request is served."""
+        self._gate.close_interrupted()  # before new effects come: those of commands that ended meanwhile
+        standing = self._builder.standing()
+        live_rows = [row for row in self._store.sessions.all() if row.state == "live"]
+        dead = [row for row in live_rows if not self._take_over(row, standing)]
+        owned = {live.box.id for live in self._registry.lives()}
+        self._contacts.close_lost(owned, {row.box: row.id for row in dead if row.box})
+        for box_id, pid in standing.items():
+            if box_id not in owned:
+                log.info("ending box %s, which belongs to no session", box_id)
+                self._builder.remove_unowned(box_id, pid)
+        self._clear_run_folder(owned)
+        self._remains.delete_all(self._remains.unknown())
+        self._store.points.drop_running_verdicts()
+        self._cards.write_missing()
+
+    def _take_over(self, row: SessionRow, standing: Collection[str]) -> bool:
+        """False when its box is gone: then the session is dead and can be restored."""
+        box = self._builder.find(row.box) if row.box and row.box in standing else None
+        if box is not None:
+            try:
+                self._boxes.take_over(row, box)
+                return True
+            except (OSError, WaypointError):
+                log.exception("session %s could not be taken over", row.name)
+                if live := self._registry.running(row.id):
+                    self._boxes.end(live, "the session could not be taken over")
+                else:
+                    self._builder.remove(box)
+        self._store.sessions.set_state(row.id, "dead", box=row.box)
+        return False
+
+    def _clear_run_folder(self, owned: set[str]) -> None:
+        run = self._home.run
+        for path in (*run.glob("*.sock"), *run.glob("*.terminal"), *run.glob(".*.terminal.*")):
+            if path != self._home.socket and path.stem not in owned:
+                path.unlink(missing_ok=True)
+        for path in run.glob("*.inside"):
+            if path.stem not in owned:
+                drop_inside(self._home, path.stem)

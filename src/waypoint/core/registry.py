@@ -1,0 +1,243 @@
+"""What there is: sessions and points by name, what runs of them, and who may change it.
+
+Locks. A session has one for verbs that take it elsewhere or end it, whether it runs or not (`moving`:
+restore, park, stop, remove). After that one comes `Live.state`, held by verbs that change what it is in its
+box. A verb that had to wait for `Live.state` may find that the session has moved, so it looks again
+(`steady`). A terminal has its own turn for commands: a checkpoint can be taken while a command runs. Reading
+the database needs none of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from waypoint.agent.trajectory import Trajectory
+from waypoint.bases import store as bases
+from waypoint.core.live import Live
+from waypoint.core.observe import look_at_shell
+from waypoint.errors import NotFound, SessionDead, UsageError
+from waypoint.history import refs
+from waypoint.history.facts import Facts
+from waypoint.history.redaction import Redactor
+from waypoint.home import Home
+from waypoint.kernel.pool.protocol import Pool
+from waypoint.model import Actor, BoxOptions, Checkpoint, EventKind, Session
+from waypoint.store import Store
+from waypoint.store.database import iso
+from waypoint.store.sessions import SessionRow
+
+FACTS_FILE = "facts.json"
+"""Beside the images of a point: what was observed while its tree stood still."""
+
+
+class Registry:
+    """All sessions of one home, and those of them that run."""
+
+    def __init__(self, home: Home, pool: Pool, store: Store, trajectory: Trajectory) -> None:
+        self.home, self.pool, self.store, self.trajectory = home, pool, store, trajectory
+        self._lock = threading.Lock()
+        self._lives: dict[str, Live] = {}
+        self._turns: dict[str, threading.RLock] = {}
+        self._in_use: Counter[str] = Counter()
+        """Points that are being brought to life."""
+        self.throwaways: dict[str, str] = {}
+        """Live copies that are not sessions and will not become any: their id, and the id of the session that
+        each is a copy of."""
+
+    # ---- finding -----------------------------------------------------------------------------
+
+    def find(self, name: str | None) -> SessionRow:
+        """The session of that name (or id); without a name the only one there is."""
+        if name:
+            row = self.store.sessions.find(name)
+            if row is None:
+                raise NotFound(f"there is no session {name!r}", hint=self._listing())
+            return row
+        rows = self.store.sessions.all()
+        if len(rows) == 1:
+            return rows[0]
+        if not rows:
+            raise NotFound("there are no sessions", hint="start one with `waypoint new`")
+        raise UsageError(
+            "more than one session: name one", hint=f"say it with -s or WAYPOINT_SESSION; {self._listing()}"
+        )
+
+    def find_for(self, name: str | None, *point_refs: str | None) -> SessionRow:
+        """The session of that name; without a name, the one that a ref names by itself (`work:up`)."""
+        named = (refs.split(ref)[0] for ref in point_refs if ref)
+        return self.find(name or next(filter(None, named), None))
+
+    def _listing(self) -> str:
+        names = [row.name for row in self.store.sessions.all()]
+        return f"there are: {', '.join(names)}" if names else "there are none: start one with `waypoint new`"
+
+    def point(self, row: SessionRow, ref: str) -> Checkpoint:
+        """The point that a ref means, seen from a session."""
+        other, ref = refs.split(ref)
+        if other:
+            row = self.find(other)
+        by_name = self.store.points.find(ref) or self.store.points.find(
+            self.store.points.tags(row.id).get(ref, "")
+        )
+        if by_name:
+            return by_name
+        everything = self.store.points.all()
+        own = [point for point in everything if point.session == row.name]
+        return refs.resolve(ref, own, everything, row.head, datetime.now().astimezone())
+
+    def head(self, row: SessionRow) -> Checkpoint | None:
+        """The point that a session stands on."""
+        return self.store.points.find(row.head) if row.head else None
+
+    def base_of(self, options: BoxOptions) -> Path:
+        """The root file system that sessions with these options are layered over."""
+        if options.base.startswith("/"):
+            return Path(os.path.realpath(options.base))
+        return bases.base_path(self.pool, options.base)
+
+    def describe(self, row: SessionRow) -> Session:
+        """A session as clients see it."""
+        live = self._lives.get(row.id)
+        if live and not live.box.alive:  # its end has not been recorded yet
+            live = None
+        return Session(
+            id=row.id,
+            name=row.name,
+            state="dead" if row.state == "live" and live is None else row.state,
+            created_at=iso(row.created_at),
+            options=row.options,
+            head=row.head,
+            forked_from=row.forked_from,
+            pid=live.box.pid if live else None,
+            foreground=Redactor().redact(live.terminal.foreground() or "").text or None if live else None,
+            auto=row.auto,
+        )
+
+    def describe_all(self) -> list[Session]:
+        return [self.describe(row) for row in self.store.sessions.all()]
+
+    # ---- what runs ---------------------------------------------------------------------------
+
+    def add(self, live: Live) -> None:
+        """From now on this is the session of that id."""
+        with self._lock:
+            self._lives[live.session_id] = live
+
+    def drop(self, live: Live) -> None:
+        """It runs no more; nothing when another has taken its place."""
+        with self._lock:
+            if self._lives.get(live.session_id) is live:
+                del self._lives[live.session_id]
+
+    def lives(self) -> list[Live]:
+        """Every session that runs now."""
+        with self._lock:
+            return list(self._lives.values())
+
+    def running(self, session_id: str) -> Live | None:
+        """The session as it runs now, if it does. Its box may have died a moment ago."""
+        return self._lives.get(session_id)
+
+    def live(self, row: SessionRow) -> Live:
+        """The running session, or SessionDead saying how to get it back."""
+        live = self._lives.get(row.id)
+        if live is None or not live.box.alive:
+            how = "is parked" if row.state == "parked" else "does not run"
+            back = f"`waypoint restore -s {row.name} @` brings it back"
+            gone = f"it has no point to come back to; `waypoint rm {row.name}` forgets it"
+            raise SessionDead(f"session {row.name!r} {how}", hint=back if row.head else gone)
+        return live
+
+    # ---- locks -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def moving(self, session_id: str) -> Iterator[None]:
+        """For one verb at a time that takes a session elsewhere or ends it."""
+        with self._lock:
+            turn = self._turns.setdefault(session_id, threading.RLock())
+        with turn:
+            yield
+
+    def drop_turn(self, session_id: str) -> None:
+        """The session was removed."""
+        self._turns.pop(session_id, None)
+
+    @contextlib.contextmanager
+    def steady(self, row: SessionRow) -> Iterator[Live]:
+        """The running session; no other verb changes it meanwhile."""
+        while True:
+            live = self.live(self.find(row.id))
+            with live.state:
+                if not live.ended.is_set():
+                    yield live
+                    return
+
+    @contextlib.contextmanager
+    def using(self, point: Checkpoint) -> Iterator[None]:
+        """The point cannot be forgotten meanwhile."""
+        with self._lock:
+            if self.store.points.find(point.id) is None:
+                raise NotFound(
+                    f"{point.label} has just been forgotten", hint="`waypoint log` lists the points"
+                )
+            self._in_use[point.id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_use[point.id] -= 1
+                self._in_use += Counter()  # drops the zeros
+
+    def remove_point(self, point_id: str) -> bool:
+        """Removes the row of a point; False when a session stands on it or is about to."""
+        with self._lock:
+            if self._in_use[point_id] or any(row.head == point_id for row in self.store.sessions.all()):
+                return False
+            self.store.points.remove(point_id)
+        return True
+
+    # ---- what is known of a session ----------------------------------------------------------
+
+    def facts(self, point: Checkpoint) -> Facts:
+        """What was observed when a point was taken; nothing for one that holds files only."""
+        try:
+            text = (self.home.checkpoints / point.id / "images" / FACTS_FILE).read_bytes()
+        except OSError:
+            return Facts()
+        return msgspec.json.decode(text, type=Facts)
+
+    def redactor(self, row: SessionRow) -> Redactor:
+        """One that knows the secrets among the variables of a session."""
+        live = self._lives.get(row.id)
+        if live and (exported := look_at_shell(live.box, live.terminal).exported):
+            return Redactor.for_variables(exported)
+        head = self.head(row)
+        return Redactor.for_variables(self.facts(head).shell.exported) if head else Redactor()
+
+    def record(
+        self,
+        row: SessionRow,
+        kind: EventKind,
+        body: Mapping[str, Any],
+        *,
+        actor: Actor = "person",
+        data: bytes | None = None,
+    ) -> int:
+        """Adds an event to the trajectory of a session, redacted. It is stored when this returns, with the
+        number of the event."""
+        return self.trajectory.tell(row.id, kind, body, actor=actor, data=data, redactor=self.redactor(row))
+
+    def settle(self, row: SessionRow) -> None:
+        """Waits until everything is stored that has happened in a session so far."""
+        if live := self._lives.get(row.id):
+            live.terminal.flush_background()
+        self.trajectory.settle(row.id)

@@ -1,0 +1,84 @@
+"""Deleting what sessions and points leave in the pool, and finding what no row of the database names.
+
+A row goes first and its bytes after it. A deletion that fails (a snapshot that is being compared cannot go
+yet) is remembered and tried again; what a daemon left that died is found by its name, which no row has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from waypoint.errors import WaypointError
+from waypoint.home import Home
+from waypoint.kernel.pool.extents import made_at
+from waypoint.kernel.pool.protocol import Pool
+from waypoint.store import Store
+
+log = logging.getLogger("waypoint")
+
+_ABANDONED_SECONDS = 3600
+
+
+class Remains:
+    """The volumes, folders of points and staging folders of one home that are to go."""
+
+    def __init__(self, home: Home, pool: Pool, store: Store) -> None:
+        self._home, self._pool, self._store = home, pool, store
+        self._leftovers: set[Path] = set()
+        """What could not be deleted when its time had come."""
+
+    def delete(self, path: Path) -> None:
+        """A volume, the folder of a point, or a part of one."""
+        try:
+            if (path / "files").is_dir():
+                self._pool.delete(path / "files")
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir():
+                self._pool.delete(path)
+                if path.exists():
+                    shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        except (OSError, WaypointError):
+            log.exception("could not delete %s", path)
+            self._leftovers.add(path)
+        else:
+            self._leftovers.discard(path)
+
+    def delete_all(self, paths: Iterable[Path]) -> None:
+        for path in list(paths):
+            self.delete(path)
+
+    def retry(self) -> None:
+        """Deletes what could not be deleted before."""
+        self.delete_all(self._leftovers)
+
+    def unknown(self) -> list[Path]:
+        """What is in the pool and in no row: remains, or about to become something."""
+        volumes = {row.box for row in self._store.sessions.all() if row.box}
+        return [
+            path
+            for folder, names in (
+                (self._home.staging, set()),
+                (self._home.checkpoints, self._store.points.ids()),
+                (self._home.sessions, volumes),
+            )
+            for path in folder.iterdir()
+            if path.name not in names
+        ]
+
+    def abandoned(self, standing: Collection[str]) -> list[Path]:
+        """What a deletion or an attempt has left behind. `standing`: the boxes that run, whose volumes are in
+        use whether a row names them or not."""
+        before = time.time() - _ABANDONED_SECONDS
+        paths = []
+        for path in self.unknown():
+            with contextlib.suppress(OSError):
+                if path in self._leftovers or (path.name not in standing and made_at(path) < before):
+                    paths.append(path)
+        return paths

@@ -1,0 +1,175 @@
+"""Taking a session back to a point, and taking that back: restore, undo, redo.
+
+The old tree ends only when the new one runs, and one transaction moves the session: a restore that fails has
+changed nothing. What is left of the old box is cleared away after the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+from waypoint.core.background import Background
+from waypoint.core.boxes import Boxes
+from waypoint.core.capture import Capture, Wish
+from waypoint.core.copies import Copies
+from waypoint.core.live import Live, Twin
+from waypoint.core.registry import Registry
+from waypoint.core.remains import Remains
+from waypoint.core.spares import Spares
+from waypoint.errors import CannotCheckpoint, NotFound
+from waypoint.model import Actor, Checkpoint, Restored
+from waypoint.store.operations import UNDOABLE
+from waypoint.store.sessions import SessionRow
+
+
+class Restore:
+    """Moves the sessions of one home between their points."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        boxes: Boxes,
+        copies: Copies,
+        capture: Capture,
+        remains: Remains,
+        spares: Spares[Twin],
+        background: Background,
+    ) -> None:
+        self._registry, self._store, self._boxes = registry, registry.store, boxes
+        self._copies, self._capture, self._remains = copies, capture, remains
+        self._spares, self._background = spares, background
+        self._clearing: dict[str, Future[None]] = {}
+        """By session, the clearing away of the box it was in before its last restore."""
+
+    def to(
+        self,
+        row: SessionRow,
+        ref: str,
+        *,
+        safety: bool = True,
+        files_only: bool = False,
+        verb: str = "restore",
+        undoes: int | None = None,
+        actor: Actor = "person",
+    ) -> Restored:
+        """The walk of a restore. `safety`: the present is captured first, so that it can be undone."""
+        started = time.perf_counter()
+        point = self._registry.point(row, ref)
+        with (
+            self._registry.using(point),
+            self._registry.moving(row.id),
+            self._present(row.id) as old,
+        ):
+            row = self._registry.find(row.id)
+            kept = self._keep_present(row, old, point, verb) if old and safety else None
+            size = old.terminal.size if old else None
+            live, spare = self._copies.bring_up(
+                row.name, row.options, point, row.id, files_only=files_only, size=size
+            )
+            try:
+                with self._registry.trajectory.moving(live.stream):
+                    self._store.operations.record_move(  # from here on the session is in the new box
+                        row.id,
+                        verb,
+                        box=live.box.id,
+                        target=point.id,
+                        before=kept.id if kept else None,
+                        undoes=undoes,
+                        actor=actor,
+                    )
+            except BaseException:
+                self._boxes.end(live, "the session could not be moved")
+                self._remains.delete(live.box.volume)
+                raise
+            self._registry.add(live)
+            if old:
+                live.terminal.take_watchers(old.terminal)
+            ready_ms = (time.perf_counter() - started) * 1000
+            self._leave(row, old)
+        self._background.run(lambda: self._spares.update(row.id))
+        return Restored(
+            session=self._registry.describe(self._registry.find(row.id)),
+            checkpoint=point,
+            ready_ms=round(ready_ms, 3),
+            safety=kept,
+            spare=spare,
+        )
+
+    @contextlib.contextmanager
+    def _present(self, session_id: str) -> Iterator[Live | None]:
+        """The session as it runs, if it does; no other verb changes it meanwhile."""
+        live = self._registry.running(session_id)
+        if live and not live.box.alive:
+            self._boxes.record_death(live)
+            live = None
+        if live is None:
+            yield None
+            return
+        with live.state:
+            yield None if live.ended.is_set() else live  # it may have ended while this waited
+
+    def _keep_present(self, row: SessionRow, live: Live, point: Checkpoint, verb: str) -> Checkpoint:
+        intent = f"before {verb} to {point.name or point.label}"
+        try:
+            return self._capture.take(row, live, Wish(intent, kind="safety", actor="automatic"))
+        except CannotCheckpoint as error:
+            error.hint = (
+                "the present could not be saved first: `--no-safety` restores without, and it is lost"
+            )
+            raise
+
+    def _leave(self, row: SessionRow, old: Live | None) -> None:
+        """Nothing of the old box runs from here on. What is left of it is cleared away after the answer."""
+        if old:
+            old.box.signal_end()
+            old.ended.set()
+        volume = self._registry.home.sessions / row.box if row.box else None
+        before = self._clearing.get(row.id)
+        self._clearing[row.id] = self._background.run_when_idle(lambda: self._clear(old, volume, before))
+
+    def _clear(self, old: Live | None, volume: Path | None, before: Future[None] | None) -> None:
+        """When this is done, so is everything that was to be cleared away `before`."""
+        if before:
+            wait((before,))
+        if old:
+            with old.state:
+                self._boxes.end(old, "the session was restored to another point meanwhile")
+        if volume:
+            self._remains.delete(volume)
+
+    def wait_cleared(self, session_id: str) -> None:
+        """For a session that is removed: until nothing is left of the boxes it was in."""
+        if clearing := self._clearing.pop(session_id, None):
+            wait((clearing,))
+
+    # ---- undo, redo --------------------------------------------------------------------------
+
+    def undo(self, row: SessionRow, actor: Actor = "person") -> Restored:
+        """Takes the last restore (of everything or of files, or redo) back."""
+        with self._registry.moving(row.id):
+            done = [op for op in self._store.operations.all(row.id) if op.verb in UNDOABLE and not op.undone]
+            if not done:
+                raise NotFound(
+                    "there is nothing to undo",
+                    hint="only a restore can be undone; `waypoint log` lists the points",
+                )
+            last = done[-1]
+            if last.before is None:
+                raise NotFound(
+                    "the last restore took no safety checkpoint", hint="choose a point from `waypoint log`"
+                )
+            return self.to(row, last.before, verb="undo", undoes=last.id, actor=actor)
+
+    def redo(self, row: SessionRow, actor: Actor = "person") -> Restored:
+        """Takes the last undo back, if nothing else has moved the session since."""
+        with self._registry.moving(row.id):
+            done = [op for op in self._store.operations.all(row.id) if not op.undone]
+            if not done or done[-1].verb != "undo" or done[-1].before is None:
+                raise NotFound(
+                    "there is nothing to redo", hint="only an undo can be redone, and only right after it"
+                )
+            return self.to(row, done[-1].before, verb="redo", undoes=done[-1].id, actor=actor)
