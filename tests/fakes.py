@@ -1,0 +1,389 @@
+"""A machine without root and without CRIU, for tests of the core: it has no processes and fails on demand.
+
+`World` is a home on it, with an `App`. Every call that may fail on a real machine goes through `Faults`,
+which counts the calls and can fail the Nth. The pool is plain folders. A box is a folder with a
+pseudoterminal whose shell prints its prompt and nothing else. The image of a process tree is a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import threading
+import tty
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from waypoint.box.box import Box
+from waypoint.box.keeper import Hello, Keeper
+from waypoint.box.volume import make_volume
+from waypoint.core.background import Background
+from waypoint.core.builder import BoxFacts
+from waypoint.core.engine import TrackedMemory
+from waypoint.daemon.app import App, Machine
+from waypoint.engine.images import DumpStats, TreeState
+from waypoint.errors import MachineError, NotFound
+from waypoint.home import Home
+from waypoint.kernel.memory import Ram
+from waypoint.kernel.network.flows import Flow, Flows
+from waypoint.kernel.network.veth import Network
+from waypoint.kernel.pool.protocol import Usage
+from waypoint.kernel.processes import Process
+from waypoint.model import BoxOptions, Size
+
+TREE = TreeState(anchor=2, status_pipe=0, foreground=0, last_pid=9, ipc=False, network_locked=False)
+
+
+class Injected(MachineError):
+    """The failure that a test asked for."""
+
+
+class Faults:
+    """Counts calls, and fails one of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._fail_at: int | None = None
+        self._lock = threading.Lock()
+
+    def arm(self, number: int | None) -> None:
+        """Fails the call of that number from now on, the first being 1; None: none."""
+        self.calls.clear()
+        self._fail_at = number
+
+    def call(self, name: str) -> None:
+        with self._lock:
+            self.calls.append(name)
+            fails = len(self.calls) == self._fail_at
+        if fails:
+            raise Injected(f"call {self._fail_at}, {name}, was made to fail")
+
+
+class FakePool:
+    """A pool of plain folders."""
+
+    kind = "copy"
+    reason = "it is a fake"
+
+    def __init__(self, root: Path, faults: Faults) -> None:
+        self.root, self._faults = root, faults
+        self._sealed: set[Path] = set()
+
+    def create(self, path: Path) -> None:
+        self._faults.call("pool.create")
+        path.mkdir(mode=0o755)
+
+    def snapshot(self, source: Path, target: Path, *, readonly: bool) -> None:
+        self._faults.call("pool.snapshot")
+        if not source.is_dir():
+            raise NotFound(f"there is no {source}")
+        shutil.copytree(source, target, symlinks=True)
+        if readonly:
+            self.seal(target)
+
+    def seal(self, path: Path) -> None:
+        self._sealed.add(path)
+
+    def is_readonly(self, path: Path) -> bool:
+        return path in self._sealed
+
+    def delete(self, path: Path) -> None:
+        self._faults.call("pool.delete")
+        self._sealed.discard(path)
+        if path.exists():
+            shutil.rmtree(path)
+
+    def flush(self, path: Path) -> None:
+        self._faults.call("pool.flush")
+
+    def sync(self) -> None:
+        pass
+
+    def reclaim(self) -> None:
+        pass
+
+    def usage(self) -> Usage:
+        return Usage(total_bytes=1 << 50, used_bytes=0, free_bytes=1 << 50)
+
+    def dedupe(self, source: Path, target: Path) -> int:
+        return 0
+
+
+class FakeMemory:
+    """Memory of which nothing is copied ahead."""
+
+    def prepare(self, host_pids: Iterable[int]) -> int:
+        return 0
+
+    def should_precopy(self, size_bytes: int) -> bool:
+        return False
+
+    def precopy(self, folder: Path) -> int:
+        return 0
+
+    def track_from(self, host_pids: Iterable[int], images: Path) -> None:
+        pass
+
+    def set_baseline(self, images: Path) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class FakeDump:
+    """One dump: its tree stands still twice, as when CRIU has to repeat."""
+
+    def __init__(self, folder: Path, faults: Faults) -> None:
+        self._folder, self._faults = folder, faults
+        self.state = TREE
+        self.stats = DumpStats(freezing_ms=0.5, frozen_ms=0.5, pages_written=1)
+
+    def pauses(self) -> Iterator[list[Process]]:
+        for _ in range(2):
+            self._faults.call("engine.freeze")
+            yield []
+        self._faults.call("engine.write")
+        (self._folder / "core.img").write_text("a process tree")
+
+
+class FakeHeld:
+    """A tree that is held."""
+
+    def __init__(self, box: FakeBox, faults: Faults) -> None:
+        self.state, self._box, self._faults = TREE, box, faults
+        self.released = False
+
+    @property
+    def complete(self) -> bool:
+        return self._box.alive
+
+    def stop_timers(self) -> None:
+        pass
+
+    def release(self) -> None:
+        self._faults.call("engine.release")
+        self.released = True
+
+    def close(self) -> None:
+        pass
+
+
+class FakeEngine:
+    """An engine whose process trees are files."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def track_memory(self) -> FakeMemory:
+        return FakeMemory()
+
+    @contextlib.contextmanager
+    def dump(
+        self,
+        box: Box,
+        folder: Path,
+        *,
+        outside_pipes: Sequence[int],
+        shell: int,
+        memory: TrackedMemory,
+        complete_folder: Path,
+    ) -> Iterator[FakeDump]:
+        self._faults.call("engine.dump")
+        yield FakeDump(folder, self._faults)
+
+    def bound_addresses(self, images: Path) -> Iterable[str]:
+        return ()
+
+    def record_sizes(self, images: Path) -> None:
+        self._faults.call("engine.record_sizes")
+
+    def check_sizes(self, images: Path) -> None:
+        self._faults.call("engine.check_sizes")
+        assert (images / "core.img").exists(), "a point with a row has its images"
+
+    def hold(self, box: Box, images: Path) -> FakeHeld:
+        self._faults.call("engine.hold")
+        assert isinstance(box, FakeBox)
+        return FakeHeld(box, self._faults)
+
+
+class FakeKeeper(Keeper):
+    """A keeper that starts shells which only print their prompt."""
+
+    def __init__(self, faults: Faults, printed: bytes = b"") -> None:
+        self._socket, self._other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._faults, self._printed = faults, printed
+
+    def serve(self) -> bytes:
+        return self._printed
+
+    def start_anchor(self) -> int:
+        self._faults.call("keeper.start_anchor")
+        return 2
+
+    def start(
+        self, kind: str, cwd: str, argv: Sequence[str], env: Sequence[str], stdio: tuple[int, int, int]
+    ) -> int:
+        self._faults.call(f"keeper.start {kind}")
+        key = next((word.partition("=")[2] for word in env if word.startswith("WAYPOINT_KEY=")), "")
+        if key:
+            os.write(stdio[1], f"\x1b]133;A;k={key}\x07$ \x1b]133;B;k={key}\x07".encode())
+        return 3
+
+    def close(self) -> None:
+        self._socket.close()
+        self._other.close()
+
+
+class FakeBox(Box):
+    """A box without processes. Its pid is that of the test: what is looked up there exists."""
+
+    def __init__(self, box_id: str, volume: Path, faults: Faults) -> None:
+        self.id, self.pid, self.volume, self.keeper = box_id, os.getpid(), volume, FakeKeeper(faults)
+        self._master, self._slave = os.openpty()
+        tty.setraw(self._slave)
+        self.killed = False
+        self.printed = b""
+        """What its terminal prints while no daemon runs."""
+
+    @property
+    def alive(self) -> bool:
+        return not self.killed
+
+    def hello(self) -> Hello:
+        return Hello(anchor=2, status_pipe=0, master=os.dup(self._master), slave=os.dup(self._slave))
+
+    def signal_end(self) -> None:
+        self.killed = True
+
+    def kill(self, home: Home) -> None:
+        self.killed = True
+        self.keeper.close()
+        for fd in (self._master, self._slave):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+class FakeBuilder:
+    """Builds boxes that are folders."""
+
+    def __init__(self, pool: FakePool, faults: Faults) -> None:
+        self._pool, self._faults = pool, faults
+        self.boxes: dict[str, FakeBox] = {}
+
+    def make_volume(self, volume: Path, name: str, options: BoxOptions, base: Path) -> None:
+        self._pool.create(volume)
+        make_volume(volume)
+
+    def build(
+        self, volume: Path, name: str, options: BoxOptions, base: Path, size: Size, facts: BoxFacts
+    ) -> Box:
+        self._faults.call("builder.build")
+        box = self.boxes[volume.name] = FakeBox(volume.name, volume, self._faults)
+        return box
+
+    def standing(self) -> dict[str, int]:
+        return {box.id: box.pid for box in self.boxes.values() if box.alive}
+
+    def find(self, box_id: str) -> Box | None:
+        box = self.boxes.get(box_id)
+        return box if box and box.alive else None
+
+    def connect(self, box: Box) -> Keeper:
+        self._faults.call("builder.connect")
+        assert isinstance(box, FakeBox)
+        return FakeKeeper(self._faults, box.printed)
+
+    def remove(self, box: Box) -> None:
+        self.boxes.pop(box.id).kill(Home(Path("/")))
+
+    def remove_unowned(self, box_id: str, pid: int) -> None:
+        self.remove(self.boxes[box_id])
+
+
+class FakeRam(Ram):
+    """No memory to write images to: they go into the pool at once."""
+
+    def __init__(self) -> None:
+        self._root = None
+
+
+class FakeNetwork(Network):
+    """A firewall that counts what a test says."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(tag)
+        self.counted: tuple[Flow, ...] = ()
+
+    def flows(self) -> Flows:
+        return Flows(self.counted)
+
+    def reset_counters(self, box_id: str) -> None:
+        self.counted = tuple(flow for flow in self.counted if flow.interface != self.interface(box_id))
+
+
+class FakeHome(Home):
+    """A home whose run folder needs no root."""
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run"
+
+
+class World:
+    """A home on such a machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = FakeHome(folder / "home")
+        self.home.run.mkdir(parents=True, exist_ok=True)
+        self.base = folder / "base"
+        (self.base / "bin").mkdir(parents=True, exist_ok=True)
+        (self.base / "bin/bash").touch()
+        self.options = BoxOptions(base=str(self.base), net="host")
+        self.faults = Faults()
+        self.pool = FakePool(self.home.pool, self.faults)
+        self.builder = FakeBuilder(self.pool, self.faults)
+        self.network = FakeNetwork(self.home.tag)
+        self.app = self.start()
+
+    def start(self) -> App:
+        """A daemon, also after an earlier one: what that one built is still there."""
+        machine = Machine(
+            pool=self.pool,
+            network=self.network,
+            engine=FakeEngine(self.faults),
+            engine_folder=self.home.path,
+            ram=FakeRam(),
+            make_builder=lambda _contacts: self.builder,
+        )
+        self.app = App(self.home, machine)
+        return self.app
+
+    def settle(self) -> None:
+        """Waits until the background has done what it was given so far."""
+        finish(self.app.background)
+
+    def lose_daemon(self) -> None:
+        """The daemon is gone and the boxes are not. (Its threads stay; they have nothing to do any more.)"""
+        self.settle()
+        self.app.close()
+        for live in self.app.registry.lives():
+            live.terminal.close("the daemon died")
+        self.app.store.close()
+
+    def close(self) -> None:
+        self.app.close()
+        self.app.store.close()
+        for box in list(self.builder.boxes.values()):
+            box.kill(self.home)
+
+
+def finish(background: Background) -> None:
+    """Waits until all work that was submitted before this call is done."""
+    for submit in (background.run, background.run_when_idle, background.run):
+        meet = threading.Barrier(2)
+        for future in [submit(meet.wait) for _ in range(2)]:
+            future.result()

@@ -1,0 +1,263 @@
+"""The verbs on a machine that fails: whatever call fails, every row has its data and nothing is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes import Injected, World
+
+from waypoint import errors
+from waypoint.core.capture import Wish
+from waypoint.daemon.app import App
+from waypoint.kernel.network.flows import Flow
+from waypoint.model import Size
+from waypoint.store.sessions import SessionRow
+from waypoint.terminal.terminal import Terminal
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("WAYPOINT_SPARES", "off")
+    monkeypatch.setattr(Terminal, "_foreground_group", lambda _: None)  # there is no process in it
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def row(world: World) -> SessionRow:
+    """A session with one point."""
+    world.app.sessions.new("work", world.options, Size())
+    row = world.app.registry.find("work")
+    write(world, row, "one")
+    world.app.capture.checkpoint(row, Wish("one", name="one"))
+    return world.app.registry.find(row.id)
+
+
+def volume_file(world: World, row: SessionRow) -> Path:
+    box = world.app.registry.find(row.id).box
+    assert box
+    return world.home.sessions / box / "upper" / "note"
+
+
+def write(world: World, row: SessionRow, text: str) -> None:
+    volume_file(world, row).write_text(text)
+
+
+def read(world: World, row: SessionRow) -> str:
+    return volume_file(world, row).read_text()
+
+
+def check(world: World) -> None:
+    """Every row has its data, all data has a row, every live session runs, and nothing else does."""
+    world.settle()
+    app, home = world.app, world.home
+    app.remains.retry()
+    points = app.store.points.all()
+    assert {path.name for path in home.checkpoints.iterdir()} == {point.id for point in points}
+    for point in points:
+        assert (home.checkpoints / point.id / "files").is_dir()
+        assert point.files_only or (home.checkpoints / point.id / "images" / "core.img").exists()
+    assert list(home.staging.iterdir()) == []
+    rows = app.store.sessions.all()
+    assert {path.name for path in home.sessions.iterdir()} == {row.box for row in rows if row.box}
+    lives = {row.box for row in rows if row.state == "live"}
+    assert set(world.builder.standing()) == lives
+    assert {live.box.id for live in app.registry.lives()} == lives
+    for row in rows:
+        if row.state == "live":
+            live = app.registry.live(row)
+            assert not live.terminal.closed
+            assert not live.ended.is_set()
+    assert {path.stem for path in home.run.glob("*.terminal")} <= lives
+
+
+def break_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database can fail too: at the row that would make something exist."""
+    store = world.app.store
+    for table, name in ((store.points, "add"), (store.operations, "record_move"), (store.sessions, "add")):
+        method: Callable[..., Any] = getattr(table, name)
+
+        def call(*args: Any, method: Callable[..., Any] = method, **options: Any) -> Any:
+            world.faults.call(method.__qualname__)
+            return method(*args, **options)
+
+        monkeypatch.setattr(table, name, call)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A verb, and what has to be there before it."""
+
+    name: str
+    verb: Callable[[App, SessionRow], object]
+    prepare: Callable[[App, SessionRow], object] = lambda _app, _row: None
+    ends_session: bool = False
+
+
+CASES = (
+    Case("checkpoint", lambda app, row: app.capture.checkpoint(row, Wish("two"))),
+    Case("checkpoint of files", lambda app, row: app.capture.checkpoint(row, Wish("two", files_only=True))),
+    Case("restore", lambda app, row: app.restore.to(row, "one")),
+    Case("restore without safety", lambda app, row: app.restore.to(row, "one", safety=False)),
+    Case("restore of files", lambda app, row: app.restore.to(row, "one", files_only=True)),
+    Case("undo", lambda app, row: app.restore.undo(row), lambda app, row: app.restore.to(row, "one")),
+    Case("fork", lambda app, row: app.fork.grow(row, "one", 2)),
+    Case("new", lambda app, _: app.sessions.new(None, app.registry.find("work").options, Size())),
+    Case(
+        "park",
+        lambda app, row: app.sessions.park(row),
+        lambda app, row: app.registry.find(row.id).state == "live" or app.restore.to(row, "@"),
+        ends_session=True,
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_whatever_fails_nothing_is_lost_and_nothing_is_left(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    break_store(world, monkeypatch)
+    failures = 0
+    for number in range(1, 60):
+        case.prepare(world.app, row)
+        world.settle()
+        before = read(world, row)
+        world.faults.arm(number)
+        try:
+            case.verb(world.app, row)
+            failed = False
+        except (Injected, errors.CannotRestore):
+            failed = True
+        world.settle()
+        reached = len(world.faults.calls)
+        world.faults.arm(None)
+        check(world)
+        if failed:
+            failures += 1
+            assert world.app.registry.running(row.id), "the session runs on"
+            assert read(world, row) == before
+        if reached < number:
+            break
+    else:
+        pytest.fail("it never came to an end")
+    assert failures >= 3, "the verb was made to fail in several places"
+
+
+def test_a_restore_brings_the_files_back_and_undo_takes_that_back(world: World, row: SessionRow) -> None:
+    write(world, row, "two")
+    restored = world.app.restore.to(row, "one")
+    assert read(world, row) == "one"
+    assert restored.safety is not None
+    world.app.restore.undo(row)
+    assert read(world, row) == "two"
+    world.app.restore.redo(row)
+    assert read(world, row) == "one"
+    check(world)
+
+
+def test_the_last_pause_of_a_dump_counts(world: World, row: SessionRow) -> None:
+    point = world.app.capture.checkpoint(row, Wish("two"))
+    assert world.faults.calls.count("engine.freeze") == 4, "two dumps with two pauses each"
+    assert (world.home.checkpoints / point.id / "files/upper/note").read_text() == "one"
+
+
+def test_a_fork_has_the_files_of_its_point_and_goes_its_own_way(world: World, row: SessionRow) -> None:
+    (fork,) = world.app.fork.grow(row, "one")
+    other = world.app.registry.find(fork.id)
+    write(world, other, "forked")
+    assert read(world, row) == "one"
+    world.app.sessions.remove(other)
+    check(world)
+
+
+def test_a_point_that_is_being_restored_is_not_forgotten(world: World, row: SessionRow) -> None:
+    app = world.app
+    point = app.registry.point(row, "one")
+    app.capture.checkpoint(row, Wish("two"))
+    with app.registry.using(point):
+        assert not app.registry.remove_point(point.id)
+    assert app.space.forget_points([point], force=True).forgotten == (point,)
+    with pytest.raises(errors.NotFound):
+        app.restore.to(row, "one")
+    check(world)
+
+
+def test_a_box_that_dies_leaves_a_dead_session_that_can_be_restored(world: World, row: SessionRow) -> None:
+    live = world.app.registry.live(row)
+    live.box.signal_end()
+    assert world.app.registry.describe(row).state == "dead"
+    with pytest.raises(errors.SessionDead):
+        world.app.capture.checkpoint(row, Wish("too late"))
+    world.app.restore.to(row, "one")
+    assert world.app.registry.describe(world.app.registry.find(row.id)).state == "live"
+    check(world)
+
+
+# ---- recovery ------------------------------------------------------------------------------------
+
+
+def test_the_next_daemon_takes_over_what_runs_and_clears_away_the_rest(world: World, row: SessionRow) -> None:
+    world.app.sessions.new("other", world.options, Size())
+    other = world.app.registry.find("other")
+    world.lose_daemon()
+    assert other.box
+    world.builder.boxes[other.box].signal_end()
+    (world.home.staging / "half").mkdir()
+    (world.home.checkpoints / "lost").mkdir()
+    (world.home.sessions / "gone").mkdir()
+    world.start()
+    assert world.app.registry.running(row.id)
+    assert world.app.registry.find("other").state == "dead"
+    check(world)
+
+
+def test_contacts_of_a_box_that_died_while_no_daemon_ran_are_in_no_later_point(
+    world: World, row: SessionRow
+) -> None:
+    assert row.box
+    world.lose_daemon()
+    world.builder.boxes[row.box].signal_end()
+    flow = Flow(
+        interface=world.network.interface(row.box),
+        address="192.0.2.7",
+        protocol="tcp",
+        port=443,
+        bytes_out=5000,
+        bytes_in=100,
+        first_seconds_ago=1.0,
+        last_seconds_ago=0.0,
+    )
+    world.network.counted += (flow,)
+    app = world.start()
+    assert not world.network.counted
+    app.restore.to(row, "one")
+    app.capture.checkpoint(row, Wish("later"))
+    points = [point.id for point in app.store.points.all()]
+    assert app.contacts.between(points, present_of=row.id) == []
+    (contact,) = app.contacts.since(row, app.registry.point(row, "one"))
+    assert (contact.address, contact.bytes_out) == ("192.0.2.7", 5000)
+
+
+def test_a_command_that_was_typed_and_ended_while_no_daemon_ran_is_in_the_ledger(
+    world: World, row: SessionRow
+) -> None:
+    world.app.gate.set_policy(row, '[[rule]]\ncommand = "shipit"\nclass = "irreversible"\n')
+    shell = world.app.registry.live(row).terminal.shell
+    assert shell
+    assert row.box
+    world.lose_daemon()
+    world.builder.boxes[row.box].printed = (
+        f"\x1b]133;C;k={shell.key}\x07shipped\r\n"
+        f"\x1b]133;E;k={shell.key};n=1;c=   12  shipit now\x07\x1b]133;D;0;k={shell.key};p=/root\x07"
+    ).encode()
+    world.start()
+    world.settle()
+    (effect,) = world.app.store.ledger.effects()
+    assert (effect.command, effect.source, effect.state) == ("shipit now", "typed", "done")
+    kinds = [event.kind for event in world.app.journal.trace(world.app.registry.find(row.id))]
+    assert kinds[-2:] == ["command", "effect"], "the effect comes after its command"
