@@ -14,11 +14,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from waypoint.api.hints import Arg, Do, Hint
 from waypoint.box.box import Box
 from waypoint.engine.criu import CriuFailed, CriuTimedOut
+from waypoint.engine.images import RESTORE_FILES_ONLY
 from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
 from waypoint.kernel import processes
 
+FILES_ONLY = Arg("checkpoint", files_only=True)
 _NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "time", "cgroup")
 _TEST_BYTES = 8 << 20
 _TRANSIENT = ("In-flight connection", "in-flight socket")
@@ -53,12 +56,12 @@ def cannot_checkpoint(box: Box, images: Path, failure: CriuFailed) -> WaypointEr
     if _is_full(images):
         return NoSpace(
             "no space left in the pool for the memory of the processes",
-            hint="free some with `waypoint prune`; the session runs on untouched",
+            hint=Hint("free some with ", Do("prune"), "; the session runs on untouched"),
         )
     if isinstance(failure, CriuTimedOut):
         return CannotCheckpoint(
             f"the processes could not be saved: {failure}",
-            hint="try again, or keep the files alone with --files-only",
+            hint=Hint("try again, or save the files alone: ", FILES_ONLY),
             log=lines[:20],
         )
     culprits = [
@@ -72,7 +75,9 @@ def cannot_checkpoint(box: Box, images: Path, failure: CriuFailed) -> WaypointEr
         message = "the processes cannot be saved: " + (lines[0] if lines else "CRIU gave no reason")
     return CannotCheckpoint(
         message,
-        hint="end that process, or keep the files alone with --files-only; the session runs on untouched",
+        hint=Hint(
+            "end that process, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"
+        ),
         processes=culprits,
         log=lines[:20],
     )
@@ -84,7 +89,7 @@ def cannot_restore(images: Path, failure: CriuFailed) -> CannotRestore:
     reason = str(failure) if isinstance(failure, CriuTimedOut) else (lines or ["CRIU gave no reason"])[0]
     return CannotRestore(
         f"the processes could not be restored: {reason}",
-        hint="nothing has changed; `--files-only` brings back the files with a fresh shell",
+        hint=RESTORE_FILES_ONLY,
         log=lines[:20],
     )
 

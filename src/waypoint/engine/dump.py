@@ -23,10 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from waypoint.api.hints import Do, Hint
 from waypoint.box.box import Box
 from waypoint.box.keeper import Hello
 from waypoint.engine import criu, diagnosis, images, traits
 from waypoint.engine.criu import Stage
+from waypoint.engine.diagnosis import FILES_ONLY
 from waypoint.engine.images import DumpStats, Lock, TreeState
 from waypoint.engine.memory import Memory
 from waypoint.errors import CannotCheckpoint
@@ -117,7 +119,7 @@ class Dump:
         anchor = next((process for process in members if process.pid == hello.anchor), None)
         if anchor is None:
             raise CannotCheckpoint(
-                "the session's processes are gone", hint="`waypoint restore` brings it back"
+                "the session's processes are gone", hint=Hint(Do("restore"), " brings it back")
             )
         saves_ipc = _examine_ipc(anchor)
         lock_network = has_own_network(box) and _has_connections(box)
@@ -166,7 +168,9 @@ class Dump:
         if max(images.inner_terminals(folder), default=0) >= _MAX_TERMINALS:
             raise CannotCheckpoint(
                 f"more than {_MAX_TERMINALS - 1} terminals are open in the session (tmux, screen, script)",
-                hint="close some, or keep the files alone with --files-only; the session runs on untouched",
+                hint=Hint(
+                    "close some, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"
+                ),
             )
         images.correct_timers(folder)
         images.correct_inventory(folder)
@@ -227,8 +231,11 @@ def _examine_ipc(anchor: processes.Process) -> bool:
     if queues:
         raise CannotCheckpoint(
             f"POSIX message queues cannot be saved, and the session has some: /{', /'.join(sorted(queues))}",
-            hint="end the processes that use them (mq_unlink), or keep the files alone with --files-only; "
-            "the session runs on untouched",
+            hint=Hint(
+                "end the processes that use them (mq_unlink), or save the files alone: ",
+                FILES_ONLY,
+                "; the session runs on untouched",
+            ),
             queues=sorted(queues),
         )
     return has_objects

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from waypoint.api.hints import Arg, Hint
 from waypoint.engine.traits import Traits
 from waypoint.errors import CannotRestore
 from waypoint.model import Record
@@ -96,7 +97,9 @@ def decode(data: int | bytes | None) -> dict[int, int | bytes]:
 
 _STATE_FILE = "tree.json"
 _SIZES_FILE = "sizes.json"
-_DAMAGED_HINT = "nothing has changed; `--files-only` brings back the files with a fresh shell"
+RESTORE_FILES_ONLY = Hint(
+    "nothing has changed; ", Arg("restore", files_only=True), " brings back the files with a fresh shell"
+)
 
 
 class Lock(Record, frozen=True):
@@ -153,10 +156,12 @@ def check_sizes(images: Path) -> None:
         sizes = msgspec.json.decode((images / _SIZES_FILE).read_bytes(), type=dict[str, int])
         wrong = [name for name, size in sizes.items() if (images / name).stat().st_size != size]
     except (OSError, msgspec.DecodeError) as error:
-        raise CannotRestore(f"the checkpoint is damaged: {error}", hint=_DAMAGED_HINT) from error
+        raise CannotRestore(f"the checkpoint is damaged: {error}", hint=RESTORE_FILES_ONLY) from error
     if wrong:
         raise CannotRestore(
-            f"the checkpoint is damaged: {wrong[0]} is not what was written", hint=_DAMAGED_HINT, files=wrong
+            f"the checkpoint is damaged: {wrong[0]} is not what was written",
+            hint=RESTORE_FILES_ONLY,
+            files=wrong,
         )
 
 

@@ -1,8 +1,7 @@
 """Does this CRIU really work on this kernel?
 
-`criu check` proves nothing: it is content where every tree with a TCP socket fails. So a small tree that
-holds a connection, a pseudo terminal and a thread is saved and brought back in a real box, and then asked
-how it is.
+`criu check` proves nothing: it passes where every tree with a TCP socket fails. So a small tree that holds a
+connection, a pseudo terminal and a thread is saved and restored in real boxes, and must then still work.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ print("well" if well else "ill", flush=True)
 
 
 @contextlib.contextmanager
-def _throwaway() -> Iterator[tuple[Home, Path]]:
-    """A home and a volume for boxes that live for a moment, in memory."""
+def temporary_home() -> Iterator[tuple[Home, Path]]:
+    """A home, and a folder for volumes of boxes, in memory."""
     folder = Path(tempfile.mkdtemp(prefix="waypoint-probe-", dir="/dev/shm"))
     home = Home(folder / "home")
     try:
@@ -65,7 +64,7 @@ def _throwaway() -> Iterator[tuple[Home, Path]]:
             home.run.parent.rmdir()
 
 
-def _box(home: Home, engine: Path, folder: Path, name: str) -> Box:
+def build_box(home: Home, engine: Path, folder: Path, name: str) -> Box:
     volume = folder / name
     volume.mkdir()
     make_volume(volume)
@@ -75,7 +74,7 @@ def _box(home: Home, engine: Path, folder: Path, name: str) -> Box:
 
 @contextlib.contextmanager
 def _terminal(home: Home, box: Box) -> Iterator[tuple[int, int]]:
-    """Both ends of the box's terminal, ours to read: without somebody who serves it, the keeper would."""
+    """Both ends of the box's terminal. While this connection serves it, the keeper does not read it."""
     hello = box.hello()
     events = Keeper(socket_path(home, box.id))
     try:
@@ -88,17 +87,19 @@ def _terminal(home: Home, box: Box) -> Iterator[tuple[int, int]]:
 
 
 def _expect(terminal: int, word: str) -> None:
-    seen = b""
-    while word.encode() not in seen:
+    text = b""
+    while word.encode() not in text:
         if not select.select([terminal], [], [], _SECONDS)[0]:
-            raise TimeoutError(f"{word!r} was not said; instead: {seen.decode(errors='replace')[-300:]!r}")
-        seen += os.read(terminal, 4096)
+            raise TimeoutError(
+                f"expected {word!r} from the program, got {text.decode(errors='replace')[-300:]!r}"
+            )
+        text += os.read(terminal, 4096)
 
 
-def _try(home: Home, engine: Path, folder: Path) -> bytes:
+def _save_and_revive(home: Home, engine: Path, folder: Path) -> bytes:
     images = folder / "images"
     images.mkdir()
-    first = _box(home, engine, folder, "first")
+    first = build_box(home, engine, folder, "first")
     try:
         with _terminal(home, first) as (master, slave):
             first.keeper.start_anchor()
@@ -113,7 +114,7 @@ def _try(home: Home, engine: Path, folder: Path) -> bytes:
         kdat = Path(f"/proc/{first.pid}/root{KDAT_IN_BOX}").read_bytes()
     finally:
         first.kill(home)
-    second = _box(home, engine, folder, "second")
+    second = build_box(home, engine, folder, "second")
     try:
         with _terminal(home, second) as (master, _):
             hold(second, images).release()
@@ -125,7 +126,7 @@ def _try(home: Home, engine: Path, folder: Path) -> bytes:
 
 
 def probe(engine: Path) -> str | None:
-    """None when the engine in this folder saves and restores here; else why not."""
+    """None when the engine in this folder saves and restores here; else the reason."""
     try:
         kernel_data(engine)
     except (OSError, WaypointError, TimeoutError) as error:
@@ -134,8 +135,8 @@ def probe(engine: Path) -> str | None:
 
 
 def kernel_data(engine: Path) -> bytes:
-    """What CRIU found out about this kernel, proven by a real dump and restore. It keeps it in a file that
-    every box is given, or each of its starts would find it out again (14 ms). The box it comes from is ours
-    alone."""
-    with _throwaway() as (home, folder):
-        return _try(home, engine, folder)
+    """What CRIU found out about this kernel, proven by a real dump and restore. Every box gets it as a file:
+    without it CRIU would examine the kernel at each start (14 ms). It is taken from a box in which nothing
+    but the probe has run."""
+    with temporary_home() as (home, folder):
+        return _save_and_revive(home, engine, folder)

@@ -1,8 +1,8 @@
-"""What CRIU does not save of a task, and anybody with the right to can read and set from outside.
+"""Properties of a task that CRIU does not save, and that can be read and set from outside.
 
-Where it may run, its I/O priority, how late its timers may be, what it would put into a core file. Read
-while the tree stands still, set again while the restored one has not run yet. Only what differs from the
-keeper's own is kept: for most trees that is nothing.
+On which processors it may run, its I/O priority, how late its timers may be, what a core dump of it would
+hold. Read while the tree stands still, set again while the restored tree has not run yet. Only what differs
+from the keeper's own is recorded: for most trees that is nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from waypoint.kernel.syscalls import io_priority, set_io_priority
 from waypoint.model import Record
 
 _FILES = {"coredump_filter": "0x", "timerslack_ns": ""}
-"""Of a task's /proc folder, each with what has to be put before what is read there when it is written."""
+"""Files of a task's /proc folder, each with the prefix that its value needs when it is written."""
 
 
 class Traits(Record, frozen=True):
-    """Of one task, by its number in the box. None, or no entry, where it is as usual."""
+    """Those of one task, by its number in the box. None, or no entry, where it does not differ."""
 
     task: int
     cpus: tuple[int, ...] | None = None
@@ -30,7 +30,7 @@ class Traits(Record, frozen=True):
     files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def _tasks(process: processes.Process) -> Iterator[tuple[int, int]]:
+def _list_tasks(process: processes.Process) -> Iterator[tuple[int, int]]:
     """Its threads: the host's number and the box's own."""
     with contextlib.suppress(OSError):
         for host_task in map(int, os.listdir(f"/proc/{process.host_pid}/task")):
@@ -41,7 +41,7 @@ def _tasks(process: processes.Process) -> Iterator[tuple[int, int]]:
                 yield from ((host_task, int(line.split()[-1])) for line in lines if line.startswith("NSpid:"))
 
 
-def _read(host_task: int, task: int) -> Traits:
+def _read_task(host_task: int, task: int) -> Traits:
     files = {}
     for name, prefix in _FILES.items():
         with contextlib.suppress(OSError), open(f"/proc/{host_task}/{name}") as file:
@@ -55,39 +55,39 @@ def _read(host_task: int, task: int) -> Traits:
 
 
 def read(tree: Sequence[processes.Process], keeper: int) -> tuple[Traits, ...]:
-    """What is unusual about the tasks of a tree, compared with its keeper."""
-    usual = _read(keeper, 0)
-    found = []
+    """The traits of a tree's tasks that differ from its keeper's."""
+    usual = _read_task(keeper, 0)
+    result = []
     for process in tree:
-        for host_task, task in _tasks(process):
+        for host_task, task in _list_tasks(process):
             with contextlib.suppress(OSError):  # a zombie has none of these
-                told = _read(host_task, task)
+                present = _read_task(host_task, task)
                 traits = Traits(
                     task=task,
-                    cpus=None if told.cpus == usual.cpus else told.cpus,
-                    io_priority=None if told.io_priority == usual.io_priority else told.io_priority,
-                    files=dict(told.files.items() - usual.files.items()),
+                    cpus=None if present.cpus == usual.cpus else present.cpus,
+                    io_priority=None if present.io_priority == usual.io_priority else present.io_priority,
+                    files=dict(present.files.items() - usual.files.items()),
                 )
                 if traits != Traits(task=task):
-                    found.append(traits)
-    return tuple(found)
+                    result.append(traits)
+    return tuple(result)
 
 
 def apply(tree: Sequence[processes.Process], traits: Sequence[Traits]) -> None:
-    """Gives the tasks of a restored tree what they had. What this machine does not have (a processor that was
-    taken out) stays as it is."""
-    wanted = {one.task: one for one in traits}
-    for process in tree if wanted else ():
-        for host_task, task in _tasks(process):
-            if task not in wanted:
+    """Sets the traits of a restored tree's tasks. What this machine does not have (a processor that was
+    removed) is left as it is."""
+    by_task = {task_traits.task: task_traits for task_traits in traits}
+    for process in tree if by_task else ():
+        for host_task, task in _list_tasks(process):
+            if task not in by_task:
                 continue
-            one = wanted[task]
-            if one.cpus is not None:
+            wanted = by_task[task]
+            if wanted.cpus is not None:
                 with contextlib.suppress(OSError):
-                    os.sched_setaffinity(host_task, one.cpus)
-            if one.io_priority is not None:
+                    os.sched_setaffinity(host_task, wanted.cpus)
+            if wanted.io_priority is not None:
                 with contextlib.suppress(OSError):
-                    set_io_priority(host_task, one.io_priority)
-            for name, text in one.files.items():
+                    set_io_priority(host_task, wanted.io_priority)
+            for name, text in wanted.files.items():
                 with contextlib.suppress(OSError), open(f"/proc/{host_task}/{name}", "w") as file:
                     file.write(text)
