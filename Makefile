@@ -16,20 +16,41 @@ BENCH_ARGS ?=
 
 # Real programs that the tests checkpoint and restore, as command:package.
 PROGRAMS := curl:curl node:nodejs python3:python3 redis-server:redis-server \
-	sqlite3:sqlite3 tmux:tmux vim:vim
+	screen:screen sqlite3:sqlite3 tmux:tmux vim:vim
+COMPILER := cc:gcc,libc6-dev
+NATIVE := src/waypoint/native
+# For how long each native reader is fed with mutated input.
+FUZZ_SECONDS ?= 20
 
 .PHONY: test
 test: lint unit integration
 
 .PHONY: lint
-lint: .venv/.dev-stamp
+lint: .venv/.dev-stamp compiler
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	for source in $(NATIVE)/*.c; do cc -O2 -fPIC -Wall -Wextra -Werror -c -o /dev/null "$$source"; done
 
 .PHONY: unit
 unit: .venv/.dev-stamp engine
 	$(PYTHON) -m pytest --basetemp=.cache/unit tests/unit $(PYTEST_ARGS)
+
+# The native programs with address and undefined-behaviour sanitizers, and mutated input for what reads input.
+.PHONY: native-check
+native-check: compiler
+	rm -rf .cache/native
+	mkdir -p .cache/native
+	for source in keeper anchor relock inside track precopy flatten; do \
+	    cc -g -O1 -Wall -Wextra -Werror -fsanitize=address,undefined -o ".cache/native/$$source" $(NATIVE)/$$source.c; \
+	done
+	[ "$$(.cache/native/track)" = ok ] || echo "this kernel cannot report which memory was written"
+	for target in PLAN REQUEST START FLATTEN; do \
+	    echo "$$target:"; \
+	    cc -g -O1 -Wall -Wextra -Werror -Wno-unused-function -fsanitize=address,undefined -fno-sanitize-recover=all \
+	        "-DTARGET_$$target" -o .cache/native/fuzz tests/native/fuzz.c; \
+	    (cd .cache/native && ./fuzz $(FUZZ_SECONDS) $(FUZZ_SEED)); \
+	done
 
 .PHONY: integration
 integration: .venv/.dev-stamp engine programs
@@ -62,9 +83,12 @@ bench-reference: .venv/.dev-stamp engine
 	$(PYTHON) -m waypoint.bench.reference
 
 .PHONY: programs
-programs:
-	@missing=; for pair in $(PROGRAMS); do \
-	    command -v "$${pair%%:*}" >/dev/null 2>&1 || missing="$$missing $${pair#*:}"; \
+programs: wanted = $(PROGRAMS)
+.PHONY: compiler
+compiler: wanted = $(COMPILER)
+programs compiler:
+	@missing=; for pair in $(wanted); do \
+	    command -v "$${pair%%:*}" >/dev/null 2>&1 || missing="$$missing $$(echo "$${pair#*:}" | tr , ' ')"; \
 	done; \
 	[ -z "$$missing" ] || { \
 	    echo "installing for the tests:$$missing"; \

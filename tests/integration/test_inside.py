@@ -451,7 +451,7 @@ class TestHostile:
         assert "very much in a short time" in said.output
         assert fresh.run("waypoint log").exit_code == 0
         too_long = fresh.run("cat /srv/long /srv/long | waypoint record note -")
-        assert (too_long.exit_code, "too much for one request" in too_long.output) == (9, True)
+        assert (too_long.exit_code, "the request is too long" in too_long.output) == (9, True)
 
     def test_answers_to_oneself_help_nobody(self, fresh: waypoint.Session, folder_of: FolderOf) -> None:
         """On the host's side, too, nothing in the folder is followed or overwritten."""

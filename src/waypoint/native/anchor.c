@@ -1,16 +1,16 @@
-/* The anchor: the one ancestor of everything a checkpoint holds.
+/* The anchor: the ancestor of everything that a checkpoint holds.
 
-   It starts the shells and programs that the keeper asks for, so that they are its descendants, and
-   adopts and reaps what daemonises (it is a subreaper). It is part of every image, so it is tiny, and
-   it holds nothing open that leads out of the tree except the status pipe:
+   It starts the shells and programs that the keeper asks for, so that they are its descendants, and adopts and
+   reaps daemons (it is a subreaper). It is part of every image, so it is tiny, keeps nothing of a request in its
+   memory, and holds nothing open that leads out of the tree except the status pipe:
 
-     - a request comes as SIGUSR1; the anchor then connects to the keeper's socket, takes one request
-       with three descriptors, forks, answers with the pid and closes the connection again. A dump
-       never finds it connected, because the daemon does not ask for both at the same time.
-     - how a child ended goes into the status pipe (descriptor 3) as { pid, wait status }. On restore
-       CRIU is handed the new keeper's pipe in its place.
+     - a request starts with SIGUSR1; the anchor then connects to the keeper's socket, takes one request with three
+       descriptors, forks, answers with the pid and closes the connection. A dump never finds it connected, because
+       the daemon does not ask for both at the same time.
+     - how a child ended goes into the status pipe (descriptor 3) as { pid, wait status }. On restore CRIU is given
+       the new keeper's pipe in its place.
 
-   Protocol: tokens ending in NUL, in one packet:
+   Protocol: words ending in NUL, in one packet:
      kind ("shell" | "program")  cwd  argc  argv...  envc  env...      + SCM_RIGHTS: stdin stdout stderr
    Answer: int32, the pid, or minus errno. */
 
@@ -29,9 +29,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define KEEPER_SOCKET "/dev/waypoint.sock"
+#include "waypoint.h"
+
 #define STATUS_FD 3
-#define REQUEST_BYTES (1 << 18)
+#define WORDS_BYTES (MAX_WORDS * sizeof(char *))
+
+struct program {
+	int is_shell;
+	const char *cwd;
+	char **argv, **env;
+};
 
 static char *request;
 static char **words;
@@ -45,20 +52,20 @@ static void reap(void)
 	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
 		record[0] = pid;
 		record[1] = status;
-		/* Non-blocking: a keeper that is away must not stop the tree. */
+		/* Non-blocking: a keeper that does not read must not stop the tree. */
 		if (write(STATUS_FD, record, sizeof(record)) < 0)
 			continue;
 	}
 }
 
-static void run(int error_fd, int shell, const char *cwd, char **argv, char **env, const int *stdio)
+static void run(int error_fd, const struct program *program, const int *stdio)
 {
 	sigset_t none;
 	int error;
 
-	if (shell) {
+	if (program->is_shell) {
 		setpgid(0, 0);
-		tcsetpgrp(stdio[0], getpid()); /* SIGTTOU is blocked here, as everything is */
+		tcsetpgrp(stdio[0], getpid()); /* SIGTTOU is blocked here, as all signals are */
 	} else {
 		setsid();
 	}
@@ -68,13 +75,14 @@ static void run(int error_fd, int shell, const char *cwd, char **argv, char **en
 	for (int fd = 3; fd < 64; fd++)
 		if (fd != error_fd)
 			close(fd);
-	/* The shell's folder may be gone; a program is told so, a shell starts in the root. */
-	if (chdir(cwd) && (!shell || chdir("/")))
+	/* The folder may be gone. For a program that is an error; a shell starts in the root. */
+	if (chdir(program->cwd) && (!program->is_shell || chdir("/")))
 		goto fail;
 	umask(022);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	execvpe(argv[0], argv, env);
+	environ = program->env; /* its PATH is searched, not the anchor's */
+	execvp(program->argv[0], program->argv);
 fail:
 	error = errno;
 	if (write(error_fd, &error, sizeof(error)) < 0)
@@ -82,45 +90,50 @@ fail:
 	_exit(127);
 }
 
-static int32_t start(size_t length, const int *stdio)
+/* Reads a request, which has a NUL behind its end. 0, or -1 when it is malformed. */
+static int read_request(size_t length, struct program *program)
 {
-	size_t count = 0, at = 0;
-	int argc, envc, shell, error = 0, pipe_fds[2];
-	const char *cwd, *path;
-	char **argv, **env;
-	pid_t pid;
+	size_t count = 0, at = 3;
+	int argc, envc;
 
-	for (char *word = request; word < request + length && count < REQUEST_BYTES / sizeof(char *) - 2;
-	     word += strlen(word) + 1)
+	for (char *word = request; word < request + length; word += strlen(word) + 1) {
+		if (count == MAX_WORDS - 1)
+			return -1;
 		words[count++] = word;
+	}
 	if (count < 5)
-		return -EINVAL;
-	shell = !strcmp(words[at++], "shell");
-	cwd = words[at++];
-	argc = atoi(words[at++]);
+		return -1;
+	program->is_shell = !strcmp(words[0], "shell");
+	program->cwd = words[1];
+	argc = atoi(words[2]);
 	if (argc < 1 || at + argc >= count)
-		return -EINVAL;
-	/* argv and env each need a NULL behind them: shift argv over its count, env over its own. */
-	argv = words + at - 1;
-	memmove(argv, words + at, argc * sizeof(*argv));
+		return -1;
+	/* argv and env each need a NULL behind them: argv is moved over its count, env ends the words. */
+	program->argv = words + at - 1;
+	memmove(program->argv, words + at, argc * sizeof(*words));
 	at += argc;
-	argv[argc] = NULL;
+	program->argv[argc] = NULL;
 	envc = atoi(words[at++]);
 	if (envc < 0 || at + envc > count)
+		return -1;
+	program->env = words + at;
+	program->env[envc] = NULL;
+	return 0;
+}
+
+static int32_t start(size_t length, const int *stdio)
+{
+	struct program program;
+	int error = 0, pipe_fds[2];
+	pid_t pid;
+
+	if (read_request(length, &program))
 		return -EINVAL;
-	env = words + at;
-	env[envc] = NULL;
-	path = NULL;
-	for (int i = 0; i < envc; i++)
-		if (!strncmp(env[i], "PATH=", 5))
-			path = env[i] + 5;
-	if (path)
-		setenv("PATH", path, 1); /* execvpe searches the caller's PATH, the new program's is wanted */
 	if (pipe2(pipe_fds, O_CLOEXEC))
 		return -errno;
 	pid = fork();
 	if (pid == 0)
-		run(pipe_fds[1], shell, cwd, argv, env, stdio);
+		run(pipe_fds[1], &program, stdio);
 	error = pid < 0 ? errno : 0;
 	close(pipe_fds[1]);
 	if (pid > 0 && read(pipe_fds[0], &error, sizeof(error)) == sizeof(error))
@@ -134,9 +147,9 @@ static void serve(void)
 	struct sockaddr_un address = { .sun_family = AF_UNIX, .sun_path = KEEPER_SOCKET };
 	union {
 		struct cmsghdr header;
-		char room[CMSG_SPACE(3 * sizeof(int))];
+		char room[CMSG_SPACE(3 * sizeof(int))]; /* which may have space for a fourth */
 	} control;
-	struct iovec data = { request, REQUEST_BYTES - 1 };
+	struct iovec data = { request, PACKET_BYTES - 1 };
 	struct msghdr message = { .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control,
 				  .msg_controllen = sizeof(control) };
 	int32_t answer = -EPROTO;
@@ -151,24 +164,27 @@ static void serve(void)
 	length = recvmsg(connection, &message, MSG_CMSG_CLOEXEC);
 	if (length > 0) {
 		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		int fds[4], count = 0;
 
 		request[length] = 0;
-		if (header && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(3 * sizeof(int))) {
-			int stdio[3];
-
-			memcpy(stdio, CMSG_DATA(header), sizeof(stdio));
-			answer = start(length, stdio);
-			for (int i = 0; i < 3; i++)
-				close(stdio[i]);
+		if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+			count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			memcpy(fds, CMSG_DATA(header), count * sizeof(int));
 		}
+		if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+			answer = -EMSGSIZE;
+		else if (count == 3)
+			answer = start(length, fds);
+		while (count)
+			close(fds[--count]);
 	}
 	if (send(connection, &answer, sizeof(answer), MSG_NOSIGNAL) < 0)
 		goto out;
 out:
 	close(connection);
-	/* What a request left in memory would only make every image larger. */
-	madvise(request, REQUEST_BYTES, MADV_DONTNEED);
-	madvise(words, REQUEST_BYTES, MADV_DONTNEED);
+	/* What a request leaves in memory would make every image larger. */
+	madvise(request, PACKET_BYTES, MADV_DONTNEED);
+	madvise(words, WORDS_BYTES, MADV_DONTNEED);
 }
 
 int main(void)
@@ -180,8 +196,8 @@ int main(void)
 	prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
 	prctl(PR_SET_NAME, "waypoint-anchor", 0, 0, 0);
 	fcntl(STATUS_FD, F_SETFL, fcntl(STATUS_FD, F_GETFL) | O_NONBLOCK);
-	request = mmap(NULL, REQUEST_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	words = mmap(NULL, REQUEST_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	request = mmap(NULL, PACKET_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	words = mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (request == MAP_FAILED || words == MAP_FAILED)
 		return 1;
 	for (;;) {

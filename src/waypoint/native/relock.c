@@ -1,66 +1,63 @@
 /* Takes POSIX locks again inside the processes that held them.
 
    CRIU restores a process's locks first and its mappings later: it opens each mapped file once more and
-   closes that descriptor when the mapping stands, and closing any descriptor of a file drops all of the
-   process's POSIX locks on it. Nobody notices. SQLite maps the file that its locks are on, so after
-   a plain restore two writers are admitted and one's committed row is gone.
+   closes that descriptor when the mapping exists, and closing any descriptor of a file drops all of the
+   process's POSIX locks on it. No error is reported. SQLite maps the file that its locks are on, so after
+   a plain restore two writers are admitted and a committed row of one of them is lost.
 
-   A POSIX lock belongs to a process: nobody can take it on another's behalf. So this program, run by the
-   keeper while CRIU waits in its "post-restore" stage, has the processes do it: all tasks exist by then,
-   every mapping stands, and each task sleeps in a futex wait of CRIU's restorer. Credentials and seccomp
+   A POSIX lock belongs to a process, and only that process can take it. So this program, run by the keeper
+   while CRIU waits in its "post-restore" stage, makes the processes do it: all tasks exist by then, every
+   mapping is in place, and each task sleeps in a futex wait of CRIU's restorer. Credentials and seccomp
    filters are not restored yet, so nothing can refuse the call.
 
      relock PID:FD:TYPE:START:LENGTH ...
 
-   The process as its own namespace numbers it, the descriptor through which it holds the lock, F_RDLCK or
-   F_WRLCK, and a length of 0 for "to the end". "ok\n", or a line with the reason, goes to descriptor 3.
+   The process by its number in its own namespace, the descriptor through which it holds the lock, F_RDLCK
+   or F_WRLCK, and a length of 0 for "to the end". "ok\n", or a line with the reason, goes to descriptor 3.
 
-   Whatever happens, a task goes on as it was: its registers and the borrowed words of its stack are put
-   back before it is let go. Should this program be killed in between, the kernel kills the task with it, so
+   In every case a task goes on as it was: its registers and the words of its stack that were used are put
+   back before it is released. If this program is killed in between, the kernel kills the task with it, so
    that the restore fails instead of going wrong. */
 
 #define _GNU_SOURCE
 #include <asm/unistd.h>
-#include <elf.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/ptrace.h>
-#include <sys/uio.h>
-#include <sys/user.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#define ANSWER_FD 3
-#define PATIENCE 2000 /* times 0.1 ms */
-#define RED_ZONE 128
-#define SYSCALL_STOP (SIGTRAP | 0x80)
-#define INTERRUPT_STOP (SIGTRAP | PTRACE_EVENT_STOP << 8)
+#include "reason.h"
+#include "tracee.h"
 
-/* What the kernel leaves in the result of a call that it means to restart; user space never sees these. */
+#define ANSWER_FD 3
+#define MAX_TRIES 2000 /* times 0.1 ms */
+#define RED_ZONE 128
+#define SYSCALL_LENGTH 2
+
+/* What the kernel leaves in the result of a call that it is about to restart; user space never sees these. */
 #define ERESTARTSYS 512
 #define ERESTARTNOINTR 513
 #define ERESTARTNOHAND 514
 #define ERESTART_RESTARTBLOCK 516
 
-#if defined(__x86_64__)
-typedef struct user_regs_struct registers;
-#define STACK(r) ((r)->rsp)
-#define SYSCALL_LENGTH 2
+struct lock {
+	pid_t pid;
+	int fd, type;
+	long long start, length;
+};
 
-static int in_syscall(const registers *r)
+static int is_in_syscall(const registers *r)
 {
-	return (long)r->orig_rax >= 0 && r->cs == 0x33;
+	return (long)r->orig_rax >= 0 && r->cs == USER_CODE_SEGMENT;
 }
 
-/* Lets the call that the task was in start anew when the task goes on. The kernel would do this itself
-   only on the way out of the stop that interrupted it, and we leave through another one. */
-static void restart(registers *r)
+static int is_syscall_instruction(unsigned long text)
+{
+	return (text & 0xffff) == 0x050f;
+}
+
+/* Lets the call that the task was in start again when the task goes on. The kernel does this itself only on
+   the way out of the stop that interrupted the call, and the task is released from a later one. */
+static void restart_call(registers *r)
 {
 	switch (-(long)r->rax) {
 	case ERESTARTSYS:
@@ -68,7 +65,7 @@ static void restart(registers *r)
 	case ERESTARTNOHAND:
 		r->rax = r->orig_rax;
 		break;
-	case ERESTART_RESTARTBLOCK: /* with what is left of its timeout */
+	case ERESTART_RESTARTBLOCK: /* with the rest of its timeout */
 		r->rax = __NR_restart_syscall;
 		break;
 	default:
@@ -78,137 +75,63 @@ static void restart(registers *r)
 	r->orig_rax = -1;
 }
 
-/* Behind a system call instruction: aims the task at it again, for another call. */
-static void aim(registers *r, long number, long a, long b, long c)
-{
-	r->rip -= SYSCALL_LENGTH;
-	r->rax = number;
-	r->orig_rax = -1;
-	r->rdi = a;
-	r->rsi = b;
-	r->rdx = c;
-}
-
-static long result(const registers *r)
-{
-	return r->rax;
-}
-
-static int is_syscall(unsigned long text)
-{
-	return (text & 0xffff) == 0x050f;
-}
-#else
-#error "relock knows x86-64"
-#endif
-
-struct lock {
-	pid_t pid;
-	int fd, type;
-	long long start, length;
-};
-
-static char reason[256];
-
-static int because(const char *format, ...)
-{
-	va_list more;
-
-	va_start(more, format);
-	vsnprintf(reason, sizeof(reason), format, more);
-	va_end(more);
-	return -1;
-}
-
-static int get_registers(pid_t pid, registers *r)
-{
-	struct iovec room = { r, sizeof(*r) };
-
-	return ptrace(PTRACE_GETREGSET, pid, NT_PRSTATUS, &room);
-}
-
-static int set_registers(pid_t pid, const registers *r)
-{
-	struct iovec room = { (void *)r, sizeof(*r) };
-
-	return ptrace(PTRACE_SETREGSET, pid, NT_PRSTATUS, &room);
-}
-
-static int copy(pid_t pid, unsigned long address, void *here, size_t length, int out)
+static int read_memory(pid_t pid, unsigned long address, void *here, size_t length)
 {
 	struct iovec ours = { here, length }, theirs = { (void *)address, length };
-	ssize_t done = out ? process_vm_writev(pid, &ours, 1, &theirs, 1, 0) :
-			     process_vm_readv(pid, &ours, 1, &theirs, 1, 0);
 
-	return done == (ssize_t)length ? 0 : -1;
+	return process_vm_readv(pid, &ours, 1, &theirs, 1, 0) == (ssize_t)length ? 0 : -1;
 }
 
-/* Waits for the task's next stop and tells its kind; 0 when there will be none. */
-static int next_stop(pid_t pid)
+static int write_memory(pid_t pid, unsigned long address, void *here, size_t length)
 {
-	int status;
+	struct iovec ours = { here, length }, theirs = { (void *)address, length };
 
-	if (waitpid(pid, &status, __WALL) != pid || !WIFSTOPPED(status))
-		return 0;
-	return status >> 8;
+	return process_vm_writev(pid, &ours, 1, &theirs, 1, 0) == (ssize_t)length ? 0 : -1;
 }
 
-/* Stops the task inside its futex wait. It may be just before it: then it gets a moment more. */
+/* Stops the task inside its futex wait. It may be just before the wait: then it is tried again. */
 static int stop(pid_t pid, registers *r)
 {
 	static const struct timespec moment = { .tv_nsec = 100000 };
 
-	for (int i = 0; i < PATIENCE; i++) {
+	for (int i = 0; i < MAX_TRIES; i++) {
 		unsigned long text;
 
-		if (ptrace(PTRACE_INTERRUPT, pid, 0, 0) || next_stop(pid) != INTERRUPT_STOP ||
+		if (ptrace(PTRACE_INTERRUPT, pid, 0, 0) || wait_for_stop(pid, 0) != INTERRUPT_STOP ||
 		    get_registers(pid, r))
-			return because("process %d does not stop: %s", pid, strerror(errno));
+			return fail_because("process %d does not stop: %s", pid, strerror(errno));
 		errno = 0;
 		text = ptrace(PTRACE_PEEKTEXT, pid, r->rip - SYSCALL_LENGTH, 0);
-		if (in_syscall(r) && !errno && is_syscall(text))
+		if (is_in_syscall(r) && !errno && is_syscall_instruction(text))
 			return 0;
 		if (ptrace(PTRACE_CONT, pid, 0, 0))
-			return because("process %d does not go on: %s", pid, strerror(errno));
+			return fail_because("process %d does not go on: %s", pid, strerror(errno));
 		nanosleep(&moment, NULL);
 	}
-	return because("process %d is not where CRIU leaves it", pid);
+	return fail_because("process %d is not where CRIU leaves it", pid);
 }
 
-/* Has the stopped task make one call. Its registers are the caller's to put back. */
-static int call(pid_t pid, const registers *stopped, long number, long a, long b, long c, long *answer)
-{
-	registers r = *stopped;
-
-	aim(&r, number, a, b, c);
-	if (set_registers(pid, &r))
-		return -1;
-	/* To the call's entry, then to its exit. */
-	for (int i = 0; i < 2; i++)
-		if (ptrace(PTRACE_SYSCALL, pid, 0, 0) || next_stop(pid) != SYSCALL_STOP)
-			return -1;
-	if (get_registers(pid, &r))
-		return -1;
-	*answer = result(&r);
-	return 0;
-}
-
-static int take(pid_t pid, const registers *stopped, unsigned long room, const struct lock *locks, int count)
+/* Takes the locks of a stopped process. `address`: room for a struct flock in its memory. */
+static int take(pid_t pid, const registers *stopped, unsigned long address, const struct lock *locks, int count,
+		int *owes_stop)
 {
 	for (int i = 0; i < count; i++) {
 		struct flock wanted = { .l_type = locks[i].type, .l_whence = SEEK_SET,
 					.l_start = locks[i].start, .l_len = locks[i].length };
-		long answer;
+		struct remote_call call = { stopped->rip - SYSCALL_LENGTH, __NR_fcntl, locks[i].fd, F_SETLK,
+					    (long)address };
+		long result;
 
 		if (locks[i].pid != pid)
 			continue;
-		if (copy(pid, room, &wanted, sizeof(wanted), 1) ||
-		    call(pid, stopped, __NR_fcntl, locks[i].fd, F_SETLK, room, &answer))
-			return because("process %d cannot be made to lock: %s", pid, strerror(errno));
-		if (answer)
-			return because("process %d, descriptor %d: %s", pid, locks[i].fd,
-				       answer == -EAGAIN || answer == -EACCES ? "somebody else holds the lock" :
-										strerror(-answer));
+		if (write_memory(pid, address, &wanted, sizeof(wanted)) ||
+		    call_remotely(pid, stopped, call, &result, owes_stop))
+			return fail_because("process %d cannot be made to lock: %s", pid, strerror(errno));
+		if (result)
+			return fail_because("process %d, descriptor %d: %s", pid, locks[i].fd,
+					    result == -EAGAIN || result == -EACCES ?
+						    "another process holds the lock" :
+						    strerror(-result));
 	}
 	return 0;
 }
@@ -218,25 +141,27 @@ static int relock(pid_t pid, const struct lock *locks, int count)
 {
 	registers stopped, after;
 	char saved[sizeof(struct flock)];
-	unsigned long room;
-	int failed;
+	unsigned long address;
+	int failed, owes_stop = 0;
 
 	if (ptrace(PTRACE_SEIZE, pid, 0, PTRACE_O_TRACESYSGOOD))
-		return because("process %d cannot be traced: %s", pid, strerror(errno));
-	/* A failure up to here has changed nothing, and our end lets the task go. */
+		return fail_because("process %d cannot be traced: %s", pid, strerror(errno));
+	/* A failure up to here has changed nothing, and the end of this program releases the task. */
 	if (stop(pid, &stopped))
 		return -1;
-	room = (STACK(&stopped) - RED_ZONE - sizeof(saved)) & ~15UL;
-	if (copy(pid, room, saved, sizeof(saved), 0))
-		return because("process %d has no stack: %s", pid, strerror(errno));
+	address = (stopped.rsp - RED_ZONE - sizeof(saved)) & ~15UL;
+	if (read_memory(pid, address, saved, sizeof(saved)))
+		return fail_because("process %d has no stack: %s", pid, strerror(errno));
 	if (ptrace(PTRACE_SETOPTIONS, pid, 0, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL))
-		return because("process %d cannot be traced: %s", pid, strerror(errno));
+		return fail_because("process %d cannot be traced: %s", pid, strerror(errno));
 	after = stopped;
-	restart(&after);
-	failed = take(pid, &stopped, room, locks, count);
-	if (copy(pid, room, saved, sizeof(saved), 1) || set_registers(pid, &after) ||
+	restart_call(&after);
+	failed = take(pid, &stopped, address, locks, count, &owes_stop);
+	if (write_memory(pid, address, saved, sizeof(saved)) || set_registers(pid, &after) ||
 	    ptrace(PTRACE_DETACH, pid, 0, 0))
-		return because("process %d cannot be let go: %s", pid, strerror(errno));
+		return fail_because("process %d cannot be released: %s", pid, strerror(errno));
+	if (owes_stop)
+		kill(pid, SIGSTOP);
 	return failed;
 }
 
@@ -246,11 +171,11 @@ int main(int argc, char **argv)
 	struct lock *locks = calloc(count + 1, sizeof(*locks));
 
 	if (!locks)
-		failed = because("%s", strerror(errno));
+		failed = fail_because("%s", strerror(errno));
 	for (int i = 0; i < count && !failed; i++)
 		if (sscanf(argv[i + 1], "%d:%d:%d:%lld:%lld", &locks[i].pid, &locks[i].fd, &locks[i].type,
 			   &locks[i].start, &locks[i].length) != 5)
-			failed = because("not a lock: %s", argv[i + 1]);
+			failed = fail_because("not a lock: %s", argv[i + 1]);
 	for (int i = 0; i < count && !failed; i++) {
 		int seen = 0;
 

@@ -1,47 +1,45 @@
-/* The shim: preloaded into CRIU, never into anything else. It mends what CRIU cannot do by itself.
+/* The shim: preloaded into CRIU, never into anything else. It corrects what CRIU cannot do by itself.
 
-   Limits. CRIU asks for the resource limits of every process it saves, with prlimit(2) through libc's
-   syscall(). For a process of another user the kernel wants CAP_SYS_RESOURCE for that, even of root,
-   and many sandboxed machines do not have it. The same numbers are in /proc/PID/limits for everybody
-   to read. So: when prlimit(2) is refused and only wanted to read, the answer is taken from there.
+   Limits. CRIU asks for the resource limits of every process it saves, with prlimit(2) through libc's syscall(). For a
+   process of another user the kernel requires CAP_SYS_RESOURCE for that, even of root, and many sandboxed machines do
+   not have it. The same numbers are in /proc/PID/limits, which every process may read. So when prlimit(2) is refused and
+   was only to read, the answer is taken from there.
 
-   Terminals of the tree's own (tmux, screen, script). Only a session leader can acquire a controlling
-   terminal; others have it from their parent, by fork. CRIU forks the whole tree first and opens
-   terminals later, so that the leader would get its own back and its children none: no /dev/tty, no job
-   control. Here the keeper has made these terminals before CRIU starts and holds them open, and the shim
-   gives a leader its terminal at the moment it calls setsid(), before it has children (WAYPOINT_LEADERS),
-   and hands out the keeper's masters where CRIU opens /dev/pts/ptmx (WAYPOINT_PTYS). Which one is wanted
-   CRIU would find out by opening one after the other, and at most 32; so that the shim can know, the
-   path of a master is saved with as many "./" in front as its index: the same path for everybody else.
+   Terminals inside the tree (tmux, screen, script). Only a session leader can acquire a controlling terminal; other
+   processes inherit it at fork. CRIU forks the whole tree first and opens terminals later, so that the leader would get
+   its terminal back and its children would not: no /dev/tty, no job control. Here the keeper has created these terminals
+   before CRIU starts and holds them open. The shim gives a leader its terminal at the moment it calls setsid(), before it
+   has children (WAYPOINT_LEADERS), and returns the keeper's masters where CRIU opens /dev/pts/ptmx (WAYPOINT_PTYS).
+   CRIU would look for the right index by opening one terminal after the other, at most 32. So that the shim knows which
+   one is meant, the path of a master is saved with as many "./" in front as its index: it leads to the same file.
 
-   /dev/tty. A descriptor opened by that name (ssh, getpass, a shell that prints to it) CRIU saves only for a
-   session leader that is saved too. To CRIU it is shown as what it leads to, /dev/pts/N.
+   /dev/tty. A descriptor opened by that name (ssh, getpass, a shell that prints to it) CRIU saves only for a session
+   leader that is saved too. To CRIU it is shown as the terminal it leads to, /dev/pts/N.
 
-   Orphans. A daemon whose session leader has ended is restored by way of a helper that takes the leader's
-   place and ends, upon which the nearest subreaper adopts the daemon. CRIU makes the root of the tree a
-   subreaper again only later; pid 1 would adopt it, and the next checkpoint would not hold it.
+   Orphans. A daemon whose session leader has ended is restored through a helper that takes the leader's place and ends,
+   upon which the nearest subreaper adopts the daemon. CRIU makes the root of the tree a subreaper again only later; pid 1
+   would adopt the daemon, and the next checkpoint would not hold it.
 
-   Interrupted calls. To freeze a task is to interrupt the call it sleeps in. The kernel would restart it, but
-   those calls that it restarts with the help of notes of its own (poll, relative sleeps, waits with
-   a timeout) CRIU ends with EINTR, in the saved tree and in the one that runs on. A program without signal
-   handlers need not expect that: script(1) takes it for the end. Where the arguments alone tell what
-   is to be done again, CRIU is told that the call is one of the simple kind.
+   Interrupted calls. Freezing a task interrupts the call it sleeps in. The kernel would restart the call, but CRIU ends
+   those calls with EINTR that the kernel restarts from internal state (poll, relative sleeps, waits with a timeout), in
+   the saved tree and in the one that runs on. A program without signal handlers need not expect that: script(1) takes it
+   for the end. Where the call can be repeated with the same arguments, CRIU is shown one of the simple kind.
 
-   Stopped tasks. CRIU knows those that SIGSTOP or SIGTSTP has stopped. A background job that touched the
-   terminal was stopped by SIGTTIN or SIGTTOU; which one it was makes no difference to how it goes on.
+   Stopped tasks. CRIU knows tasks that SIGSTOP or SIGTSTP has stopped. A background job that used the terminal was
+   stopped by SIGTTIN or SIGTTOU; it continues in the same way.
 
-   Locks. CRIU waits for a file lock it cannot have at once. On a file that is shared with the outside (a
-   bind mount) the holder may be the very session that is being forked, and would be waited for forever.
+   Locks. CRIU waits for a file lock that it does not get at once. On a file that is shared with the outside (a bind
+   mount) the holder may be the very session that is being forked, and CRIU would wait without end.
 
-   Dirty memory. CRIU saves only what was written since an earlier dump where the kernel has soft-dirty bits. Many
-   have none, but can tell what was written since it was write-protected through a userfaultfd in asynchronous
-   mode (tracking.py has put the large memory of processes under one). With WAYPOINT_TRACK set the one is shown
-   to CRIU as the other: "written" where it asks for "soft-dirty", and when it wants the bits of a task cleared,
-   all that was written is protected again. Memory that nobody has under such a watch counts as written.
+   Dirty memory. With soft-dirty bits CRIU saves only pages that were written since an earlier dump. Many kernels have no
+   such bits, but can report what was written since it was write-protected through a userfaultfd in asynchronous mode
+   (engine/memory.py has registered the large memory of processes with one). With WAYPOINT_TRACK set the one is shown to
+   CRIU as the other: "written" where it asks for "soft-dirty", and when it clears the bits of a task, all pages that were
+   written are protected again. Memory that is not registered counts as written.
 
-   Everything here is raw system calls and a buffer on the stack. CRIU calls syscall() in places where
-   neither malloc nor stdio may be used, and the shim is compiled on one machine's libc and loaded with
-   another, so it had better need nothing from either but errno and environ. */
+   Everything here is raw system calls and a buffer on the stack. CRIU calls syscall() in places where neither malloc nor
+   stdio may be used. And the shim is compiled with the libc of this machine and loaded with another one, so it uses
+   nothing of either but errno and environ. */
 
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* libc's headers would define what is defined here */
@@ -63,6 +61,8 @@
 #include <sys/uio.h>
 #include <sys/user.h>
 #include <unistd.h>
+
+#include "waypoint.h"
 
 #define LAST_ERRNO 4095
 #define LIMITS_BYTES 4096 /* the kernel prints sixteen lines of 77 columns and a heading */
@@ -106,8 +106,8 @@ static long kernel(long number, long a, long b, long c, long d, long e, long f)
 #error "the shim knows x86-64 and aarch64"
 #endif
 
-/* As libc hands a result on. */
-static long settle(long result)
+/* Sets errno as libc does. */
+static long libc_result(long result)
 {
 	if (result < 0 && result >= -LAST_ERRNO) {
 		errno = (int)-result;
@@ -118,7 +118,7 @@ static long settle(long result)
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* How fs/proc/base.c titles each resource. */
+/* The titles of resources in fs/proc/base.c. */
 static const char *title_of(long resource)
 {
 	switch (resource) {
@@ -142,8 +142,8 @@ static const char *title_of(long resource)
 	}
 }
 
-/* Writes /proc/PID/limits into `path`, which has room for it; pid 0 is the caller itself. */
-static void limits_path(char *path, long pid)
+/* Writes /proc/PID/limits into `path`, which is large enough; pid 0 is the caller itself. */
+static void write_limits_path(char *path, long pid)
 {
 	char digits[20];
 	int count = 0;
@@ -167,7 +167,7 @@ static long read_limits(long pid, char *text)
 	char path[sizeof("/proc//limits") + 20];
 	long fd, got, length = 0;
 
-	limits_path(path, pid);
+	write_limits_path(path, pid);
 	fd = kernel(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
 	if (fd < 0)
 		return -1;
@@ -181,8 +181,8 @@ static long read_limits(long pid, char *text)
 	return got < 0 ? -1 : length;
 }
 
-/* One "1024" or "unlimited" behind blanks; the place behind it, or NULL if there is none. */
-static const char *take_value(const char *at, uint64_t *value)
+/* Reads "1024" or "unlimited" after blanks. Returns the place behind it, or NULL if there is none. */
+static const char *read_value(const char *at, uint64_t *value)
 {
 	while (*at == ' ')
 		at++;
@@ -199,19 +199,19 @@ static const char *take_value(const char *at, uint64_t *value)
 	return at;
 }
 
-static int limit_from_proc(long pid, long resource, struct limit *answer)
+static int read_limit(long pid, long resource, struct limit *answer)
 {
 	const char *title = title_of(resource), *line, *at, *wanted;
 	char text[LIMITS_BYTES];
-	struct limit found;
+	struct limit limit;
 
 	if (!title || pid < 0 || read_limits(pid, text) < 0)
 		return 0;
 	for (line = text; *line; line = *at ? at + 1 : at) {
 		for (at = line, wanted = title; *wanted && *at == *wanted; at++)
 			wanted++;
-		if (!*wanted && *at == ' ' && (at = take_value(at, &found.soft)) && take_value(at, &found.hard)) {
-			*answer = found;
+		if (!*wanted && *at == ' ' && (at = read_value(at, &limit.soft)) && read_value(at, &limit.hard)) {
+			*answer = limit;
 			return 1;
 		}
 		for (at = line; *at && *at != '\n'; at++)
@@ -220,7 +220,7 @@ static int limit_from_proc(long pid, long resource, struct limit *answer)
 	return 0;
 }
 
-static int same(const char *text, long length, const char *word)
+static int equals(const char *text, long length, const char *word)
 {
 	for (; length && *word; length--)
 		if (*text++ != *word++)
@@ -228,7 +228,7 @@ static int same(const char *text, long length, const char *word)
 	return !length && !*word;
 }
 
-/* Takes the place of libc's. Six arguments are read whatever the call: the surplus is not looked at. */
+/* Replaces libc's. Six arguments are read for every call; the kernel ignores those it does not need. */
 long syscall(long number, ...)
 {
 	long a, b, c, d, e, f, result;
@@ -245,32 +245,31 @@ long syscall(long number, ...)
 
 	result = kernel(number, a, b, c, d, e, f);
 	if (number == SYS_prlimit64 && result == -EPERM && !c && d &&
-	    limit_from_proc((int)a, (int)b, (struct limit *)d))
+	    read_limit((int)a, (int)b, (struct limit *)d))
 		result = 0;
-	return settle(result);
+	return libc_result(result);
 }
 
 /* ---- terminals ------------------------------------------------------------------------------- */
 
-#define MOST_PTYS 128
 #define KEEPER 1 /* pid 1 of the box, which CRIU runs in */
 
 static struct pty { /* master and slave: the keeper's descriptors of them */
 	int index, master, slave;
-} ptys[MOST_PTYS];
+} ptys[MAX_PTYS];
 static struct leader {
 	int pid, index;
-} leaders[MOST_PTYS];
+} leaders[MAX_PTYS];
 static int pty_count, leader_count;
 static long criu;
-static int tracking; /* dirty memory, below */
+static int tracking; /* see "dirty memory" */
 
 /* Reads "1:2:3,4:5:6" into records of `width` numbers each; returns how many. */
-static int take_records(const char *text, int *numbers, int width)
+static int read_records(const char *text, int *numbers, int width)
 {
 	int count = 0;
 
-	while (count < MOST_PTYS * width && *text >= '0' && *text <= '9') {
+	while (count < MAX_PTYS * width && *text >= '0' && *text <= '9') {
 		int number = 0;
 
 		while (*text >= '0' && *text <= '9')
@@ -297,10 +296,10 @@ static const char *value_of(const char *name)
 	return "";
 }
 
-__attribute__((constructor)) static void learn(void)
+__attribute__((constructor)) static void read_environment(void)
 {
-	pty_count = take_records(value_of("WAYPOINT_PTYS"), &ptys[0].index, 3);
-	leader_count = take_records(value_of("WAYPOINT_LEADERS"), &leaders[0].pid, 2);
+	pty_count = read_records(value_of("WAYPOINT_PTYS"), &ptys[0].index, 3);
+	leader_count = read_records(value_of("WAYPOINT_LEADERS"), &leaders[0].pid, 2);
 	criu = kernel(SYS_getpid, 0, 0, 0, 0, 0, 0);
 	tracking = *value_of("WAYPOINT_TRACK") != 0;
 }
@@ -313,8 +312,8 @@ static const struct pty *pty_of(int index)
 	return NULL;
 }
 
-/* A descriptor of the same open file as the keeper's, closed on exec; or minus errno. */
-static long from_keeper(int fd)
+/* A copy of one of the keeper's descriptors, closed on exec; or minus errno. */
+static long copy_from_keeper(int fd)
 {
 	long keeper = kernel(SYS_pidfd_open, KEEPER, 0, 0, 0, 0, 0), result;
 
@@ -325,7 +324,7 @@ static long from_keeper(int fd)
 	return result;
 }
 
-/* A leader that cannot have its terminal must not come back without it: then setsid() has failed. */
+/* A leader must not be restored without its terminal: if it cannot have it, setsid() fails. */
 pid_t setsid(void)
 {
 	long session = kernel(SYS_setsid, 0, 0, 0, 0, 0, 0), slave, result = 0;
@@ -335,7 +334,7 @@ pid_t setsid(void)
 
 		if (!pty)
 			continue;
-		slave = from_keeper(pty->slave);
+		slave = copy_from_keeper(pty->slave);
 		if (slave < 0) {
 			result = slave;
 			break;
@@ -343,11 +342,11 @@ pid_t setsid(void)
 		result = kernel(SYS_ioctl, slave, TIOCSCTTY, 0, 0, 0, 0);
 		kernel(SYS_close, slave, 0, 0, 0, 0, 0);
 	}
-	return (pid_t)settle(result < 0 ? result : session);
+	return (pid_t)libc_result(result < 0 ? result : session);
 }
 
-/* How many "./" a path to ptmx starts with, behind a slash or not; 0 for any other path. */
-static int index_in(const char *path)
+/* How many "./" a path to ptmx starts with, after a slash or not; 0 for any other path. */
+static int read_index(const char *path)
 {
 	const char *end = path, *tail = "ptmx";
 	int index = 0;
@@ -370,21 +369,21 @@ static void note_opened(int folder, const char *path, long fd);
 
 static int open_at(int folder, const char *path, int flags, int mode)
 {
-	const struct pty *pty = pty_count ? pty_of(index_in(path)) : NULL;
+	const struct pty *pty = pty_count ? pty_of(read_index(path)) : NULL;
 	const int settable = O_APPEND | O_ASYNC | O_NONBLOCK;
 	long fd;
 
 	if (!pty) {
 		fd = kernel(SYS_openat, folder, (long)path, flags, mode, 0, 0);
 		note_opened(folder, path, fd);
-		return (int)settle(fd);
+		return (int)libc_result(fd);
 	}
-	fd = from_keeper(pty->master);
+	fd = copy_from_keeper(pty->master);
 	if (fd >= 0) {
 		kernel(SYS_fcntl, fd, F_SETFL, flags & settable, 0, 0, 0);
 		kernel(SYS_fcntl, fd, F_SETFD, flags & O_CLOEXEC ? FD_CLOEXEC : 0, 0, 0, 0);
 	}
-	return (int)settle(fd);
+	return (int)libc_result(fd);
 }
 
 int openat(int folder, const char *path, int flags, ...)
@@ -404,8 +403,8 @@ int openat64(int folder, const char *path, int flags, ...) __attribute__((alias(
 #define PTS_MAJOR 136
 #define PTS_NAME_BYTES sizeof("/dev/pts/1048575")
 
-/* The name of the terminal that a descriptor of /dev/tty leads to; its length, or 0 when there is none. */
-static int name_of_terminal(int fd, char *name)
+/* Writes the name of the terminal that a descriptor of /dev/tty leads to. Returns its length, or 0 when there is none. */
+static int write_terminal_name(int fd, char *name)
 {
 	static const char folder[] = "/dev/pts/";
 	unsigned int device, index, unit = 1;
@@ -426,27 +425,27 @@ static int name_of_terminal(int fd, char *name)
 	return length;
 }
 
-static int stat_of(int fd, struct stat *about)
+static int stat_descriptor(int fd, struct stat *info)
 {
-	long result = kernel(SYS_fstat, fd, (long)about, 0, 0, 0, 0);
+	long result = kernel(SYS_fstat, fd, (long)info, 0, 0, 0, 0);
 	char name[PTS_NAME_BYTES];
 
-	if (!result && S_ISCHR(about->st_mode) && about->st_rdev == DEV_TTY && name_of_terminal(fd, name))
-		result = kernel(SYS_newfstatat, AT_FDCWD, (long)name, (long)about, 0, 0, 0);
-	return (int)settle(result);
+	if (!result && S_ISCHR(info->st_mode) && info->st_rdev == DEV_TTY && write_terminal_name(fd, name))
+		result = kernel(SYS_newfstatat, AT_FDCWD, (long)name, (long)info, 0, 0, 0);
+	return (int)libc_result(result);
 }
 
-int fstat(int fd, struct stat *about)
+int fstat(int fd, struct stat *info)
 {
-	return stat_of(fd, about);
+	return stat_descriptor(fd, info);
 }
 
-int fstat64(int fd, struct stat64 *about)
+int fstat64(int fd, struct stat64 *info)
 {
-	return stat_of(fd, (struct stat *)about); /* the same on 64 bits */
+	return stat_descriptor(fd, (struct stat *)info); /* the same on 64 bits */
 }
 
-/* CRIU asks what a descriptor leads to when it saves it. */
+/* By this CRIU finds out what a descriptor leads to when it saves it. */
 ssize_t readlink(const char *path, char *buffer, size_t size)
 {
 	static const char folder[] = "/proc/self/fd/";
@@ -454,20 +453,20 @@ ssize_t readlink(const char *path, char *buffer, size_t size)
 	int fd = 0, index = 0;
 
 	if (length < 4 || buffer[0] != '/')
-		return settle(length);
+		return libc_result(length);
 	for (size_t i = 0; i < sizeof(folder) - 1; i++)
 		if (*path++ != folder[i])
 			return length;
 	while (*path >= '0' && *path <= '9')
 		fd = fd * 10 + *path++ - '0';
-	if (same(buffer, length, "/dev/tty") && size >= PTS_NAME_BYTES) {
-		int renamed = name_of_terminal(fd, buffer);
+	if (equals(buffer, length, "/dev/tty") && size >= PTS_NAME_BYTES) {
+		int renamed = write_terminal_name(fd, buffer);
 
 		return renamed ? renamed : length;
 	}
-	if (!same(buffer + length - 4, 4, "ptmx"))
+	if (!equals(buffer + length - 4, 4, "ptmx"))
 		return length;
-	if (kernel(SYS_ioctl, fd, TIOCGPTN, (long)&index, 0, 0, 0) < 0 || index <= 0 || index >= MOST_PTYS ||
+	if (kernel(SYS_ioctl, fd, TIOCGPTN, (long)&index, 0, 0, 0) < 0 || index <= 0 || index >= MAX_PTYS ||
 	    length + 2 * index >= (long)size)
 		return length;
 	for (long i = length - 1; i > 0; i--)
@@ -481,28 +480,10 @@ ssize_t readlink(const char *path, char *buffer, size_t size)
 
 /* ---- dirty memory ---------------------------------------------------------------------------- */
 
-/* PAGEMAP_SCAN of linux/fs.h, which the headers of this machine may be too old for. */
-#define SCAN 0xc0606610UL
-#define SCAN_WP_MATCHING 0x1
-#define IS_WPALLOWED 0x01
-#define IS_WRITTEN 0x02
-#define IS_FILE 0x04
-#define IS_PRESENT 0x08
-#define IS_SWAPPED 0x10
-#define IS_SOFT_DIRTY 0x80
 #define SOFT_DIRTY_BIT (1ULL << 55) /* of an entry of /proc/PID/pagemap */
-#define END_OF_MEMORY 0x7ffffffff000ULL
-#define REGIONS 4096
-
-struct scan {
-	uint64_t size, flags, start, end, walk_end, regions, region_count, most_pages, inverted, all_of, any_of, told;
-};
-struct region {
-	uint64_t start, end, categories;
-};
 
 static int pretending;
-static long clear_fd = -1, armed_fd = -1; /* a task's clear_refs, and its pagemap */
+static long clear_fd = -1, pagemap_fd = -1; /* a task's clear_refs, and its pagemap */
 
 static void note_opened(int folder, const char *path, long fd)
 {
@@ -510,35 +491,35 @@ static void note_opened(int folder, const char *path, long fd)
 
 	while (path[length] && length < 16)
 		length++;
-	if (fd < 0 || !same(path, length, "clear_refs"))
+	if (fd < 0 || !equals(path, length, "clear_refs"))
 		return;
-	if (armed_fd >= 0)
-		kernel(SYS_close, armed_fd, 0, 0, 0, 0, 0);
-	armed_fd = kernel(SYS_openat, folder, (long)"pagemap", O_RDONLY | O_CLOEXEC, 0, 0, 0);
+	if (pagemap_fd >= 0)
+		kernel(SYS_close, pagemap_fd, 0, 0, 0, 0, 0);
+	pagemap_fd = kernel(SYS_openat, folder, (long)"pagemap", O_RDONLY | O_CLOEXEC, 0, 0, 0);
 	clear_fd = fd;
 }
 
-/* Protects all of a task's watched memory that was written. The task stands still. (Without room for regions the
-   kernel would protect what is not there yet too, and what comes there later would count as unchanged.) */
-static long arm(void)
+/* Protects all of a task's tracked memory that was written. The task stands still. (Without room for regions the kernel
+   would also protect pages that do not exist yet, and what is written there first would count as unchanged.) */
+static long protect_written(void)
 {
-	static struct region regions[REGIONS];
+	static struct region regions[SCAN_REGIONS];
 	struct scan scan = { .size = sizeof(scan), .flags = SCAN_WP_MATCHING, .end = END_OF_MEMORY,
-			     .regions = (uintptr_t)regions, .region_count = REGIONS,
+			     .regions = (uintptr_t)regions, .region_count = SCAN_REGIONS,
 			     .all_of = IS_WPALLOWED | IS_WRITTEN, .any_of = IS_PRESENT | IS_SWAPPED,
-			     .told = IS_WRITTEN };
+			     .returned = IS_WRITTEN };
 	long result;
 
-	if (armed_fd < 0)
+	if (pagemap_fd < 0)
 		return -EBADF;
 	do {
-		result = kernel(SYS_ioctl, armed_fd, SCAN, (long)&scan, 0, 0, 0);
+		result = kernel(SYS_ioctl, pagemap_fd, SCAN, (long)&scan, 0, 0, 0);
 		if (result >= 0 && scan.walk_end <= scan.start)
 			result = -EIO;
 		scan.start = scan.walk_end;
 	} while (result >= 0 && scan.start < scan.end);
-	kernel(SYS_close, armed_fd, 0, 0, 0, 0, 0);
-	armed_fd = clear_fd = -1;
+	kernel(SYS_close, pagemap_fd, 0, 0, 0, 0, 0);
+	pagemap_fd = clear_fd = -1;
 	return result;
 }
 
@@ -547,12 +528,12 @@ ssize_t write(int fd, const void *data, size_t length)
 	long result;
 
 	if (fd != clear_fd || clear_fd < 0)
-		return settle(kernel(SYS_write, fd, (long)data, length, 0, 0, 0));
+		return libc_result(kernel(SYS_write, fd, (long)data, length, 0, 0, 0));
 	if (tracking) {
-		result = arm();
-		return settle(result < 0 ? result : (long)length);
+		result = protect_written();
+		return libc_result(result < 0 ? result : (long)length);
 	}
-	/* CRIU finds out what the kernel can do, and keeps the answer for later: it is to believe in tracking. */
+	/* CRIU examines what the kernel can do, and stores the answer for later: it must find soft-dirty bits. */
 	clear_fd = -1;
 	pretending = 1;
 	return (ssize_t)length;
@@ -566,14 +547,14 @@ ssize_t read(int fd, void *data, size_t length)
 		*(uint64_t *)data |= SOFT_DIRTY_BIT;
 		pretending = 0;
 	}
-	return settle(result);
+	return libc_result(result);
 }
 
-/* Only where memory is watched now its protection means something: when the kernel moves memory beside some that
-   is watched, it may stop watching both and leave the marks of protection behind.
+/* Protection has a meaning only in memory that is tracked now: when the kernel moves memory next to a tracked area, it may
+   stop tracking both and leave the marks of protection behind.
 
-   To tell whether a page belongs to a file the kernel looks at each page's own record, which is ten times as much
-   work as all else. Watched memory is in no file, so that needs to be asked only where other memory is found. */
+   To find out whether a page belongs to a file the kernel reads each page's own record, which is ten times the rest of
+   the work. Tracked memory is in no file, so that is asked only where other memory is found. */
 static long scan_written(int fd, struct scan *scan)
 {
 	struct region *regions = (struct region *)scan->regions;
@@ -581,7 +562,7 @@ static long scan_written(int fd, struct scan *scan)
 	struct scan quick;
 	long count;
 
-	scan->told = (scan->told & ~(uint64_t)IS_SOFT_DIRTY) | own;
+	scan->returned = (scan->returned & ~(uint64_t)IS_SOFT_DIRTY) | own;
 	quick = *scan;
 	quick.all_of &= ~(uint64_t)IS_FILE;
 	quick.inverted &= ~(uint64_t)IS_FILE;
@@ -600,8 +581,8 @@ static long scan_written(int fd, struct scan *scan)
 	return count;
 }
 
-/* The foreground group of a terminal may have ended when it was saved; then nobody can set it again, and
-   the leader's own group, which TIOCSCTTY has set, stays. */
+/* The foreground group of a terminal may have ended before it was saved. Then it cannot be set again, and the leader's own
+   group, which TIOCSCTTY has set, stays. */
 int ioctl(int fd, unsigned long request, ...)
 {
 	va_list arguments;
@@ -610,22 +591,22 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(arguments, request);
 	argument = va_arg(arguments, long);
 	va_end(arguments);
-	if (tracking && request == SCAN && ((struct scan *)argument)->told & IS_SOFT_DIRTY)
-		return (int)settle(scan_written(fd, (struct scan *)argument));
+	if (tracking && request == SCAN && ((struct scan *)argument)->returned & IS_SOFT_DIRTY)
+		return (int)libc_result(scan_written(fd, (struct scan *)argument));
 	result = kernel(SYS_ioctl, fd, (long)request, argument, 0, 0, 0);
 	if (request == TIOCSPGRP && leader_count && (result == -ESRCH || result == -EPERM))
 		result = 0;
-	return (int)settle(result);
+	return (int)libc_result(result);
 }
 
 /* ---- orphans --------------------------------------------------------------------------------- */
 
-/* The root of a tree that is being restored, CRIU's own child, asks this before it has any children. */
+/* The root of a tree that is being restored, CRIU's own child, calls this before it has any children. */
 pid_t getsid(pid_t pid)
 {
 	if (kernel(SYS_getppid, 0, 0, 0, 0, 0, 0) == criu)
 		kernel(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0, 0);
-	return (pid_t)settle(kernel(SYS_getsid, pid, 0, 0, 0, 0, 0));
+	return (pid_t)libc_result(kernel(SYS_getsid, pid, 0, 0, 0, 0, 0));
 }
 
 /* ---- tasks: interrupted calls, stop signals -------------------------------------------------- */
@@ -634,15 +615,15 @@ pid_t getsid(pid_t pid)
 #define ERESTARTNOHAND 514
 #define ERESTART_RESTARTBLOCK 516
 
-/* Whether making the same call again is as good as going on with it. */
-static int repeatable(const struct user_regs_struct *r)
+/* Whether repeating the call has the same effect as continuing it. */
+static int is_repeatable(const struct user_regs_struct *r)
 {
 	switch (r->orig_rax) {
 	case SYS_poll: /* mostly without a timeout; a late one is no error, EINTR is */
 		return 1;
 	case SYS_futex: /* until a point in time */
 		return (r->rsi & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET;
-	/* The time left is where the request was, or nobody asked for it; else the caller can go on by itself. */
+	/* The time left is where the request was, or was not requested; otherwise the caller can continue by itself. */
 	case SYS_nanosleep:
 		return !r->rsi || r->rsi == r->rdi;
 	case SYS_clock_nanosleep:
@@ -654,7 +635,7 @@ static int repeatable(const struct user_regs_struct *r)
 
 static void make_repeatable(struct user_regs_struct *r, size_t length)
 {
-	if (length == sizeof(*r) && (long)r->orig_rax >= 0 && (long)r->rax == -ERESTART_RESTARTBLOCK && repeatable(r))
+	if (length == sizeof(*r) && (long)r->orig_rax >= 0 && (long)r->rax == -ERESTART_RESTARTBLOCK && is_repeatable(r))
 		r->rax = -ERESTARTNOHAND;
 }
 #else
@@ -665,7 +646,7 @@ static void make_repeatable(struct user_regs_struct *r, size_t length)
 }
 #endif
 
-static void make_known(siginfo_t *info)
+static void show_as_sigstop(siginfo_t *info)
 {
 	if (info->si_code >> 8 == PTRACE_EVENT_STOP && (info->si_signo == SIGTTIN || info->si_signo == SIGTTOU))
 		info->si_signo = SIGSTOP;
@@ -686,7 +667,7 @@ long ptrace(enum __ptrace_request request, ...)
 		result = kernel(SYS_ptrace, request, (pid_t)pid, address, (long)&word, 0, 0);
 		if (result >= 0)
 			errno = 0;
-		return result < 0 ? settle(result) : word;
+		return result < 0 ? libc_result(result) : word;
 	}
 	result = kernel(SYS_ptrace, request, (pid_t)pid, address, data, 0, 0);
 	if (request == PTRACE_GETREGSET && address == NT_PRSTATUS && result >= 0)
@@ -694,13 +675,13 @@ long ptrace(enum __ptrace_request request, ...)
 	else if (request == PTRACE_GETREGS && result >= 0)
 		make_repeatable((struct user_regs_struct *)data, sizeof(struct user_regs_struct));
 	else if (request == PTRACE_GETSIGINFO && result >= 0)
-		make_known((siginfo_t *)data);
-	return settle(result);
+		show_as_sigstop((siginfo_t *)data);
+	return libc_result(result);
 }
 
 /* ---- locks ----------------------------------------------------------------------------------- */
 
-/* (F_GETOWN, whose answer may be a negative number, is not among what CRIU asks for.) */
+/* (CRIU does not use F_GETOWN, whose result may be a negative number.) */
 int fcntl(int fd, int command, ...)
 {
 	va_list arguments;
@@ -711,12 +692,12 @@ int fcntl(int fd, int command, ...)
 	va_end(arguments);
 	if (command == F_SETLKW)
 		command = F_SETLK;
-	return (int)settle(kernel(SYS_fcntl, fd, command, argument, 0, 0, 0));
+	return (int)libc_result(kernel(SYS_fcntl, fd, command, argument, 0, 0, 0));
 }
 
 int fcntl64(int fd, int command, ...) __attribute__((alias("fcntl")));
 
 int flock(int fd, int operation)
 {
-	return (int)settle(kernel(SYS_flock, fd, operation | LOCK_NB, 0, 0, 0, 0));
+	return (int)libc_result(kernel(SYS_flock, fd, operation | LOCK_NB, 0, 0, 0, 0));
 }
