@@ -65,8 +65,10 @@ class Keeper:
         with self._lock:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             self._socket.sendmsg([packet], rights)
-            answer, received, _, _ = socket.recv_fds(self._socket, 65536, 8)
+            answer, received, flags, _ = socket.recv_fds(self._socket, 65536, 8)
         status, *rest = answer.decode().split(" ") if answer else ["gone"]
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            status, rest = "error", [str(errno.EMSGSIZE)]
         if status != "ok":
             for fd in received:
                 os.close(fd)

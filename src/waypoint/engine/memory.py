@@ -301,13 +301,14 @@ class Memory:
                     pass_fds=[theirs.fileno()],
                 )
             try:
-                while packet := socket.recv_fds(ours, 512, 1):
-                    if not packet[0]:
+                while True:
+                    packet, fds, _, _ = socket.recv_fds(ours, 512, 1)
+                    if not packet:
                         break
-                    pid, _, message = packet[0].decode().partition(" ")
-                    if packet[1]:
-                        result[by_pid[int(pid)]] = packet[1][0]
-                    else:
+                    pid, _, message = packet.decode().partition(" ")
+                    if fds:
+                        result[by_pid[int(pid)]] = fds[0]
+                    else:  # a descriptor that found no place here is missing too
                         log.info("writes of process %s are not noticed: %s", pid, message)
             finally:
                 helper.wait()
