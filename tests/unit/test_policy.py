@@ -218,7 +218,7 @@ def test_rules_of_the_user_come_before_the_built_in_ones() -> None:
         ("[[rule]]\ncommand = ''\nclass = 'unknown'\n", 1, "needs a command"),
         ("[decisions]\nreversible = 'maybe'\n", 1, "maybe"),
         ("[[rule]]\ncommand = 'x'\nclass = 'unknown'\nmatches = '('\n", 1, "missing )"),
-        ("[approval]\nexpires = 'soon'\n", 1, "no length of time"),
+        ("[approval]\nexpires = 'soon'\n", 1, "not a duration"),
         ("[[rule]]\ncommand = 'x'\nclass = 'unknown'\n[rules]\n", 4, "rules"),
         ("[[rule]]\ncommand = 'x'\ntypo = 1\nclass = 'unknown'\n", 1, "typo"),
     ],

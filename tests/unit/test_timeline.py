@@ -472,18 +472,18 @@ def test_a_fork_is_told_whose_the_names_before_it_are() -> None:
 
 def test_times_that_people_write() -> None:
     def ago(text: str) -> timedelta:
-        return NOW - refs.moment(text, NOW)
+        return NOW - refs.parse_moment(text, NOW)
 
     assert ago("2h") == timedelta(hours=2)
     assert ago("90m") == timedelta(minutes=90)
-    assert refs.moment(f"{NOW - timedelta(hours=1):%H:%M}", NOW) == NOW - timedelta(hours=1)
-    assert refs.moment(f"{NOW + timedelta(hours=1):%H:%M}", NOW) == NOW - timedelta(hours=23)
-    assert refs.moment("2026-11-16", NOW).isoformat().startswith("2026-11-16T00:00")
-    assert refs.moment("2026-11-16 10:00", NOW).hour == 10
-    assert refs.moment("2026-11-16T10:00:00Z", NOW) == datetime(2026, 11, 16, 10, tzinfo=UTC)
+    assert refs.parse_moment(f"{NOW - timedelta(hours=1):%H:%M}", NOW) == NOW - timedelta(hours=1)
+    assert refs.parse_moment(f"{NOW + timedelta(hours=1):%H:%M}", NOW) == NOW - timedelta(hours=23)
+    assert refs.parse_moment("2026-11-16", NOW).isoformat().startswith("2026-11-16T00:00")
+    assert refs.parse_moment("2026-11-16 10:00", NOW).hour == 10
+    assert refs.parse_moment("2026-11-16T10:00:00Z", NOW) == datetime(2026, 11, 16, 10, tzinfo=UTC)
     for wrong in ("soon", "25:00", "2026-13-01", ""):
         with pytest.raises(UsageError):
-            refs.moment(wrong, NOW)
+            refs.parse_moment(wrong, NOW)
 
 
 @pytest.mark.parametrize(

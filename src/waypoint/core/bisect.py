@@ -14,6 +14,7 @@ from waypoint.core.gate import Gate
 from waypoint.core.registry import Registry
 from waypoint.core.trials import AT_ONCE, Trials, check_trial
 from waypoint.errors import UsageError, WaypointError
+from waypoint.history.lineage import line_between
 from waypoint.model import Checkpoint
 from waypoint.store.sessions import SessionRow
 
@@ -104,19 +105,3 @@ class Bisect:
                 f"{point.label} could not be tried: {error}", hint="leave it out: bisect a shorter stretch"
             ) from error
         return result.exit_code == 0 and not result.timed_out
-
-
-def line_between(points: Sequence[Checkpoint], good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
-    """The points after `good` up to and including `bad`, oldest first, along the parents of `bad`."""
-    by_id = {point.id: point for point in points}
-    line: list[Checkpoint] = []
-    point: Checkpoint | None = bad
-    while point and point.id != good.id:
-        line.append(point)
-        point = by_id.get(point.parent or "")
-    if point is None:
-        raise UsageError(
-            f"{good.name or good.label} is not in the history of {bad.name or bad.label}",
-            hint="bisect walks from BAD back along its parents to GOOD",
-        )
-    return line[::-1]

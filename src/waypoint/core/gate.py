@@ -20,7 +20,7 @@ from waypoint.core.background import Background
 from waypoint.core.live import Live
 from waypoint.core.registry import Registry
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
-from waypoint.history.retention import duration_words
+from waypoint.history.retention import format_duration
 from waypoint.kernel import atomic
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState, Judgement
 from waypoint.policy.approvals import Approvals
@@ -235,7 +235,7 @@ class Gate:
         said = {
             "denied": f"it was denied{f': {approval.note}' if approval.note else ''}",
             "approved": "the session was restored or ended meanwhile",
-            "expired": f"nobody approved it within {duration_words(policy.expires_seconds)}",
+            "expired": f"nobody approved it within {format_duration(policy.expires_seconds)}",
         }.get(approval.state, approval.note or "nobody waits for it any more")
         raise NotApproved(
             f"`{_cut(shown)}` did not run: {said}",

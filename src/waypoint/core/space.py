@@ -29,7 +29,7 @@ from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
 from waypoint.errors import NoSpace, UsageError
-from waypoint.history.retention import AUTOMATIC, Policy, choose, holds
+from waypoint.history.retention import AUTOMATIC, RetentionPolicy, apply_policy, reasons_to_keep
 from waypoint.kernel import processes
 from waypoint.kernel.memory import machine_bytes
 from waypoint.kernel.pool import extents
@@ -147,7 +147,7 @@ class DiskSpace:
     def forget(
         self,
         row: SessionRow | None,
-        policy: Policy,
+        policy: RetentionPolicy,
         *,
         dry_run: bool = False,
         only: Collection[str] | None = None,
@@ -156,10 +156,12 @@ class DiskSpace:
         policy.check()
         with self._turn:
             points = self._store.points.all(row.id if row else None)
-            decision = choose(points, policy, protected=self.protected(), now=datetime.now().astimezone())
+            decision = apply_policy(
+                points, policy, protected=self.protected(), now=datetime.now().astimezone()
+            )
             by_id = {point.id: point for point in points}
             going = [by_id[one] for one in decision.forget if only is None or one in only]
-            kept = [_kept(by_id[one.id], one.reasons) for one in decision.keep]
+            kept = [_kept(by_id[point_id], reasons) for point_id, reasons in decision.keep.items()]
             return self._forget(going, kept, dry_run=dry_run)
 
     def forget_points(
@@ -173,7 +175,7 @@ class DiskSpace:
                     raise UsageError(
                         f"{point.label} cannot be forgotten: {why}", hint=_how_to_let_go(why, point)
                     )
-                held = [] if force else holds(point, Policy(keep_good=False))
+                held = [] if force else reasons_to_keep(point, RetentionPolicy(keep_good=False))
                 if held:
                     raise UsageError(
                         f"{point.label} is kept: {', '.join(held)}", hint="--force forgets it all the same"
@@ -303,8 +305,8 @@ class DiskSpace:
     def _thinnable(self) -> list[Checkpoint]:
         """Points that Waypoint took by itself and that nothing keeps, oldest first."""
         points = self._store.points.all()
-        policy = Policy(keep_last=AUTOMATIC_KEPT, kinds=AUTOMATIC)
-        decision = choose(points, policy, protected=self.protected(), now=datetime.now().astimezone())
+        policy = RetentionPolicy(keep_last=AUTOMATIC_KEPT, kinds=AUTOMATIC)
+        decision = apply_policy(points, policy, protected=self.protected(), now=datetime.now().astimezone())
         by_id = {point.id: point for point in points}
         return [by_id[one] for one in decision.forget]
 

@@ -46,7 +46,7 @@ from waypoint.errors import (
     VersionMismatch,
     WaypointError,
 )
-from waypoint.history.retention import Policy, parse_duration
+from waypoint.history.retention import RetentionPolicy, parse_duration
 from waypoint.home import Home, locate
 from waypoint.kernel.pool.lifecycle import close_pool
 from waypoint.model import BoxOptions, Checkpoint, Size
@@ -636,7 +636,7 @@ def forget(app: App, _: Connection, args: dict[str, Any]) -> Any:
         return app.space.forget_points(points, force=bool(args.get("force")), dry_run=dry_run)
     if isinstance(given.get("older_than"), str):
         given["older_than"] = parse_duration(given["older_than"])
-    policy = msgspec.convert(given, Policy)
+    policy = msgspec.convert(given, RetentionPolicy)
     policy.check()
     row = None if args.get("all") else app.registry.find(args.get("session"))
     return app.space.forget(row, policy, dry_run=dry_run, only=args.get("only"))

@@ -1,17 +1,17 @@
-"""What changed in a box between two points, told as a person would who had watched.
+"""What changed in a box between two points.
 
-The layers say it in their own terms: a file of the base that was touched appears in the layer, one that was
-removed appears as a whiteout, a renamed folder of the base as an empty one with a note on it. Here this is
-turned into what happened to the tree that the box sees. Both trees are visited together, from the top, and
+The layers record it in their own terms: a file of the base that was touched appears in the layer, one that
+was removed appears as a whiteout, a renamed folder of the base as an empty folder with an attribute. This
+module turns that into changes of the tree that the box sees. It walks both trees together from the top, and
 only where a delta of the layers leads: what two points share is never looked at.
 
 How to read a list of changes: `deleted` and `old_path` are paths of the old tree, everything else is of the
-new one. A path may be in it twice: deleted, and then something else was renamed to it.
+new tree. A path may be in it twice: deleted, and then something else was renamed to it.
 
-Folders keep their identity: one that was moved is one rename, whatever is in it. Files keep their path: one
-that was replaced under its name is modified, be it by writing or by renaming another one over it. Times alone
-are no change. A folder of the base that vanished (or came back) is one change that says how many files went
-with it; what the session itself wrote is listed file by file.
+Folders keep their identity: a folder that was moved is one rename, whatever is in it. Files keep their path:
+a file that was replaced under its name is modified, by writing or by renaming another file over it. Times
+alone are no change. A folder of the base that was deleted (or came back) is one change with the number of its
+files; what the session itself wrote is listed file by file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from waypoint.kernel import files
 from waypoint.kernel.pool.deltas import BTRFS_FIRST_FREE_OBJECTID, Delta
 from waypoint.model import Record
 
-COUNTED_AT_MOST = 100_000
-"""How many files of the base are counted one by one in a comparison; beyond it a count is a lower bound."""
+MAX_COUNTED = 100_000
+"""How many files of the base are counted in one comparison; beyond it a count is a lower bound."""
 
 NOISY_NAMES = frozenset(
     {
@@ -86,25 +86,25 @@ NOISY_PATHS = frozenset(
         "/var/lib/dpkg/triggers",
     }
 )
-"""Folders that programs fill: what happens in them is counted, not listed."""
+"""Folders that programs fill: changes in them are counted, not listed."""
 
 
 class Summary(Record, frozen=True):
-    """How many files a list of changes is about."""
+    """How many files a list of changes concerns."""
 
     created: int = 0
     modified: int = 0
     deleted: int = 0
     renamed: int = 0
     folders: int = 0
-    """Folders among the changes; only a renamed one is also counted before."""
+    """Folders among the changes; a renamed one is also counted in `renamed`."""
     bytes_written: int = 0
-    """What was created or modified holds now."""
+    """The size of what was created or modified."""
     at_least: bool = False
 
 
 class Fold(Record, frozen=True):
-    """A folder in which so much happens that only the sums are of interest."""
+    """A folder with so many changes that only the sums matter."""
 
     path: str
     created: int = 0
@@ -112,7 +112,7 @@ class Fold(Record, frozen=True):
     deleted: int = 0
     renamed: int = 0
     bytes: int = 0
-    """What was created or modified in it holds now."""
+    """The size of what was created or modified in it."""
 
 
 class Folded(Record, frozen=True):
@@ -123,7 +123,7 @@ class Folded(Record, frozen=True):
 
 
 def fold_noisy(changes: Changes) -> Folded:
-    """The same for people: noisy folders as one line each."""
+    """The same for people: a noisy folder becomes one line."""
     kept: list[Change] = []
     noisy: dict[str, list[Change]] = {}
     for change in changes:
@@ -149,7 +149,7 @@ def fold_noisy(changes: Changes) -> Folded:
 
 
 def total(changes: Iterable[Change]) -> Summary:
-    """How many files they are about."""
+    """How many files the changes concern."""
     count = dict.fromkeys(("created", "modified", "deleted", "renamed"), 0)
     folders = written = 0
     at_least = False
@@ -182,20 +182,20 @@ def noisy_folder(path: str, *, is_folder: bool = False) -> str | None:
 
 
 def _folded_into(path: str, *, is_folder: bool) -> str | None:
-    """The folder that a path is summed up with: a noisy one, or the one that git keeps its own things in."""
+    """The folder that a path is counted with: a noisy one, or a `.git`."""
     noisy = noisy_folder(path, is_folder=is_folder)
     before, inside, _ = f"{path}/".partition("/.git/") if is_folder else path.partition("/.git/")
     own = f"{before}/.git" if inside else None
-    return min((one for one in (noisy, own) if one), key=len, default=None)
+    return min((folder for folder in (noisy, own) if folder), key=len, default=None)
 
 
 def is_noise(name: str) -> bool:
-    """Whether the first component of a volume's path is of no interest: the work folders of overlays."""
+    """Whether a volume's path with this first component is ignored: the work folders of overlays."""
     return name.startswith("work-")
 
 
 def box_path(path: str) -> str | None:
-    """Where the box sees a path of a volume; None for what it does not see."""
+    """Where the box sees a path of a volume; None if it does not see it."""
     first, _, rest = path.partition("/")
     if first == "upper":
         return f"/{rest}"
@@ -209,17 +209,17 @@ def box_path(path: str) -> str | None:
 
 def compare_views(old: PointView | None, new: PointView, deltas: Sequence[Delta] = ()) -> Changes:
     """What changed from one point to another. `old` None is the base alone; so is a view without a volume, on
-    either side. Then there are no deltas and none are needed.
+    either side. Then no deltas are needed.
 
-    `deltas` are those of the two volumes (`kernel.deltas.differences(old, new, skip=is_noise)`), without a
-    gap. Both points have to have the same base.
+    `deltas` are all deltas of the two volumes (`kernel.pool.deltas.differences(old, new, skip=is_noise)`).
+    Both points need the same base.
     """
     if old and old.base != new.base:
         raise UsageError(
             f"these points have different bases, {old.base} and {new.base}",
             hint="only what has the same base can be compared",
         )
-    # The base alone has no layers that would say what was mounted below it.
+    # The base alone has no layers that tell what was mounted below it.
     if old is None or old.volume is None:
         old = PointView.bare(new)
     elif new.volume is None:
@@ -228,7 +228,7 @@ def compare_views(old: PointView | None, new: PointView, deltas: Sequence[Delta]
 
 
 class _Event(NamedTuple):
-    """A change while it is being found."""
+    """A change during the comparison."""
 
     kind: ChangeKind
     old: Place | None
@@ -250,9 +250,9 @@ class _Comparison:
         self.new_names = _tree_of(delta.path for delta in self.deltas if delta.after)
         self.boundaries = old.boundaries | new.boundaries
         self.left: set[str] = set()
-        """Folders of the old tree that are somewhere else now."""
+        """Folders of the old tree that are at another path now."""
         self.arrived: dict[str, str] = {}
-        """Folders of the new tree that were somewhere else, and where."""
+        """Folders of the new tree that were at another path, and that path."""
         self.events: list[_Event] = []
         self.waiting: list[tuple[Place | None, Place | None, bool]] = []
         self.counted = 0
@@ -265,11 +265,11 @@ class _Comparison:
         for path in sorted({*self.old.regions, *self.new.regions}):
             self.waiting.append((self.old.place(path), self.new.place(path), False))
             while self.waiting:
-                one, other, moved = self.waiting.pop()
-                self._visit(one, other, moved=moved)
+                old, new, moved = self.waiting.pop()
+                self._visit(old, new, moved=moved)
         self._find_moved_files()
-        found = [_change(event) for event in self.events]
-        return Changes(changes=tuple(sorted(found, key=_order)))
+        changes = [_change(event) for event in self.events]
+        return Changes(changes=tuple(sorted(changes, key=_order)))
 
     # ---- folders that have moved -------------------------------------------------------------
 
@@ -281,45 +281,47 @@ class _Comparison:
                     continue
                 old, new = self.old.place(source), self.new.place(target)
                 if old and new and old.upper == delta.old_path and new.upper == delta.path:
-                    self._moves(source, target)
+                    self._record_move(source, target)
         for path in sorted(self._own_folders(self.new, self.old)):
             target = box_path(path)
             new = self.new.place(target) if target and target not in self.boundaries else None
             if not target or not new or new.lower is None or target in self.arrived:
                 continue
-            old = self.old.place(self._was(target))
+            old = self.old.place(self._path_before(target))
             if old and old.lower == new.lower:
                 continue  # it is where it was, or has moved along with a folder above it
-            home = self._old_home(new)
+            home = self._base_folder_before(new)
             if home and home not in self.left and not _shows(self.new, home, new.lower):
-                self._moves(home, target)
-        # The other way round: a folder of the base that is back under its own name.
+                self._record_move(home, target)
+        # The reverse: a folder of the base that has its own name again.
         for path in sorted(self._own_folders(self.old, self.new)):
             source = box_path(path)
             old = self.old.place(source) if source and source not in self.boundaries else None
             if not source or not old or old.lower is None or source in self.left:
                 continue
-            target = _natural(old)
+            target = _unrenamed_path(old)
             new = self.new.place(target)
             if not new or not new.entry.is_folder or new.lower != old.lower or target in self.arrived:
                 continue
-            if self._was(target) != source and not _shows(self.old, self._was(target), old.lower):
-                self._moves(source, target)
+            if self._path_before(target) != source and not _shows(
+                self.old, self._path_before(target), old.lower
+            ):
+                self._record_move(source, target)
 
-    def _was(self, path: str) -> str:
-        """Where a path of the new tree was in the old one, as far as moved folders tell."""
+    def _path_before(self, path: str) -> str:
+        """Where a path of the new tree was in the old one, according to the moved folders."""
         folder, rest = path, ""
         while folder and folder not in self.arrived:
             folder, _, name = folder.rpartition("/")
             rest = f"/{name}{rest}"
         return self.arrived[folder] + rest if folder else path
 
-    def _moves(self, source: str, target: str) -> None:
+    def _record_move(self, source: str, target: str) -> None:
         self.left.add(source)
         self.arrived[target] = source
 
     def _own_folders(self, view: PointView, other: PointView) -> Iterator[str]:
-        """Folders of a layer that may be folders of the base under another name."""
+        """Folders of a layer that may be renamed folders of the base."""
         if other.volume is not None:
             for delta in self.deltas:
                 entry, path = (
@@ -333,24 +335,24 @@ class _Comparison:
             folder = waiting.pop()
             for name in view.upper_names(folder):
                 path = joined(folder, name)
-                there = files.look(view.upper_path(path))
-                if there and there.is_folder:
+                entry = files.look(view.upper_path(path))
+                if entry and entry.is_folder:
                     yield path
                     waiting.append(path)
 
-    def _old_home(self, place: Place) -> str | None:
+    def _base_folder_before(self, place: Place) -> str | None:
         """Where the old tree showed the folder of the base that is at a place now."""
         wanted = place.lower or ""
-        for path, lower in ((_natural(place), wanted), *self._shown_before()):
+        for path, lower in ((_unrenamed_path(place), wanted), *self._shown_before()):
             if wanted == lower or wanted.startswith(f"{lower}/"):
                 inside = wanted[len(lower) :].strip("/")
-                found = self.old.place(below(path, inside) if inside else path)
-                if found and found.lower == wanted and found.entry.is_folder:
-                    return found.path
+                place_before = self.old.place(below(path, inside) if inside else path)
+                if place_before and place_before.lower == wanted and place_before.entry.is_folder:
+                    return place_before.path
         return None
 
     def _shown_before(self) -> Iterator[tuple[str, str]]:
-        """Folders of the base that the old tree showed at paths that a delta is about."""
+        """Folders of the base that the old tree showed at the paths of deltas."""
         for delta in self.deltas:
             path = box_path(delta.path if delta.old_path is None else delta.old_path)
             place = self.old.place(path) if path else None
@@ -360,10 +362,10 @@ class _Comparison:
     # ---- both trees together -----------------------------------------------------------------
 
     def _visit(self, old: Place | None, new: Place | None, *, moved: bool) -> None:
-        """One path of the one tree and one of the other: its changes, and what is below it still to visit."""
+        """Compares a path of the old tree with one of the new tree and queues what is below them."""
         if old is None or new is None:
-            if there := old or new:
-                self._one_sided(there, is_old=old is not None)
+            if place := old or new:
+                self._one_sided(place, is_old=old is not None)
             return
         what = self._facets(old, new)
         if moved:
@@ -378,19 +380,19 @@ class _Comparison:
         elif new.entry.is_folder:
             self._descend(None, new, self.new.children(new))
 
-    def _one_sided(self, there: Place, *, is_old: bool) -> None:
-        """Something that is only in one of the trees, with all that is below it."""
+    def _one_sided(self, place: Place, *, is_old: bool) -> None:
+        """A path that is only in one of the trees, with everything below it."""
         view = self.old if is_old else self.new
         sums = (0, 0, False)
-        if there.entry.is_folder:
-            own = view.upper_names(there.upper) if there.upper is not None else []
-            if there.lower is not None:
-                sums = self._count(view, there, set(own))
-            self._descend(there if is_old else None, None if is_old else there, own)
+        if place.entry.is_folder:
+            own = view.upper_names(place.upper) if place.upper is not None else []
+            if place.lower is not None:
+                sums = self._count(view, place, set(own))
+            self._descend(place if is_old else None, None if is_old else place, own)
         if is_old:
-            self.events.append(_Event("deleted", there, None, (), *sums))
+            self.events.append(_Event("deleted", place, None, (), *sums))
         else:
-            self.events.append(_Event("created", None, there, (), *sums))
+            self.events.append(_Event("created", None, place, (), *sums))
 
     def _names(self, old: Place, new: Place) -> Iterable[str]:
         """The names in two folders under which there may be a difference."""
@@ -410,22 +412,22 @@ class _Comparison:
                 new and below(new.path, name) in self.boundaries
             ):
                 continue
-            one = self.old.child(old, name) if old else None
-            other = self.new.child(new, name) if new else None
-            if one and one.path in self.left:
-                one = None
-            if other and other.path in self.arrived:
-                self._arrives(other.path)
-                other = None
-            if one or other:
-                self.waiting.append((one, other, False))
+            old_child = self.old.child(old, name) if old else None
+            new_child = self.new.child(new, name) if new else None
+            if old_child and old_child.path in self.left:
+                old_child = None
+            if new_child and new_child.path in self.arrived:
+                self._queue_moved(new_child.path)
+                new_child = None
+            if old_child or new_child:
+                self.waiting.append((old_child, new_child, False))
 
-    def _arrives(self, path: str) -> None:
-        """A folder that was somewhere else before: to be compared with what it was there."""
+    def _queue_moved(self, path: str) -> None:
+        """A folder that was at another path is compared with the folder there."""
         self.waiting.append((self.old.place(self.arrived[path]), self.new.place(path), True))
 
     def _origin(self, upper: str) -> str | None:
-        """What a path of the new volume was called in the old one; None for what is new."""
+        """The path in the old volume of a path of the new one; None if it is new."""
         steps = []
         path = upper
         while path not in self._origins:
@@ -436,15 +438,15 @@ class _Comparison:
             else:
                 path, _, name = path.rpartition("/")
                 steps.append(name)
-        found = self._origins[path]
+        origin = self._origins[path]
         for name in reversed(steps):
             path = joined(path, name)
-            found = self._origins[path] = None if found is None else joined(found, name)
-        return found
+            origin = self._origins[path] = None if origin is None else joined(origin, name)
+        return origin
 
     def _count(self, view: PointView, folder: Place, own: set[str]) -> tuple[int, int, bool]:
-        """The files of the base below a folder (how many, how large, whether there are more), those aside
-        whose names in it are the layer's own."""
+        """The files of the base below a folder: how many, their size, and whether there are more. `own` are
+        names in it that belong to the layer and are left out."""
         count = size = 0
         waiting = [(folder.path, folder.lower or "", own)]
         while waiting:
@@ -459,13 +461,13 @@ class _Comparison:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     if view is self.new and where in self.arrived:
-                        self._arrives(where)
+                        self._queue_moved(where)
                     elif (view is self.new or where not in self.left) and not files.is_mount_point(
                         entry.path
                     ):
                         waiting.append((where, joined(lower, entry.name), set()))
                     continue
-                if self.counted >= COUNTED_AT_MOST:
+                if self.counted >= MAX_COUNTED:
                     return count, size, True
                 self.counted += 1
                 count += 1
@@ -475,7 +477,7 @@ class _Comparison:
                     continue
         return count, size, False
 
-    # ---- in which ways two differ ------------------------------------------------------------
+    # ---- how two places differ ---------------------------------------------------------------
 
     def _facets(self, old: Place, new: Place) -> tuple[Facet, ...]:
         before, after = old.entry, new.entry
@@ -490,7 +492,7 @@ class _Comparison:
         what: list[Facet] = []
         if stat.S_IFMT(before.mode) != stat.S_IFMT(after.mode):
             what.append("type")
-        elif "content" in delta.what if delta else self._reads_differently(old, new):
+        elif "content" in delta.what if delta else self._content_differs(old, new):
             what.append("content")
         if stat.S_IMODE(before.mode) != stat.S_IMODE(after.mode):
             what.append("mode")
@@ -500,65 +502,66 @@ class _Comparison:
             what.append("xattr")
         return tuple(what)
 
-    def _reads_differently(self, old: Place, new: Place) -> bool:
+    def _content_differs(self, old: Place, new: Place) -> bool:
         if new.entry.is_file:
             if old.entry.size != new.entry.size:
                 return True
-            one, other = self.old.data_path(old), self.new.data_path(new)
-            return not (one and other and files.same_content(one, other))
+            before, after = self.old.data_path(old), self.new.data_path(new)
+            return not (before and after and files.same_content(before, after))
         if new.entry.is_link:
-            one, other = self.old.host_path(old), self.new.host_path(new)
-            return not (one and other) or files.target(one) != files.target(other)
+            before, after = self.old.host_path(old), self.new.host_path(new)
+            return not (before and after) or files.target(before) != files.target(after)
         return new.entry.kind == "device" and old.entry.rdev != new.entry.rdev
 
     # ---- files that have moved ---------------------------------------------------------------
 
     def _find_moved_files(self) -> None:
-        """Makes one of a file that vanished and the same file that appeared elsewhere."""
-        gone = [
+        """Turns a deleted file and the same file that was created elsewhere into one rename."""
+        deleted = [
             event
             for event in self.events
             if event.kind == "deleted" and event.old and not event.old.entry.is_folder
         ]
-        come = [
+        created = [
             event
             for event in self.events
             if event.kind == "created" and event.new and not event.new.entry.is_folder
         ]
-        if not gone or not come:
+        if not deleted or not created:
             return
-        pairs = list(self._pairs(gone, come))
+        pairs = list(self._pairs(deleted, created))
         paired = {id(event) for pair in pairs for event in pair}
         self.events = [event for event in self.events if id(event) not in paired]
-        for one, other in pairs:
-            if one.old and other.new:
-                self.events.append(_Event("renamed", one.old, other.new, self._facets(one.old, other.new)))
+        for before, after in pairs:
+            if before.old and after.new:
+                what = self._facets(before.old, after.new)
+                self.events.append(_Event("renamed", before.old, after.new, what))
 
-    def _pairs(self, gone: list[_Event], come: list[_Event]) -> Iterator[tuple[_Event, _Event]]:
-        """By three signs, the surest first: the same inode of the layer; the file of the base that the
-        overlay says a copy was made of; the same content, size, time, mode and owner."""
-        left = {event.old.path: event for event in gone if event.old}
-        new = {event.new.path: event for event in come if event.new}
-        for path, event in list(new.items()):
+    def _pairs(self, deleted: list[_Event], created: list[_Event]) -> Iterator[tuple[_Event, _Event]]:
+        """By three signs, the most certain first: the same inode of the layer; the file of the base that the
+        overlay names as the origin of a copy; the same content, size, time, mode and owner."""
+        by_old_path = {event.old.path: event for event in deleted if event.old}
+        by_new_path = {event.new.path: event for event in created if event.new}
+        for path, event in list(by_new_path.items()):
             delta = self.by_path.get((event.new and event.new.upper) or "")
             source = box_path(delta.old_path or "") if delta and delta.renamed else None
-            if source and source in left:
-                yield left.pop(source), new.pop(path)
+            if source and source in by_old_path:
+                yield by_old_path.pop(source), by_new_path.pop(path)
         origins = {}
-        for path, event in new.items():
+        for path, event in by_new_path.items():
             if event.new and (origin := _origin_of(self.new, event.new)):
                 origins[origin] = path
-        for path, event in list(left.items()) if origins else ():
+        for path, event in list(by_old_path.items()) if origins else ():
             if event.old and event.old.upper is None and event.old.lower is not None:
                 handle = files.handle(self.old.lower_path(event.old.lower))
                 if handle and (target := origins.pop(handle, None)):
-                    yield left.pop(path), new.pop(target)
+                    yield by_old_path.pop(path), by_new_path.pop(target)
         alike: dict[tuple[int, ...], list[_Event]] = {}
-        for event in left.values():
+        for event in by_old_path.values():
             if event.old:
-                alike.setdefault(_likeness(event.old), []).append(event)
-        for event in new.values():
-            candidates = alike.get(_likeness(event.new), []) if event.new else []
+                alike.setdefault(_metadata_key(event.old), []).append(event)
+        for event in by_new_path.values():
+            candidates = alike.get(_metadata_key(event.new), []) if event.new else []
             for match in candidates:
                 if event.new and match.old and self._looks_moved(match.old, event.new):
                     candidates.remove(match)
@@ -566,63 +569,63 @@ class _Comparison:
                     break
 
     def _looks_moved(self, old: Place, new: Place) -> bool:
-        # Where inodes are kept, two files of the layer that are not one inode are two files.
+        # Where snapshots keep inode numbers, two files of the layer with different numbers are two files.
         if old.upper is not None and new.upper is not None and self.keeps_inodes:
             return False
-        return new.entry.size > 0 and not self._reads_differently(old, new)
+        return new.entry.size > 0 and not self._content_differs(old, new)
 
 
-def _natural(place: Place) -> str:
-    """Where the box sees the base's part of a folder when nothing was renamed."""
+def _unrenamed_path(place: Place) -> str:
+    """Where the box would see the base's part of a folder if nothing had been renamed."""
     inside = (place.lower or "")[len(place.region.lower or "") :].strip("/")
     return below(place.region.path, inside) if inside else place.region.path
 
 
 def _shows(view: PointView, path: str, lower: str) -> bool:
-    """Whether a folder of the base is seen at a path."""
+    """Whether a view shows a folder of the base at a path."""
     place = view.place(path)
     return place is not None and place.lower == lower
 
 
-def _likeness(place: Place) -> tuple[int, ...]:
+def _metadata_key(place: Place) -> tuple[int, ...]:
     entry = place.entry
     return entry.mode, entry.uid, entry.gid, entry.size, entry.mtime_ns
 
 
 def _origin_of(view: PointView, place: Place) -> tuple[int, bytes] | None:
-    """The handle of the base's file that a file of the layer is a copy of (struct ovl_fb)."""
+    """The file handle of the base's file that a file of the layer is a copy of (struct ovl_fb)."""
     if place.upper is None or place.region.lower is None:
         return None
-    found = files.attribute(view.upper_path(place.upper), ORIGIN)
-    return (found[4], found[21:]) if found and len(found) > 21 and found[1] == 0xFB else None
+    origin = files.attribute(view.upper_path(place.upper), ORIGIN)
+    return (origin[4], origin[21:]) if origin and len(origin) > 21 and origin[1] == 0xFB else None
 
 
 def _tree_of(paths: Iterable[str]) -> dict[str, set[str]]:
     """For each folder on the way to one of the paths, the names in it that lead there."""
-    found: dict[str, set[str]] = {}
+    tree: dict[str, set[str]] = {}
     for path in paths:
         folder = path
         while folder:
             folder, _, name = folder.rpartition("/")
-            names = found.setdefault(folder, set())
+            names = tree.setdefault(folder, set())
             if name in names:
                 break
             names.add(name)
-    return found
+    return tree
 
 
 def _change(event: _Event) -> Change:
     old, new = event.old, event.new
-    there = new or old
-    assert there is not None
+    place = new or old
+    assert place is not None
     before, after = old.entry if old else None, new.entry if new else None
-    path, path_base64 = _shown(there.path)
+    path, path_base64 = _shown(place.path)
     old_path, old_path_base64 = _shown(old.path) if old and new and old.path != new.path else (None, None)
     changed_owner = before and after and "owner" in event.what
     return Change(
         path=path,
         kind=event.kind,
-        entry=there.entry.kind,
+        entry=place.entry.kind,
         old_path=old_path,
         what=event.what,
         entry_before=before.kind if before and "type" in event.what else None,
@@ -645,7 +648,7 @@ def _order(change: Change) -> tuple[list[str], bool]:
 
 
 def _shown(path: str) -> tuple[str, str | None]:
-    """A path that can be printed and sent, and its bytes when that is not the same."""
+    """A path that can be printed and sent, and its bytes when the two differ."""
     try:
         path.encode()
     except UnicodeEncodeError:

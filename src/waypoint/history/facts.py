@@ -1,7 +1,8 @@
-"""What a checkpoint observed of the live side: processes, ports, shell. Taken while the tree stood still.
+"""Facts: what was observed of the live side at a checkpoint (processes, ports, shell) while the tree stood
+still.
 
-Files tell what changed on disk; this is what no file tells. Stored beside the images, raw (memory images hold
-the same and more); whatever is shown of it goes through redaction first.
+Files show what changed on disk; facts hold what no file shows. They are stored beside the images without
+redaction (memory images hold the same and more); everything that is shown of them is redacted first.
 """
 
 from __future__ import annotations
@@ -24,14 +25,9 @@ class ShellFact(Record, frozen=True):
     aliases: dict[str, str] = msgspec.field(default_factory=dict)
     foreground: str | None = None
 
-    @property
-    def environment(self) -> str | None:
-        """The Python environment that is activated, if any."""
-        return self.exported.get("VIRTUAL_ENV")
-
 
 class Facts(Record, frozen=True):
-    """All of it."""
+    """What was observed of one session at one moment."""
 
     processes: tuple[ProcessFact, ...] = ()
     ports: tuple[PortFact, ...] = ()
@@ -61,8 +57,8 @@ def _value(quoted: str) -> str:
 
 
 def parse_shell(text: str, cwd: str, foreground: str | None) -> ShellFact:
-    """What shell/integration.bash writes down at each prompt. Best effort: a value with a line in it that
-    looks like a declaration is cut there."""
+    """Reads what shell/integration.bash writes at each prompt. Best effort: a value that contains a line
+    which looks like a declaration is cut there."""
     exported: dict[str, str] = {}
     functions: list[str] = []
     aliases: dict[str, str] = {}
@@ -79,18 +75,18 @@ def parse_shell(text: str, cwd: str, foreground: str | None) -> ShellFact:
 
 
 OWN_SHELL = "/dev/waypoint/bin/integration.bash"
-_UNREMARKABLE = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
-"""Variables that change by themselves."""
+_IGNORED_VARIABLES = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
+"""Variables that the shell changes by itself."""
 
 
 def compare_facts(old: Facts, new: Facts) -> LiveDifference:
-    """From `old` to `new`. A process is the same if number and command are: both survive every restore. The
-    session's own shell is always there and not mentioned."""
+    """From `old` to `new`. A process is the same if its pid and its command are: both survive every restore.
+    The session's own shell is always there and is left out."""
     before = {(p.pid, p.command): p for p in old.processes if OWN_SHELL not in p.command}
     after = {(p.pid, p.command): p for p in new.processes if OWN_SHELL not in p.command}
     ports_before = {(p.protocol, p.address, p.port): p for p in old.ports}
     ports_after = {(p.protocol, p.address, p.port): p for p in new.ports}
-    names = sorted((old.shell.exported.keys() | new.shell.exported.keys()) - _UNREMARKABLE)
+    names = sorted((old.shell.exported.keys() | new.shell.exported.keys()) - _IGNORED_VARIABLES)
     variables = tuple(
         VariableChange(name=name, before=old.shell.exported.get(name), after=new.shell.exported.get(name))
         for name in names

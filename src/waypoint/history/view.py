@@ -1,18 +1,18 @@
 """The file system of a box as it was at a point, read without mounting anything.
 
-A box sees one tree; a point holds layers. The session's own layer says what it wrote (files and folders as
-they are) and what it took away (a whiteout: a character device 0:0), which of its folders have nothing below
-them (`trusted.overlay.opaque`) and which have another folder of the base below them than their name says
-(`trusted.overlay.redirect`: the folder was renamed). Here the two are put together again by the rules that
-overlayfs follows, path by path, as far as somebody asks.
+A box sees one tree; a point holds layers. The session's own layer contains what it wrote (files and folders
+as they are) and what it deleted (a whiteout: a character device 0:0). It also marks folders that have nothing
+below them (`trusted.overlay.opaque`) and folders that have another folder of the base below them than their
+name says (`trusted.overlay.redirect`: the folder was renamed). This module merges the layers by the rules of
+overlayfs, path by path, as far as a caller asks.
 
-A file of the base that has several names and was changed under one of them is changed under that one alone: a
-running overlay shows it under the others too, but its index of such files does not outlive the box, and what
-is seen here is what a restore of the point brings.
+A file of the base with several names that was changed under one of them is changed under that name alone. A
+running overlay shows the change under the other names too, but its index of such files does not outlive the
+box, and this view shows what a restore of the point brings.
 
-A path is one of the box: links in it are followed inside the view and never out of it. Whatever cannot be
-reached is not there: the questions of the lower half raise FileNotFoundError with the box's path, those of
-the upper half (for `changes` and `patches`) answer None.
+Paths are those of the box: links in them are followed inside the view and never out of it. What cannot be
+reached does not exist: the methods of the lower half raise FileNotFoundError with the box's path, those of
+the upper half (for `changes` and `diff`) return None.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ORIGIN = "trusted.overlay.origin"
 _PRIVATE = "trusted.overlay."
 _ESCAPED = "trusted.overlay.overlay."
 _FOREIGN = ("btrfs.", "trusted.waypoint.")
-"""Of the pool, not of the box."""
+"""Attributes of the pool, which the box does not see."""
 
 _OWN_MOUNTS = ("/dev", "/proc", "/sys")
 _SHM = "/dev/shm"
-_MOST_LINKS = 40
-_MOST_REMEMBERED = 20_000
+_MAX_LINKS = 40
+_CACHE_SIZE = 20_000
 _EMPTY_FOLDER = Entry(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 0, 0, 2, 0)
 
 READ_LIMIT = 16 << 20
@@ -60,9 +60,10 @@ class Region(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A path of the box, and where its parts lie. A folder may have two, everything else has one.
+    """A path of the box, and where its parts are stored. A folder may have both parts, everything else has
+    one.
 
-    Neither: it is there and empty, because what the box has there is not part of a point.
+    Without parts it is an empty folder: what the box has there is not part of a point.
     """
 
     path: str
@@ -83,11 +84,11 @@ def joined(folder: str, name: str) -> str:
 
 
 class PointView:
-    """The merged tree of a volume (a snapshot, or a live one) over its base.
+    """The merged tree of a volume (a snapshot or a live one) over its base.
 
-    `volume` None is the base alone, with what is mounted on it. `hide` names paths of the box that are
-    covered there, like Waypoint's own home: they are empty folders here too. Places are remembered: a view
-    of something that changes gets old.
+    `volume` None is the base alone, with what is mounted on it. `hide` names paths that are covered in the
+    box, such as Waypoint's own home: they are empty folders here too. Places are cached, so a view of a tree
+    that changes becomes stale.
     """
 
     def __init__(self, volume: Path | None, base: Path, *, hide: Iterable[str] = ()) -> None:
@@ -107,14 +108,14 @@ class PointView:
     @classmethod
     def bare(cls, view: PointView) -> PointView:
         """The base alone, with the same mounts below it as another view of it."""
-        found = cls(None, view.base, hide=view.hidden)
-        found.regions = dict(view.regions)
-        found._sees_mounts = False
-        return found
+        bare = cls(None, view.base, hide=view.hidden)
+        bare.regions = dict(view.regions)
+        bare._sees_mounts = False
+        return bare
 
     @property
     def boundaries(self) -> frozenset[str]:
-        """Where one overlay ends: the roots of the others, and what is not part of a point."""
+        """Where one overlay ends: the roots of the other ones, and paths that are not part of a point."""
         return self.hidden | self.regions.keys()
 
     # ---- the rules of an overlay -------------------------------------------------------------
@@ -126,20 +127,20 @@ class PointView:
         return f"{self._base}/{lower}"
 
     def place(self, path: str) -> Place | None:
-        """What a path of the box is, no link followed anywhere. It has to be absolute and normal."""
+        """What is at a path of the box; no link is followed. The path has to be absolute and normal."""
         if path in self._places:
             return self._places[path]
         if path in self.regions or path in self.hidden:
-            found: Place | None = self._boundary(path)
+            place: Place | None = self._boundary(path)
         else:
-            found = self.place("/")
+            place = self.place("/")
             for name in path.split("/")[1:]:
-                found = self._remembered_child(found, name) if found else None
-        self._remember(path, found)
-        return found
+                place = self._cached_child(place, name) if place else None
+        self._cache(path, place)
+        return place
 
-    def _remember(self, path: str, place: Place | None) -> None:
-        if len(self._places) >= _MOST_REMEMBERED:
+    def _cache(self, path: str, place: Place | None) -> None:
+        if len(self._places) >= _CACHE_SIZE:
             self._places.clear()
         self._places[path] = place
 
@@ -153,12 +154,15 @@ class PointView:
         if region.lower is not None and (entry := files.look(self.lower_path(region.lower))):
             lower = entry if entry.is_folder else None
         return Place(
-            *(path, region, region.upper if upper else None, region.lower if lower else None),
-            upper or lower or _EMPTY_FOLDER,
+            path=path,
+            region=region,
+            upper=region.upper if upper else None,
+            lower=region.lower if lower else None,
+            entry=upper or lower or _EMPTY_FOLDER,
         )
 
     def child(self, folder: Place, name: str) -> Place | None:
-        """What a folder has under a name."""
+        """What a folder contains under a name."""
         path = below(folder.path, name)
         if path in self.regions or path in self.hidden:
             return self.place(path)
@@ -181,7 +185,7 @@ class PointView:
     def _is_whiteout(self, folder: str, path: str, entry: Entry) -> bool:
         if _is_device_whiteout(entry):
             return True
-        # The other form, for overlays in overlays: an empty file that is marked, in a folder that is marked.
+        # The other form, for overlays in overlays: an empty file with a mark, in a folder with a mark.
         return (
             entry.is_file
             and entry.size == 0
@@ -219,18 +223,18 @@ class PointView:
         """The names in a folder, sorted."""
         if not folder.entry.is_folder:
             return []
-        found = {
+        names = {
             path.rpartition("/")[2] for path in self.regions if posixpath.dirname(path) == folder.path != path
         }
-        taken = set()
+        own_names = set()
         if folder.upper is not None:
-            taken = set(self.upper_names(folder.upper))
-            found |= {name for name in taken if self._shows(folder.upper, joined(folder.upper, name))}
+            own_names = set(self.upper_names(folder.upper))
+            names |= {name for name in own_names if self._shows(folder.upper, joined(folder.upper, name))}
         if folder.lower is not None:
             for name in self.lower_names(folder.lower):
-                if name not in taken:
-                    found.add(name)
-        return sorted(found)
+                if name not in own_names:
+                    names.add(name)
+        return sorted(names)
 
     def _shows(self, folder: str, path: str) -> bool:
         entry = files.look(self.upper_path(path))
@@ -272,18 +276,18 @@ class PointView:
     def attributes(self, place: Place) -> dict[str, bytes]:
         """The extended attributes that the box sees."""
         where = self.host_path(place)
-        found = {}
+        visible = {}
         for name, value in (files.attributes(where) if where else {}).items():
             if name.startswith(_ESCAPED):
-                found[_PRIVATE + name[len(_ESCAPED) :]] = value
+                visible[_PRIVATE + name[len(_ESCAPED) :]] = value
             elif not name.startswith((_PRIVATE, *_FOREIGN)):
-                found[name] = value
-        return found
+                visible[name] = value
+        return visible
 
-    # ---- what others ask ---------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------
 
     def resolve(self, path: str, *, follow: bool = True) -> Place | None:
-        """What a path leads to, by way of the links in it; with `follow`, the last one too."""
+        """What a path leads to when links in it are followed; with `follow`, also a link at its end."""
         trail = [self.place("/")]
         waiting = [name for name in reversed(path.split("/")) if name not in ("", ".")]
         links = 0
@@ -295,33 +299,33 @@ class PointView:
                 if len(trail) > 1:
                     trail.pop()
                 continue
-            found = self._remembered_child(here, name)
-            if found is None:
+            place = self._cached_child(here, name)
+            if place is None:
                 return None
-            if not found.entry.is_link or (not waiting and not follow):
-                trail.append(found)
+            if not place.entry.is_link or (not waiting and not follow):
+                trail.append(place)
                 continue
             links += 1
-            where = self.host_path(found)
+            where = self.host_path(place)
             target = files.target(where) if where else None
-            if target is None or links > _MOST_LINKS:
+            if target is None or links > _MAX_LINKS:
                 return None
             if target.startswith("/"):
                 del trail[1:]
             waiting += [step for step in reversed(target.split("/")) if step not in ("", ".")]
         return trail[-1]
 
-    def _remembered_child(self, folder: Place, name: str) -> Place | None:
+    def _cached_child(self, folder: Place, name: str) -> Place | None:
         path = below(folder.path, name)
         if path in self._places:
             return self._places[path]
-        found = self.child(folder, name)
-        if found and found.entry.is_folder:
-            self._remember(path, found)
-        return found
+        place = self.child(folder, name)
+        if place and place.entry.is_folder:
+            self._cache(path, place)
+        return place
 
     def lstat(self, path: str) -> os.stat_result:
-        """What is at a path itself, be it a link."""
+        """What is at a path; a link is not followed."""
         return self._status(path, follow=False)
 
     def stat(self, path: str) -> os.stat_result:
@@ -329,21 +333,21 @@ class PointView:
         return self._status(path, follow=True)
 
     def _status(self, path: str, *, follow: bool) -> os.stat_result:
-        found = self._found(path, follow=follow)
-        where = self.host_path(found)
+        place = self._existing(path, follow=follow)
+        where = self.host_path(place)
         if where is None:
-            about = found.entry
+            about = place.entry
             return os.stat_result((about.mode, 0, 0, about.links, about.uid, about.gid, about.size, 0, 0, 0))
         try:
             return os.lstat(where)
         except OSError as error:
-            raise _absent(path) from error
+            raise _not_found(path) from error
 
-    def _found(self, path: str, *, follow: bool = True) -> Place:
-        found = self.resolve(path, follow=follow)
-        if found is None:
-            raise _absent(path)
-        return found
+    def _existing(self, path: str, *, follow: bool = True) -> Place:
+        place = self.resolve(path, follow=follow)
+        if place is None:
+            raise _not_found(path)
+        return place
 
     def exists(self, path: str) -> bool:
         """Whether a path leads to something."""
@@ -353,7 +357,7 @@ class PointView:
         """The first bytes of a regular file; FileNotFoundError for anything else."""
         content = files.read(self.file(path), limit)
         if content is None:
-            raise _absent(path)
+            raise _not_found(path)
         return content
 
     def open(self, path: str) -> BinaryIO:
@@ -361,32 +365,32 @@ class PointView:
         return os.fdopen(files.open_file(self.file(path)), "rb")
 
     def file(self, path: str) -> str:
-        """Where the host has the bytes of a regular file of the box, to be read only: for those who need a
-        real file."""
-        where = self.data_path(self._found(path))
+        """Where the host has the bytes of a regular file of the box, for callers that need a real file. They
+        may only read it."""
+        where = self.data_path(self._existing(path))
         if where is None:
-            raise _absent(path)
+            raise _not_found(path)
         return where
 
     def readlink(self, path: str) -> str:
         """Where a symbolic link points, as it is written in it."""
-        where = self.host_path(self._found(path, follow=False))
+        where = self.host_path(self._existing(path, follow=False))
         target = files.target(where) if where else None
         if target is None:
-            raise _absent(path)
+            raise _not_found(path)
         return target
 
     def listdir(self, path: str) -> list[str]:
         """The names in a folder, sorted."""
-        found = self._found(path)
-        if not found.entry.is_folder:
+        folder = self._existing(path)
+        if not folder.entry.is_folder:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        return self.children(found)
+        return self.children(folder)
 
     def walk(self, path: str = "/") -> Iterator[tuple[str, Entry]]:
-        """Everything below a folder, the folder itself aside, parents first, each folder's names in order.
+        """Everything below a folder, without the folder itself; parents first, names in order.
 
-        No link is followed, and what is deeper than a path can name is left out.
+        No link is followed, and what is too deep for a path is left out.
         """
         top = self.resolve(path)
         waiting = [top] if top else []
@@ -394,14 +398,14 @@ class PointView:
             folder = waiting.pop()
             deeper = []
             for name in self.children(folder):
-                if found := self.child(folder, name):
-                    yield found.path, found.entry
-                    if found.entry.is_folder:
-                        deeper.append(found)
+                if place := self.child(folder, name):
+                    yield place.path, place.entry
+                    if place.entry.is_folder:
+                        deeper.append(place)
             waiting += reversed(deeper)
 
 
-def _absent(path: str) -> FileNotFoundError:
+def _not_found(path: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
@@ -411,7 +415,7 @@ def _is_device_whiteout(entry: Entry) -> bool:
 
 def _is_listed_whiteout(entry: os.DirEntry[str]) -> bool:
     try:
-        # A listing knows files, folders and links by itself: only what is none of them has to be looked at.
+        # The listing already tells files, folders and links: only other kinds need a stat.
         if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink():
             return False
         about = entry.stat(follow_symlinks=False)

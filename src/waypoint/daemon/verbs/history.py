@@ -37,7 +37,7 @@ def log_(app: App, _: Connection, args: dict[str, Any]) -> Any:
         points = lineage.family(everything, rows[0].name, rows[0].head, args.get("family"))
     if args.get("since"):
         now = datetime.now().astimezone()
-        start = refs.moment(args["since"], now)
+        start = refs.parse_moment(args["since"], now)
         points = [point for point in points if datetime.fromisoformat(point.created_at) >= start]
     return {
         "checkpoints": points,
