@@ -1,22 +1,308 @@
-"""Waypoint: a live computer gets what git gave source code."""
+"""Waypoint: checkpoints, restores and forks of live terminal sessions.
+
+The public surface: the SDK, every error it raises and every type it returns. `waypoint.aio` is the same for
+asyncio. Names are imported on first use: `waypoint --version` and the daemon need none of them.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from waypoint import aio
+    from waypoint.api.hints import Do, Hint
+    from waypoint.client.agent import Restored, Resumed, Tasks
+    from waypoint.client.checkpoint import Checkpoint
+    from waypoint.client.client import Bases, Client, Daemon, session, sessions
     from waypoint.client.migrations import migration
-    from waypoint.client.session import Checkpoint, Client, Program, Result, Session, session, sessions
-    from waypoint.errors import WaypointError
+    from waypoint.client.program import Program, Terminal
+    from waypoint.client.result import Result
+    from waypoint.client.session import Session
+    from waypoint.errors import (
+        AlreadyExists,
+        CannotCheckpoint,
+        CannotRestore,
+        CommandFailed,
+        ConfirmationNeeded,
+        DaemonError,
+        DaemonUnreachable,
+        GroundMoved,
+        InternalError,
+        InvalidName,
+        LandingConflict,
+        MachineError,
+        MissingFeature,
+        NoMigration,
+        NoSpace,
+        NotApproved,
+        NotFound,
+        NotRoot,
+        PlanStale,
+        PolicyBroken,
+        PolicyDenied,
+        SessionBusy,
+        SessionDead,
+        SessionError,
+        SetupFailed,
+        UsageError,
+        VersionMismatch,
+        WaypointError,
+    )
+    from waypoint.model import (
+        Actor,
+        Approval,
+        ApprovalState,
+        Base,
+        BaseUse,
+        Bind,
+        BoxOptions,
+        Conflict,
+        Copied,
+        Cost,
+        Decision,
+        DiskUse,
+        Effect,
+        EffectClass,
+        EffectSource,
+        EffectState,
+        Event,
+        EventKind,
+        Exported,
+        FilesRestored,
+        Forgotten,
+        Forked,
+        IntentFrom,
+        KeptPoint,
+        Kind,
+        Landed,
+        LandedAction,
+        Landing,
+        LeftOut,
+        Net,
+        Note,
+        PoolUse,
+        Pruned,
+        Resumption,
+        RunResult,
+        Size,
+        State,
+        Task,
+        TaskChange,
+        TaskState,
+        Verdict,
+        VolumeUse,
+    )
+    from waypoint.model import Checkpoint as CheckpointInfo
+    from waypoint.model import Session as SessionInfo
+    from waypoint.text.views import Bisection, Card, Diff, Judgement, Plan, Status
+
+_MODULES = {
+    "api.hints": (
+        "Do",
+        "Hint",
+    ),
+    "client.agent": (
+        "Restored",
+        "Resumed",
+        "Tasks",
+    ),
+    "client.checkpoint": ("Checkpoint",),
+    "client.client": (
+        "Bases",
+        "Client",
+        "Daemon",
+        "session",
+        "sessions",
+    ),
+    "client.migrations": ("migration",),
+    "client.program": (
+        "Program",
+        "Terminal",
+    ),
+    "client.result": ("Result",),
+    "client.session": ("Session",),
+    "errors": (
+        "AlreadyExists",
+        "CannotCheckpoint",
+        "CannotRestore",
+        "CommandFailed",
+        "ConfirmationNeeded",
+        "DaemonError",
+        "DaemonUnreachable",
+        "GroundMoved",
+        "InternalError",
+        "InvalidName",
+        "LandingConflict",
+        "MachineError",
+        "MissingFeature",
+        "NoMigration",
+        "NoSpace",
+        "NotApproved",
+        "NotFound",
+        "NotRoot",
+        "PlanStale",
+        "PolicyBroken",
+        "PolicyDenied",
+        "SessionBusy",
+        "SessionDead",
+        "SessionError",
+        "SetupFailed",
+        "UsageError",
+        "VersionMismatch",
+        "WaypointError",
+    ),
+    "model": (
+        "Actor",
+        "Approval",
+        "ApprovalState",
+        "Base",
+        "BaseUse",
+        "Bind",
+        "BoxOptions",
+        "Conflict",
+        "Copied",
+        "Cost",
+        "Decision",
+        "DiskUse",
+        "Effect",
+        "EffectClass",
+        "EffectSource",
+        "EffectState",
+        "Event",
+        "EventKind",
+        "Exported",
+        "FilesRestored",
+        "Forgotten",
+        "Forked",
+        "IntentFrom",
+        "KeptPoint",
+        "Kind",
+        "Landed",
+        "LandedAction",
+        "Landing",
+        "LeftOut",
+        "Net",
+        "Note",
+        "PoolUse",
+        "Pruned",
+        "Resumption",
+        "RunResult",
+        "Size",
+        "State",
+        "Task",
+        "TaskChange",
+        "TaskState",
+        "Verdict",
+        "VolumeUse",
+    ),
+    "text.views": (
+        "Bisection",
+        "Card",
+        "Diff",
+        "Judgement",
+        "Plan",
+        "Status",
+    ),
+}
+_PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names} | {
+    "CheckpointInfo": ("model", "Checkpoint"),
+    "SessionInfo": ("model", "Session"),
+}
 
 __all__ = [
+    "Actor",
+    "AlreadyExists",
+    "Approval",
+    "ApprovalState",
+    "Base",
+    "BaseUse",
+    "Bases",
+    "Bind",
+    "Bisection",
+    "BoxOptions",
+    "CannotCheckpoint",
+    "CannotRestore",
+    "Card",
     "Checkpoint",
+    "CheckpointInfo",
     "Client",
+    "CommandFailed",
+    "ConfirmationNeeded",
+    "Conflict",
+    "Copied",
+    "Cost",
+    "Daemon",
+    "DaemonError",
+    "DaemonUnreachable",
+    "Decision",
+    "Diff",
+    "DiskUse",
+    "Do",
+    "Effect",
+    "EffectClass",
+    "EffectSource",
+    "EffectState",
+    "Event",
+    "EventKind",
+    "Exported",
+    "FilesRestored",
+    "Forgotten",
+    "Forked",
+    "GroundMoved",
+    "Hint",
+    "IntentFrom",
+    "InternalError",
+    "InvalidName",
+    "Judgement",
+    "KeptPoint",
+    "Kind",
+    "Landed",
+    "LandedAction",
+    "Landing",
+    "LandingConflict",
+    "LeftOut",
+    "MachineError",
+    "MissingFeature",
+    "Net",
+    "NoMigration",
+    "NoSpace",
+    "NotApproved",
+    "NotFound",
+    "NotRoot",
+    "Note",
+    "Plan",
+    "PlanStale",
+    "PolicyBroken",
+    "PolicyDenied",
+    "PoolUse",
     "Program",
+    "Pruned",
+    "Restored",
     "Result",
+    "Resumed",
+    "Resumption",
+    "RunResult",
     "Session",
+    "SessionBusy",
+    "SessionDead",
+    "SessionError",
+    "SessionInfo",
+    "SetupFailed",
+    "Size",
+    "State",
+    "Status",
+    "Task",
+    "TaskChange",
+    "TaskState",
+    "Tasks",
+    "Terminal",
+    "UsageError",
+    "Verdict",
+    "VersionMismatch",
+    "VolumeUse",
     "WaypointError",
     "__version__",
+    "aio",
     "migration",
     "session",
     "sessions",
@@ -28,17 +314,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: `waypoint --version` and the daemon's own start need none of it.
-    if name == "WaypointError":
-        from waypoint import errors
+    from importlib import import_module
 
-        return errors.WaypointError
-    if name == "migration":
-        from waypoint.client import migrations
-
-        return migrations.migration
-    if name in __all__:
-        from waypoint.client import session
-
-        return getattr(session, name)
-    raise AttributeError(f"module 'waypoint' has no attribute {name!r}")
+    if name == "aio":
+        return import_module("waypoint.aio")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'waypoint' has no attribute {name!r}")
+    module, original = _PLACES[name]
+    value = globals()[name] = getattr(import_module(f"waypoint.{module}"), original)
+    return value

@@ -5,9 +5,9 @@
     │   ├── NotFound          no such session, checkpoint, base, file
     │   ├── AlreadyExists     a name that is taken
     │   ├── InvalidName       a name that cannot be one
-    │   ├── GroundMoved       a plan that is no longer what would happen
+    │   ├── PlanStale         a plan that is no longer what would happen
     │   └── NoMigration       an agent's state that its code cannot be given
-    ├── MachineError          this machine lacks something (see `waypoint doctor`)
+    ├── MachineError          this machine lacks something (see `doctor`)
     │   ├── NotRoot
     │   ├── MissingFeature    a kernel feature, a device or a program
     │   ├── NoSpace           the pool or the disk is full
@@ -18,12 +18,13 @@
     │   └── CommandFailed     raised by Result.check()
     ├── CannotCheckpoint      a process cannot be saved; names it and says why
     ├── CannotRestore         the point could not be brought to life; nothing has changed
-    ├── ConfirmationNeeded    a destructive verb without --yes, not on a terminal
+    ├── ConfirmationNeeded    a destructive verb that was not confirmed
     ├── PolicyDenied          a policy does not let the command run
-    │   └── NotApproved       nobody approved it: denied, expired, or nobody is there any more
+    │   └── NotApproved       it needs approval and got none: denied, or expired
     ├── PolicyBroken          a policy file that cannot be understood; until it is mended nothing runs
     ├── LandingConflict       files of this machine changed that a landing would replace
     └── DaemonError
+        ├── InternalError     a bug of Waypoint; the daemon's log has it
         ├── DaemonUnreachable
         └── VersionMismatch   client and daemon speak different API versions
 
@@ -102,11 +103,15 @@ class InvalidName(UsageError):
     code = "invalid_name"
 
 
-class GroundMoved(UsageError):
-    """Raised when something has changed since a plan was made, so that it would not do what it says."""
+class PlanStale(UsageError):
+    """Raised when the session has changed since a plan was made, so that it would not do what it says."""
 
     code = "ground_moved"
     exit_status = 10
+
+
+GroundMoved = PlanStale
+"""The old name."""
 
 
 class NoMigration(UsageError):
@@ -187,7 +192,7 @@ class CannotRestore(WaypointError):
 
 
 class ConfirmationNeeded(WaypointError):
-    """Raised when a destructive verb is not confirmed and nobody can be asked."""
+    """Raised when a destructive verb is not confirmed and no terminal is there to ask on."""
 
     code = "confirmation_needed"
     exit_status = 3
@@ -225,6 +230,12 @@ class DaemonError(WaypointError):
 
     code = "daemon"
     exit_status = 9
+
+
+class InternalError(DaemonError):
+    """Raised when a verb failed because of a bug of Waypoint; the daemon's log has it."""
+
+    code = "internal"
 
 
 class DaemonUnreachable(DaemonError):

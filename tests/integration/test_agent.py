@@ -20,6 +20,7 @@ import pytest
 
 import waypoint
 from waypoint import errors, model
+from waypoint.api import requests
 from waypoint.client import migrations
 from waypoint.history.redaction import MASK
 from waypoint.home import Home
@@ -359,7 +360,7 @@ def test_the_terminal_can_be_played_again(
     fresh: waypoint.Session, tmp_path: Path, wp: Callable[..., Any]
 ) -> None:
     client = waypoint.Client()
-    connection, _ = client.open("attach", {"session": "t", "rows": 30, "columns": 100})
+    connection, _ = client.open(requests.Attach(session="t", rows=30, columns=100))
     fresh.run("printf 'é\\n'; sleep 0.3; echo slow")
     fresh.checkpoint("first", name="first")
     fresh.type("echo typed\r")

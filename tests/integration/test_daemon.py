@@ -224,7 +224,7 @@ def test_a_client_of_another_version_is_told_so(home: Home) -> None:
 
     client = waypoint.Client()
     with contextlib.closing(client.connect()) as connection:
-        wire.send(connection, wire.Request("ping", {}, api=99))
+        wire.send(connection, wire.Envelope("ping", api=99))
         _, body = wire.receive(connection)
     assert wire.decode(body)["error"]["code"] == "version_mismatch"
 
@@ -237,6 +237,6 @@ def test_garbage_on_the_socket_is_answered_with_an_error(home: Home) -> None:
         connection.sendall(b"J\x00\x00\x00\x03{]}")
         _, body = wire.receive(connection)
         assert wire.decode(body)["error"]["code"] == "usage"
-        wire.send(connection, wire.Request("nonsense"))
+        wire.send(connection, wire.Envelope("nonsense"))
         _, body = wire.receive(connection)
         assert "nonsense" in wire.decode(body)["error"]["message"]

@@ -18,7 +18,8 @@ import pytest
 
 import waypoint
 from waypoint import errors, model
-from waypoint.api import wire
+from waypoint.api import requests, wire
+from waypoint.client import protocol
 from waypoint.home import Home
 
 SHIPIT = """
@@ -322,7 +323,8 @@ def test_it_expires(s: waypoint.Session) -> None:
 
 def test_whoever_goes_away_takes_the_question_with_them(s: waypoint.Session) -> None:
     connection = waypoint.Client().connect()
-    wire.send(connection, wire.Request("exec", {"session": s.name, "command": "shipit gone"}))
+    request = requests.Exec(command="shipit gone", session=s.name)
+    wire.send_bytes(connection, protocol.request_bytes(request))
     (approval,) = eventually(s.approvals)
     connection.close()
     eventually(lambda: not s.approvals())

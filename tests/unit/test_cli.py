@@ -400,9 +400,10 @@ class Puppet:
             try:
                 wire.send(connection, {"api": wire.API})
                 while True:
-                    request = wire.decode_request(wire.receive(connection)[1])
-                    self.asked.append((request.verb, request.args))
-                    self.script(connection, request.verb, request.args)
+                    request = wire.decode_envelope(wire.receive(connection)[1])
+                    args = wire.decode(bytes(request.args))
+                    self.asked.append((request.verb, args))
+                    self.script(connection, request.verb, args)
             except wire.Closed:
                 pass
 
@@ -485,7 +486,7 @@ def test_the_session_comes_from_the_option_then_the_environment(
     monkeypatch.setenv("WAYPOINT_SESSION", "from-env")
     main(["screen"])
     main(["screen", "-s", "from-option"])
-    assert [args["session"] for _, args in puppet.asked] == [None, "from-env", "from-option"]
+    assert [args.get("session") for _, args in puppet.asked] == [None, "from-env", "from-option"]
 
 
 def test_what_the_daemon_refuses_is_the_error(puppet: Puppet, capsys: pytest.CaptureFixture[str]) -> None:
@@ -504,7 +505,7 @@ def test_a_new_session_is_asked_for_as_it_was_described(
     assert main([*words.split(), "--privileged", "--spares", "off"]) == 0
     assert capsys.readouterr().out == "web\n"
     verb, args = puppet.asked[-1]
-    assert (verb, args["name"], args["join"]) == ("new", "web", False)
+    assert (verb, args["name"], args.get("join", False)) == ("new", "web", False)
     assert args["options"] == {
         "base": "deb",
         "net": "none",
@@ -541,7 +542,7 @@ def test_a_program_beside_the_shell_has_streams_of_its_own(
     shown = capfdbinary.readouterr()
     assert (shown.out, shown.err, b"".join(heard)) == (b"out", b"err", b"input")
     _, args = puppet.asked[0]
-    assert (args["argv"], args["cwd"], args["env"], args["shell_env"]) == (
+    assert (args["argv"], args["cwd"], args["env"], args.get("shell_env", False)) == (
         ["cat", "a b"],
         "/srv",
         {"A": "1"},

@@ -134,7 +134,7 @@ def test_a_hint_is_worded_by_each_face() -> None:
         (Do("setup"), "`waypoint setup`", "`waypoint setup`", "`waypoint setup`"),
         (
             Do("forget", policy={"keep_last": 10}),
-            "`s.forget(policy={'keep_last': 10})`",
+            "`s.forget(keep_last=10)`",
             "`waypoint forget --keep-last 10`",
             "`waypoint forget --keep-last 10`",
         ),
@@ -148,7 +148,7 @@ def test_a_hint_is_worded_by_each_face() -> None:
             None,
         ),
         (Do("policy_set", text=None), "`s.set_policy(None)`", "`waypoint policy set --none`", None),
-        (Do("verify", "ref", "command"), "`s.verify(ref, command)`", "`waypoint verify REF CMD`", None),
+        (Do("verify", "ref", "command"), "`Checkpoint.verify(command)`", "`waypoint verify REF CMD`", None),
     ],
 )
 def test_a_request_in_the_words_of_each_face(do: Do, python: str, command: str, tool: str | None) -> None:

@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("policy", "agent"),
     ("text",),
     ("core",),
-    ("client", "daemon"),
+    ("client", "aio", "daemon"),
     ("mcp", "hooks", "bench", "cli"),
     ("__main__",),
 )
@@ -37,7 +37,7 @@ NOT_KNOWN: dict[str, tuple[str, ...]] = {
         *("kernel", "box", "terminal", "bases", "engine", "machine", "history", "store", "policy", "agent"),
         *("core", "daemon"),
     ),
-    "daemon": ("client",),
+    "daemon": ("client", "aio"),
 }
 for face in ("mcp", "hooks", "bench", "cli"):
     # A face that reached around the client would have logic of its own.
@@ -146,9 +146,14 @@ def test_a_module_imports_only_what_is_below_it(path: Path) -> None:
 
 def test_the_public_surface_is_what_it_says() -> None:
     import waypoint
+    from waypoint import errors
 
     assert waypoint.__all__ == sorted(waypoint.__all__)
     for name in waypoint.__all__:
         assert getattr(waypoint, name) is not None
+    for name in [*vars(errors)]:
+        kind = getattr(errors, name)
+        if isinstance(kind, type) and issubclass(kind, errors.WaypointError):
+            assert getattr(waypoint, name) is kind, "every error that a user meets can be named"
     with pytest.raises(AttributeError):
         waypoint.nonsense  # noqa: B018

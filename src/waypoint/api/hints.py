@@ -91,32 +91,34 @@ def word(hint: str, wording: Wording) -> str:
 # ---- the SDK -------------------------------------------------------------------------------------
 
 _METHODS = {
-    "agent_state": "s.agent_state()",
-    "approvals": "s.approvals",
-    "approve": "s.approve",
-    "attach": "s.type",
     "base_import": "client.bases.import_",
     "base_ls": "client.bases.list",
     "base_rm": "client.bases.remove",
     "classify": "s.judge",
     "daemon_status": "client.daemon.status",
     "daemon_stop": "client.daemon.stop",
-    "deny": "s.deny",
     "du": "client.du",
+    "event": "client.event",
     "exec": "s.run",
     "ls": "waypoint.sessions",
     "new": "waypoint.session",
+    "note": "Checkpoint.note",
     "ops": "s.operations",
-    "pin": "s.pin",
+    "pin": "Checkpoint.pin",
+    "ping": "client.daemon.ping",
     "policy_set": "s.set_policy",
     "prune": "client.prune",
     "rm": "s.stop",
+    "session": "client.session",
     "show": "s.point",
+    "tag": "Checkpoint.tag",
     "task_add": "s.tasks.add",
     "task_set": "s.tasks.done",
     "tasks": "s.tasks.list",
+    "verify": "Checkpoint.verify",
 }
-"""Where the call is not `s.VERB`, with `s` a session and `client` a `waypoint.Client`."""
+"""Where the call is not `s.VERB`, with `s` a session and `client` a `waypoint.Client`. What a
+`Checkpoint` does needs no ref."""
 _UNNAMED = {
     "approval", "argv", "command", "file", "good", "id", "intent", "name", "paths", "ref", "sources",
     "target", "task", "text", "titles", "to", "what",
@@ -129,15 +131,25 @@ def in_python(do: Do) -> str:
     """`` `s.restore("@")` ``."""
     if do.verb in MACHINE:
         return in_command(do)
-    args = {name: value for name, value in do.args.items() if name not in _OF_THE_OBJECT}
-    blanks = [name for name in do.blanks if name not in _OF_THE_OBJECT]
+    method = _METHODS.get(do.verb, f"s.{do.verb}")
+    known = (*_OF_THE_OBJECT, "ref") if method.startswith("Checkpoint.") else _OF_THE_OBJECT
+    args = _flat({name: value for name, value in do.args.items() if name not in known})
+    blanks = [name for name in do.blanks if name not in known]
     if isinstance(do, Arg):
         return f"`{', '.join([*blanks, *(f'{name}={_python(args[name])}' for name in args)])}`"
     words = [
         _python(value) if name in _UNNAMED else f"{name}={_python(value)}" for name, value in args.items()
     ]
     words += [name if name in _UNNAMED else f"{name}={name}" for name in blanks]
-    return f"`{_METHODS.get(do.verb, f's.{do.verb}')}({', '.join(words)})`"
+    return f"`{method}({', '.join(words)})`"
+
+
+def _flat(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with those of a policy or of options among them, as faces take them."""
+    flat: dict[str, Any] = {}
+    for name, value in args.items():
+        flat |= value if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def _python(value: Any) -> str:
@@ -202,9 +214,9 @@ def in_command(do: Do) -> str:
     if do.verb == "policy_set" and values.get("text", "") is None:
         values = {**values, "none": True}
         del values["text"]
-    for name, value in values.items():
+    for name, value in _flat(values).items():
         if name not in positionals:
-            words += _options(value) if isinstance(value, Mapping) else _option(name, value)
+            words += _option(name, value)
     words += [
         _option_name(name) if isinstance(do, Arg) else f"{_option_name(name)} {_metavar(name)}"
         for name in do.blanks
@@ -217,10 +229,6 @@ def in_command(do: Do) -> str:
         elif name in do.blanks:
             words.append(_metavar(name))
     return f"`{' '.join(words)}`"
-
-
-def _options(values: Mapping[str, Any]) -> list[str]:
-    return [word for name, value in values.items() for word in _option(name, value)]
 
 
 def _option(name: str, value: Any) -> list[str]:

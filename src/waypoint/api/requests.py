@@ -7,14 +7,33 @@ a command line that lists sessions does not pay for the types of a difference.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 
 from waypoint.api.request import Request
 from waypoint.errors import UsageError
+
+if TYPE_CHECKING:
+    from waypoint.api.agent import *  # noqa: F403
+    from waypoint.api.effects import *  # noqa: F403
+    from waypoint.api.files import *  # noqa: F403
+    from waypoint.api.history import *  # noqa: F403
+    from waypoint.api.machine import *  # noqa: F403
+    from waypoint.api.points import *  # noqa: F403
+    from waypoint.api.sessions import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """`requests.Exec`: the struct of a verb."""
+        verb = "forget" if name == "Retention" else _verb_of(name)
+        if verb not in _SUBJECT_OF:
+            raise AttributeError(f"there is no request {name!r}")
+        return getattr(import_module(f"waypoint.api.{_SUBJECT_OF[verb]}"), name)
+
 
 R = TypeVar("R")
 
@@ -42,9 +61,14 @@ def kind_of(verb: str) -> type[Request[Any]]:
     return kind
 
 
-@cache
 def verb_of(request: type[Request[Any]]) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", request.__name__).lower()
+    """The name of a request's verb."""
+    return _verb_of(request.__name__)
+
+
+@cache
+def _verb_of(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 @cache
@@ -68,7 +92,7 @@ def decode(verb: str, args: bytes | msgspec.Raw) -> Request[Any]:
     return request
 
 
-def build(verb: str, args: dict[str, Any]) -> Request[Any]:
+def build(verb: str, args: Mapping[str, Any]) -> Request[Any]:
     """A request from plain values; what is None is left to its default."""
     values = {name: value for name, value in args.items() if value is not None}
     try:

@@ -1,7 +1,7 @@
 """What travels over the daemon's socket.
 
 A frame is a kind (one byte), a length (four bytes, big endian) and a body. Kind "J" is JSON, kind "D" is
-plain data: the terminal of an attached client, the streams of a spawned program.
+plain data: the terminal of an attached client, the streams of a spawned program, an exported file.
 
     daemon  J {"api": 1, "version": "…"}          once, as a greeting
     client  J {"api": 1, "verb": "exec", "args": {"session": "work", "command": "ls"}}
@@ -9,8 +9,8 @@ plain data: the terminal of an attached client, the streams of a spawned program
     daemon  J {"result": {…}}                     or {"error": {"code", "message", "hint"}}, or
               {"again": true}                     from a daemon that is about to end and has not begun it
 
-One request is under way on a connection at a time; whoever wants more opens more. A connection that
-attached to a terminal or a program stays that program's until it closes.
+One request is under way on a connection at a time; a client that wants more opens more connections. A
+connection that attached to a terminal or a program belongs to it until it closes.
 """
 
 from __future__ import annotations
@@ -33,65 +33,89 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 
 
-class Request(msgspec.Struct, frozen=True):
-    """What a client asks for."""
+class Envelope(msgspec.Struct, frozen=True):
+    """A request as it travels. The arguments are decoded when the verb is known (api/requests.py)."""
 
     verb: str
-    args: dict[str, Any] = {}
+    args: msgspec.Raw = msgspec.Raw(b"{}")
     api: int = API
 
 
-_request_decoder = msgspec.json.Decoder(Request)
+_envelope_decoder = msgspec.json.Decoder(Envelope)
 
 
 class Closed(Exception):
     """Raised when the other side has closed the connection."""
 
 
-def _receive_exactly(connection: socket.socket, wanted: int) -> bytes:
-    if wanted == 0:
-        return b""
-    data = connection.recv(wanted)
-    if len(data) == wanted:
-        return data
-    if not data:
-        raise Closed
-    parts, have = [data], len(data)
-    while have < wanted:
-        part = connection.recv(min(wanted - have, 1 << 20))
-        if not part:
+class Frames:
+    """Reads frames from bytes, without a socket: it says how many bytes it wants next."""
+
+    def __init__(self) -> None:
+        self.wanted = _HEAD.size
+        self._kind: bytes | None = None
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """Takes the `wanted` bytes. A frame when they complete one."""
+        if self._kind is None:
+            self._kind, self.wanted = _HEAD.unpack(data)
+            if self.wanted > _MOST_BYTES:
+                raise Closed
+            return self.feed(b"") if self.wanted == 0 else None
+        kind, self._kind, self.wanted = self._kind, None, _HEAD.size
+        return kind, data
+
+
+def frame(kind: bytes, body: bytes) -> bytes:
+    return _HEAD.pack(kind, len(body)) + body
+
+
+def frame_json(message: Any) -> bytes:
+    return frame(JSON, _encoder.encode(message))
+
+
+def receive_exactly(connection: socket.socket, wanted: int) -> bytes:
+    """So many bytes; `Closed` when the connection ends before."""
+    try:
+        data = connection.recv(wanted)
+        if len(data) == wanted:
+            return data
+        if not data:
             raise Closed
-        parts.append(part)
-        have += len(part)
+        parts, have = [data], len(data)
+        while have < wanted:
+            part = connection.recv(min(wanted - have, 1 << 20))
+            if not part:
+                raise Closed
+            parts.append(part)
+            have += len(part)
+    except ConnectionError as error:
+        raise Closed from error
     return b"".join(parts)
 
 
 def receive(connection: socket.socket) -> tuple[bytes, bytes]:
     """The next frame: its kind and its body."""
-    try:
-        kind, length = _HEAD.unpack(_receive_exactly(connection, _HEAD.size))
-        if length > _MOST_BYTES:
-            raise Closed
-        return kind, _receive_exactly(connection, length)
-    except (ConnectionError, BrokenPipeError) as error:
-        raise Closed from error
+    frames = Frames()
+    while True:
+        if complete := frames.feed(receive_exactly(connection, frames.wanted)):
+            return complete
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    """A JSON frame."""
-    body = _encoder.encode(message)
-    _send(connection, JSON, body)
+    """Sends a JSON frame."""
+    send_bytes(connection, frame_json(message))
 
 
 def send_data(connection: socket.socket, data: bytes) -> None:
-    """A data frame; an empty one says that no more will come."""
-    _send(connection, DATA, data)
+    """Sends a data frame; an empty one says that no more will come."""
+    send_bytes(connection, frame(DATA, data))
 
 
-def _send(connection: socket.socket, kind: bytes, body: bytes) -> None:
+def send_bytes(connection: socket.socket, data: bytes) -> None:
     try:
-        connection.sendall(_HEAD.pack(kind, len(body)) + body)
-    except (ConnectionError, BrokenPipeError, OSError) as error:
+        connection.sendall(data)
+    except OSError as error:
         raise Closed from error
 
 
@@ -99,5 +123,5 @@ def decode(body: bytes) -> Any:
     return _decoder.decode(body)
 
 
-def decode_request(body: bytes) -> Request:
-    return _request_decoder.decode(body)
+def decode_envelope(body: bytes) -> Envelope:
+    return _envelope_decoder.decode(body)

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol
 from waypoint.bench.results import OURS
 from waypoint.bench.runner import Bench, Timed, now_ms, select
 from waypoint.bench.workloads import WAIT, WrongState
-from waypoint.client.session import Checkpoint, Session
+from waypoint.client.checkpoint import Checkpoint
+from waypoint.client.session import Session
 
 COLD = "waypoint, cold"
 _FILES = 1000

@@ -27,7 +27,9 @@ import waypoint
 from waypoint import errors
 from waypoint.api.hints import Do, Hint
 from waypoint.bench.results import OURS, Figure, Machine, Report, Skipped, Unit, Window
-from waypoint.client.session import Checkpoint, Client, Session
+from waypoint.client.checkpoint import Checkpoint
+from waypoint.client.client import Client
+from waypoint.client.session import Session
 from waypoint.home import Home
 from waypoint.machine import setup
 

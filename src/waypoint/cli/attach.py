@@ -24,14 +24,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waypoint import errors
-from waypoint.api import wire
+from waypoint.api import requests, wire
 from waypoint.cli.console import terminal_size
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from waypoint.cli.console import Console
-    from waypoint.client.session import Client
+    from waypoint.client.client import Client
 
 _READ_BYTES = 1 << 16
 _BANNER_SECONDS = 4.0
@@ -152,9 +152,9 @@ class Attachment:
         """Attaches. If the daemon has died, attaches to the next one."""
         for attempt in range(_ATTEMPTS):
             size = terminal_size()
-            request = {"session": self._session, "rows": size.lines, "columns": size.columns}
+            request = requests.Attach(session=self._session, rows=size.lines, columns=size.columns)
             try:
-                connection, _ = self._client.open("attach", request)
+                connection, _ = self._client.open(request)
             except errors.DaemonUnreachable:
                 if attempt == _ATTEMPTS - 1:
                     raise

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from waypoint import errors
-from waypoint.api import hints
+from waypoint.api import hints, requests
 
 if TYPE_CHECKING:
     from waypoint.cli.render import Paint
-    from waypoint.client.session import Client
+    from waypoint.client.client import Client
     from waypoint.home import Home
 
 _PROGRESS_AFTER_SECONDS = 0.5
@@ -62,7 +62,7 @@ class Console:
 
     def another_client(self, *, start: bool = True) -> Client:
         """A client with its own connection. `start`: whether a call may start a daemon."""
-        from waypoint.client.session import Client
+        from waypoint.client.client import Client
 
         self._clients.append(Client(self._home, start=start))
         return self._clients[-1]
@@ -77,7 +77,8 @@ class Console:
         person."""
         actor = os.environ.get("WAYPOINT_ACTOR")
         with self.progress(doing):
-            return self.client.call(verb, {"actor": actor, **args} if actor else args)
+            takes_actor = actor and "actor" in requests.kind_of(verb).__struct_fields__
+            return self.client.call(verb, {"actor": actor, **args} if takes_actor else args)
 
     def prepare(self) -> None:
         """Sets this machine up if that was never done. If a daemon runs, it was done."""

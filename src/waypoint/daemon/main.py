@@ -132,7 +132,7 @@ class Daemon:
         """One request. True when the connection has served its purpose."""
         try:
             try:
-                request = wire.decode_request(body)
+                request = wire.decode_envelope(body)
             except msgspec.DecodeError as error:
                 raise UsageError(f"that is no request: {error}") from error
             if request.api != wire.API:
@@ -149,7 +149,7 @@ class Daemon:
                 else contextlib.nullcontext()
             )
             with waiting:
-                result = function(self.app, connection, request.args)
+                result = function(self.app, connection, msgspec.json.decode(request.args))
                 if isinstance(result, Answered):
                     return True
                 connection.result(result)

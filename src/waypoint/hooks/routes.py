@@ -10,7 +10,7 @@ from waypoint.errors import WaypointError, from_dict
 from waypoint.hooks.handler import Decided
 
 if TYPE_CHECKING:
-    from waypoint.client.session import Client
+    from waypoint.client.client import Client
 
 DOOR = "/dev/waypoint.inside/replies"
 """There where a session can ask about itself."""

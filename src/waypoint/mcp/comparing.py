@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from waypoint import errors
-from waypoint.client.session import Checkpoint, Client, Session
+from waypoint.client.checkpoint import Checkpoint
+from waypoint.client.client import Client
+from waypoint.client.session import Session
 from waypoint.text import views
 from waypoint.text.units import milliseconds, plural, size
 

@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Literal
 
 from waypoint import model
-from waypoint.client.session import OnApproval, Result
+from waypoint.client.connection import OnApproval
+from waypoint.client.result import Result
 from waypoint.errors import WaypointError
 
 State = Literal["done", "asking"]

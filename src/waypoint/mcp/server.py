@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from waypoint import __version__, errors
 from waypoint.api import hints
-from waypoint.client.session import Client, Session
+from waypoint.client.client import Client
+from waypoint.client.session import Session
 from waypoint.mcp.tools.agent import JournalTools
 from waypoint.mcp.tools.tools import Answer, Tools
 

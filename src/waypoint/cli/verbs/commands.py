@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from waypoint.cli.console import Console
-    from waypoint.client.session import Program
+    from waypoint.client.program import Program
     from waypoint.model import Approval
 
 _TIMED_OUT = 124

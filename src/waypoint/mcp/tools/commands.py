@@ -23,7 +23,9 @@ from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, Inpu
 from pydantic import Field
 
 from waypoint import errors, model
-from waypoint.client.session import OnApproval, Result, Session
+from waypoint.client.connection import OnApproval
+from waypoint.client.result import Result
+from waypoint.client.session import Session
 from waypoint.mcp.pages import PAGE_CHARACTERS
 from waypoint.mcp.pending import Held
 from waypoint.mcp.tools.tools import Answer, Name, Tools, cut, plain

@@ -20,7 +20,9 @@ from pydantic import Field
 
 from waypoint import errors, model
 from waypoint.client import agent
-from waypoint.client.session import Checkpoint, Client, Session
+from waypoint.client.checkpoint import Checkpoint
+from waypoint.client.client import Client
+from waypoint.client.session import Session
 from waypoint.mcp.pages import PAGE_CHARACTERS, Shelf
 from waypoint.text import views
 from waypoint.text.units import clock, milliseconds, shown

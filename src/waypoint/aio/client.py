@@ -1,0 +1,190 @@
+"""The client of one home: its sessions, its space, its bases, its daemon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from waypoint import model
+from waypoint.aio.checkpoint import Checkpoint
+from waypoint.aio.connection import Transport
+from waypoint.aio.session import Session
+from waypoint.api import machine, requests
+
+
+class Bases:
+    """The root file systems that were imported."""
+
+    def __init__(self, client: Transport) -> None:
+        self._client = client
+
+    async def import_(
+        self, name: str, file: str | os.PathLike[str], *, on_progress: Callable[[str], None] | None = None
+    ) -> model.Base:
+        """Imports a tar, an image archive or a folder."""
+
+        def on_event(event: Any) -> None:
+            if on_progress:
+                on_progress(event["progress"])
+
+        request = requests.BaseImport(name=name, file=os.path.abspath(file))
+        return (await self._client.ask(request, on_event=on_event)).base
+
+    async def list(self) -> list[model.Base]:
+        """All of them."""
+        return [*(await self._client.ask(requests.BaseLs())).bases]
+
+    async def remove(self, name: str) -> None:
+        """Deletes one that no session uses."""
+        await self._client.ask(requests.BaseRm(name=name))
+
+
+class Daemon:
+    """The daemon of a home."""
+
+    def __init__(self, client: Transport) -> None:
+        self._client = client
+
+    async def ping(self) -> machine.Pong:
+        """Starts it if it does not run, and says which one it is."""
+        return await self._client.ask(requests.Ping())
+
+    async def status(self) -> machine.DaemonStatusResult:
+        """What it is doing."""
+        return await self._client.ask(requests.DaemonStatus())
+
+    async def stop(self, *, sessions: bool = False) -> machine.DaemonStopped:
+        """Ends it; sessions live on. `sessions`: every session ends with it."""
+        return await self._client.ask(requests.DaemonStop(sessions=sessions))
+
+
+class Client(Transport):
+    """Connections to the daemon of one home, and what concerns all of its sessions."""
+
+    @property
+    def bases(self) -> Bases:
+        """The root file systems that sessions can be layered over."""
+        return Bases(self)
+
+    @property
+    def daemon(self) -> Daemon:
+        """The daemon itself."""
+        return Daemon(self)
+
+    async def new(
+        self,
+        name: str | None = None,
+        *,
+        options: model.BoxOptions | None = None,
+        join: bool = False,
+        auto: bool = False,
+        policy: str | None = None,
+        actor: model.Actor = "person",
+    ) -> Session:
+        """Starts a session. `join`: or joins the one of that name."""
+        request = requests.New(
+            name=name, options=options or model.BoxOptions(), join=join, auto=auto, policy=policy
+        )
+        return Session(self, (await self.ask(request)).session.name, actor)
+
+    async def session(self, name: str | None = None, *, actor: model.Actor = "person") -> Session:
+        """A session that exists; without a name the only one there is."""
+        return Session(self, (await self.ask(requests.Session(session=name))).session.name, actor)
+
+    async def sessions(self) -> list[Session]:
+        """All sessions there are."""
+        return [Session(self, session.name) for session in (await self.ask(requests.Ls())).sessions]
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """The points of all sessions, oldest first."""
+        return [Checkpoint(self, point) for point in (await self.ask(requests.Log(all=True))).checkpoints]
+
+    async def effects(self) -> list[model.Effect]:
+        """What every session that ever was has done outside."""
+        return [*(await self.ask(requests.Effects(all=True))).effects]
+
+    async def event(self, number: int) -> model.Event:
+        """One event of a trajectory, with all that belongs to it."""
+        return (await self.ask(requests.Event(event=number))).event
+
+    async def approvals(self, *, all: bool = False) -> list[model.Approval]:  # noqa: A002 - the API's name
+        """Commands of all sessions that wait for approval; `all`: also those that were decided."""
+        return [*(await self.ask(requests.Approvals(all=all))).approvals]
+
+    async def set_policy(self, policy: str | None) -> None:
+        """The rules for all sessions of this home, as the text of a policy file; None: none."""
+        await self.ask(requests.PolicySet(text=policy, everywhere=True))
+
+    async def forget(
+        self,
+        *,
+        keep_last: int | None = None,
+        keep_hourly: int | None = None,
+        keep_daily: int | None = None,
+        keep_weekly: int | None = None,
+        older_than: float | str | None = None,
+        kinds: Sequence[model.Kind] = (),
+        keep_good: bool = True,
+        keep_named: bool = True,
+        dry_run: bool = False,
+    ) -> model.Forgotten:
+        """Forgets the points of all sessions that none of these rules keeps: see `Session.forget`."""
+        policy = requests.Retention(
+            keep_last=keep_last,
+            keep_hourly=keep_hourly,
+            keep_daily=keep_daily,
+            keep_weekly=keep_weekly,
+            older_than=older_than,
+            kinds=tuple(kinds),
+            keep_good=keep_good,
+            keep_named=keep_named,
+        )
+        return await self.ask(requests.Forget(all=True, policy=policy, dry_run=dry_run))
+
+    async def prune(self, *, auto: bool = False, dry_run: bool = False) -> model.Pruned:
+        """Removes what belongs to nothing; `auto`: also points that were taken automatically."""
+        return await self.ask(requests.Prune(auto=auto, dry_run=dry_run))
+
+    async def du(self) -> model.DiskUse:
+        """What takes how much space."""
+        return await self.ask(requests.Du())
+
+
+async def session(
+    name: str | None = None,
+    *,
+    base: str = "/",
+    net: model.Net = "nat",
+    hide: Sequence[str] = (),
+    binds: Sequence[model.Bind] = (),
+    memory_bytes: int | None = None,
+    cpus: float | None = None,
+    pids: int | None = None,
+    spares: int | None = None,
+    confined: bool = True,
+    home: str | os.PathLike[str] | None = None,
+    actor: model.Actor = "person",
+    policy: str | None = None,
+) -> Session:
+    """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
+    `spares`: how many of its points have a twin restored ahead of time. `actor`: who acts
+    through the object, a person or an agent. `policy`: rules of its own about commands, as the text of a
+    policy file; a session that exists keeps those it has."""
+    options = model.BoxOptions(
+        base=base,
+        net=net,
+        hide=tuple(hide),
+        binds=tuple(binds),
+        memory_bytes=memory_bytes,
+        cpus=cpus,
+        pids=pids,
+        spares=spares,
+        confined=confined,
+    )
+    return await Client(home).new(name, options=options, join=True, policy=policy, actor=actor)
+
+
+async def sessions(home: str | os.PathLike[str] | None = None) -> list[Session]:
+    """All sessions there are."""
+    return await Client(home).sessions()

@@ -1,0 +1,269 @@
+"""Connections to the daemon of one home, with sockets and threads; and how a daemon is started.
+
+Each thread has a connection of its own, so a client may be used from several threads at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from waypoint import errors, model
+from waypoint.api import requests, wire
+from waypoint.api.request import Request
+from waypoint.client import protocol
+from waypoint.home import Home, locate
+
+R = TypeVar("R")
+
+OnApproval = Callable[[model.Approval], bool | None]
+"""Called when a command waits for approval: whether it may run; None leaves it to others."""
+OnEvent = Callable[[Any], None]
+OnData = Callable[[bytes], object]
+
+_START_SECONDS = 120.0
+
+
+def start_daemon(home: Home) -> None:
+    """Starts the daemon of a home and returns when it serves."""
+    import subprocess  # here: a verb that finds a daemon does not pay for it
+
+    if os.geteuid() != 0:
+        raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
+    started = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "waypoint.daemon.main",
+        ],  # -P: nothing is imported from the current folder
+        env={**os.environ, "WAYPOINT_HOME": str(home.path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_START_SECONDS,
+        check=False,
+    )
+    if started.returncode:
+        with contextlib.suppress(ValueError, KeyError, IndexError):
+            raise errors.from_dict(wire.decode(started.stdout.splitlines()[-1].encode())["error"])
+        raise errors.DaemonUnreachable(
+            f"the daemon did not start: {started.stderr.strip()[-500:]}", hint=f"its log is {home.log}"
+        )
+
+
+def connection_error(home: Home, error: OSError) -> errors.WaypointError:
+    """Why the socket of a home cannot be used."""
+    if isinstance(error, PermissionError):
+        return errors.NotRoot(f"no permission to talk to the daemon at {home.socket}", hint="run it as root")
+    return errors.DaemonUnreachable(f"the daemon does not answer: {error}", hint=f"its log is {home.log}")
+
+
+NO_DAEMON = (FileNotFoundError, ConnectionRefusedError, NotADirectoryError)
+"""What connecting raises when no daemon runs."""
+
+
+class Connection(socket.socket):
+    """One connection. It is closed with the thread or the client that has it."""
+
+    _protocol: protocol.Protocol
+
+    @classmethod
+    def open(cls, path: str) -> Connection:
+        connection = cls(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection._protocol = protocol.Protocol()
+        try:
+            connection.connect(path)
+            # A daemon greets. One that is about to end may accept without ever reading a request.
+            connection.receive()
+        except wire.Closed as error:
+            connection.close()
+            raise ConnectionRefusedError("the daemon is about to end") from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def __del__(self) -> None:
+        self.close()
+
+    def receive(self) -> protocol.Message:
+        """The next message."""
+        while True:
+            message = self._protocol.feed(wire.receive_exactly(self, self._protocol.wanted))
+            if message is not None:
+                return message
+
+    def write(self, data: bytes) -> None:
+        """Sends data: the input of a program or a terminal."""
+        wire.send_bytes(self, protocol.data_bytes(data))
+
+
+class _AskAgain(Exception):
+    """Raised when a daemon that is about to end has not begun the request."""
+
+
+class Transport:
+    """Asks the daemon of one home. A daemon is started by the first request, and again when it is gone."""
+
+    def __init__(self, home: str | os.PathLike[str] | None = None, *, start: bool = True) -> None:
+        self.home: Home = locate(home)
+        self._start = start
+        self._local = threading.local()
+
+    # ---- connections -------------------------------------------------------------------------
+
+    def connect(self) -> Connection:
+        """A new connection. Starts the daemon if none runs."""
+        path = str(self.home.socket)
+        try:
+            return Connection.open(path)
+        except NO_DAEMON:
+            pass
+        except PermissionError as error:
+            raise connection_error(self.home, error) from error
+        if not self._start:
+            raise errors.DaemonUnreachable("no daemon runs", hint="any other verb starts it")
+        start_daemon(self.home)
+        try:
+            return Connection.open(path)
+        except OSError as error:
+            raise connection_error(self.home, error) from error
+
+    def close(self) -> None:
+        """Closes its connections. The next request opens one again."""
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def ask(
+        self, request: Request[R], *, on_event: OnEvent | None = None, on_data: OnData | None = None
+    ) -> R:
+        """One request and its result. Raises what the daemon raised."""
+        return protocol.decode(request, self._ask(request, on_event, on_data))
+
+    def ask_plain(
+        self, request: Request[Any], *, on_event: OnEvent | None = None, on_data: OnData | None = None
+    ) -> Any:
+        """The same, with the result as it travelled: dictionaries and lists, as `--json` prints them."""
+        return msgspec.json.decode(self._ask(request, on_event, on_data))
+
+    def call(
+        self,
+        verb: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        on_event: OnEvent | None = None,
+        on_data: OnData | None = None,
+    ) -> Any:
+        """A request by the name of its verb, with plain values. What is None is left to its default."""
+        return self.ask_plain(requests.build(verb, args or {}), on_event=on_event, on_data=on_data)
+
+    def _ask(self, request: Request[Any], on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
+        connection = self._send(request)
+        try:
+            return _answer(connection, on_event, on_data)
+        except _AskAgain:
+            self.close()
+            return self._ask(request, on_event, on_data)
+        except wire.Closed as error:
+            self.close()
+            raise protocol.ended_during(request) from error
+        except errors.WaypointError:
+            raise
+        except BaseException:
+            # Its answer is still on the way: no other request may read it.
+            self.close()
+            raise
+
+    def _send(self, request: Request[Any]) -> Connection:
+        """Sends on this thread's connection. One whose daemon has gone refuses at once, before the request
+        has arrived: then, and only then, it is safe to ask a new daemon."""
+        data = protocol.request_bytes(request)
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            try:
+                wire.send_bytes(connection, data)
+            except wire.Closed:
+                self.close()
+            else:
+                return connection
+        connection = self._local.connection = self.connect()
+        try:
+            wire.send_bytes(connection, data)
+        except wire.Closed as error:
+            self.close()
+            raise errors.DaemonUnreachable(
+                "the daemon closed the connection", hint=f"its log is {self.home.log}"
+            ) from error
+        return connection
+
+    def open(self, request: Request[R], *, on_event: OnEvent | None = None) -> tuple[Connection, R]:
+        """A request whose connection stays open for data: attach, spawn."""
+        connection = self.connect()
+        try:
+            wire.send_bytes(connection, protocol.request_bytes(request))
+            return connection, protocol.decode(request, _answer(connection, on_event, None))
+        except _AskAgain:
+            connection.close()
+            return self.open(request, on_event=on_event)
+        except wire.Closed as error:
+            connection.close()
+            raise protocol.ended_during(request) from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def decide(self, approval: Mapping[str, Any], on_approval: OnApproval | None) -> None:
+        """Asks `on_approval` about a command that waits, and passes the decision on. Without a decision the
+        command waits for another one."""
+        if on_approval is None or approval["state"] != "waiting":
+            return
+        decision = on_approval(msgspec.convert(approval, model.Approval))
+        if decision is None:
+            return
+        other = Transport(self.home.path, start=False)
+        try:
+            # Another client may have decided, or the approval has expired: then that counts.
+            with contextlib.suppress(errors.UsageError):
+                other.call("approve" if decision else "deny", {"id": approval["id"]})
+        finally:
+            other.close()
+
+
+def _answer(connection: Connection, on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
+    """Reads until the request is answered."""
+    while True:
+        match connection.receive():
+            case protocol.Data(data):
+                _notify(connection, on_data, data)
+            case protocol.Event(body):
+                _notify(connection, on_event, body)
+            case protocol.Refusal(error):
+                raise error
+            case protocol.Answer(result):
+                return result
+            case protocol.Again():
+                raise _AskAgain
+
+
+def _notify(connection: Connection, callback: Callable[[Any], object] | None, value: Any) -> None:
+    """Calls a callback of the user. If it raises, the rest of the answer is still on the way, so that no
+    other request may use the connection."""
+    if callback is None:
+        return
+    try:
+        callback(value)
+    except BaseException:
+        connection.close()
+        raise

@@ -1,0 +1,112 @@
+"""Values of the user as they travel, and back: agent state, recorded contents, points, paths, files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, Protocol
+
+import msgspec
+
+from waypoint import errors, model
+from waypoint.api import agent
+from waypoint.api.request import Path, StatePayload, path_to_wire
+from waypoint.client.migrations import migrate
+
+
+class HasId(Protocol):
+    """A point: `Checkpoint` of the SDK or of the model."""
+
+    @property
+    def id(self) -> str: ...
+
+
+def ref_of(point: HasId | str | None) -> str | None:
+    """How a request names a point."""
+    return point if point is None or isinstance(point, str) else point.id
+
+
+def state_to_wire(state: Any) -> StatePayload | None:
+    """Agent state as it travels: bytes as they are, other values as the text of their JSON, in which numbers
+    have any size."""
+    if state is None:
+        return None
+    if isinstance(state, bytes | bytearray | memoryview):
+        return StatePayload(base64=bytes(state))
+    import json
+
+    try:
+        return StatePayload(text=json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.UsageError(
+            f"that agent state is neither bytes nor JSON: {error}",
+            hint="give bytes, or dictionaries, lists, strings and numbers",
+        ) from error
+
+
+def state_from_wire(answer: agent.AgentStateResult, version: str | None) -> Any:
+    """What was left, in the form that the code of this version expects. None when nothing was."""
+    import base64
+    import json
+
+    if isinstance(answer.base64, str):
+        state: Any = base64.b64decode(answer.base64)
+    elif isinstance(answer.text, str):
+        state = json.loads(answer.text)
+    else:
+        return None
+    return migrate(state, answer.agent_version, version)
+
+
+def content_to_wire(content: Any) -> Any:
+    """The content of a message as it travels."""
+    if isinstance(content, str):
+        return content.encode(errors="replace").decode()
+    try:
+        msgspec.json.encode(content)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise errors.UsageError(
+            f"that cannot be recorded: {error}", hint="give text, or what JSON can hold"
+        ) from error
+    return content
+
+
+def to_messages(events: Iterable[model.Event]) -> list[dict[str, Any]]:
+    """Messages the way most models take them: `{"role", "content"}`; tool calls and results have a `kind`."""
+    return [
+        dict(event.body) if event.kind == "message" else {"kind": event.kind, **event.body}
+        for event in events
+    ]
+
+
+def paths_to_wire(paths: str | Sequence[str]) -> tuple[Path, ...]:
+    """Paths of a session."""
+    return tuple(path_to_wire(path) for path in ([paths] if isinstance(paths, str) else paths))
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """A path of this machine: from the root on, and otherwise as it was written, because only the kernel
+    knows what `..` after a link is."""
+    return path_to_wire(os.path.join(os.getcwd(), os.fspath(path)))
+
+
+@contextlib.contextmanager
+def complete_file(file: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
+    """A file that has its name only when all of it is written; an open file is written as it is."""
+    if not isinstance(file, str | os.PathLike):
+        yield file
+        return
+    if os.path.exists(file) and not os.path.isfile(file):
+        with open(file, "wb") as out:  # a pipe or a device
+            yield out
+        return
+    partial = f"{os.fspath(file)}.partial"
+    try:
+        with open(partial, "wb") as out:
+            yield out
+        os.replace(partial, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise

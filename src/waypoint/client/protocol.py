@@ -1,0 +1,133 @@
+"""The client's side of the conversation with the daemon, without I/O: requests to bytes, bytes to messages.
+
+The connections (client/connection.py with sockets, aio/connection.py with asyncio) read as many bytes as
+`wanted` says, feed them, and act on the message that comes out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from waypoint import errors
+from waypoint.api import requests, wire
+from waypoint.api.request import Request
+
+R = TypeVar("R")
+
+
+class Data(NamedTuple):
+    """Plain data: a terminal, the output of a program, an exported file."""
+
+    data: bytes
+
+
+class Event(NamedTuple):
+    """Something that happened while the request is under way."""
+
+    body: Any
+
+
+class Answer(NamedTuple):
+    """The result of the request, not decoded yet."""
+
+    result: msgspec.Raw
+
+
+class Refusal(NamedTuple):
+    """The error that the request ended with."""
+
+    error: errors.WaypointError
+
+
+class Again(NamedTuple):
+    """The daemon is about to end and has not begun the request: another daemon can be asked."""
+
+
+class Greeting(NamedTuple):
+    """What a daemon says first."""
+
+    version: str
+
+
+Message = Data | Event | Answer | Refusal | Again | Greeting
+
+
+class _Body(msgspec.Struct):
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    event: Any = msgspec.UNSET
+    error: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    again: bool = False
+    version: str = ""
+
+
+_body_decoder = msgspec.json.Decoder(_Body)
+
+
+class Protocol:
+    """One connection."""
+
+    def __init__(self) -> None:
+        self._frames = wire.Frames()
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes it has to be fed next."""
+        return self._frames.wanted
+
+    def feed(self, data: bytes) -> Message | None:
+        """Takes the bytes that were wanted. A message when they complete one."""
+        frame = self._frames.feed(data)
+        if frame is None:
+            return None
+        kind, body = frame
+        return Data(body) if kind == wire.DATA else read_message(body)
+
+
+def read_message(body: bytes) -> Message:
+    """The message in a JSON frame."""
+    message = _body_decoder.decode(body)
+    if message.event is not msgspec.UNSET:
+        return Event(message.event)
+    if not isinstance(message.error, msgspec.UnsetType):
+        return Refusal(errors.from_dict(message.error))
+    if not isinstance(message.result, msgspec.UnsetType):
+        return Answer(message.result)
+    return Again() if message.again else Greeting(message.version)
+
+
+def request_bytes(request: Request[Any]) -> bytes:
+    """What is sent to ask for something."""
+    args = msgspec.Raw(msgspec.json.encode(request))
+    return wire.frame_json(wire.Envelope(requests.verb_of(type(request)), args))
+
+
+def data_bytes(data: bytes) -> bytes:
+    """What is sent as the input of a program or a terminal; empty: no more will come."""
+    return wire.frame(wire.DATA, data)
+
+
+def decode(request: Request[R], answer: msgspec.Raw) -> R:
+    """The result of a request as the type that belongs to it."""
+    result: R = msgspec.json.decode(answer, type=requests.result_of(type(request)))
+    return result
+
+
+def ended_during(request: Request[Any]) -> errors.DaemonUnreachable:
+    verb = requests.verb_of(type(request))
+    return errors.DaemonUnreachable(
+        f"the daemon ended during {verb!r}", hint="ask again: sessions and checkpoints are kept"
+    )
+
+
+def exit_code(result: msgspec.Raw) -> int:
+    """How a spawned program ended: the second result on its connection."""
+    from waypoint.api.sessions import Exited
+
+    return msgspec.json.decode(result, type=Exited).exit_code
+
+
+def pieces(data: bytes, size: int = 1 << 16) -> list[bytes]:
+    """Data in parts that are sent one by one."""
+    return [data[at : at + size] for at in range(0, len(data), size)]
