@@ -13,6 +13,7 @@ from waypoint import errors, model
 from waypoint.api import agent
 from waypoint.api.request import Path, StatePayload, path_to_wire
 from waypoint.client.migrations import migrate
+from waypoint.kernel import atomic
 
 
 class HasId(Protocol):
@@ -97,16 +98,6 @@ def complete_file(file: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes
     if not isinstance(file, str | os.PathLike):
         yield file
         return
-    if os.path.exists(file) and not os.path.isfile(file):
-        with open(file, "wb") as out:  # a pipe or a device
-            yield out
-        return
-    partial = f"{os.fspath(file)}.partial"
-    try:
-        with open(partial, "wb") as out:
-            yield out
-        os.replace(partial, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe or a device
+    with open(file, "wb") if is_special else atomic.replaced(file) as out:
+        yield out
