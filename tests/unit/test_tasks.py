@@ -1,4 +1,4 @@
-"""Tasks: nested, in order, and what stands otherwise from one point to another."""
+"""Tasks: nesting, order, and what differs between two points."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from waypoint.text.resume import SessionStatus, describe_event, write_prompt
 NOW = "2026-11-16T10:00:00.000Z"
 
 
-def planned(*titles: str) -> Tasks:
-    found: Tasks = ()
+def plan(*titles: str) -> Tasks:
+    result: Tasks = ()
     for title in titles:
         under, _, name = title.rpartition("/")
-        found, _ = tasks.add(found, name, under or None)
-    return found
+        result, _ = tasks.add(result, name, under or None)
+    return result
 
 
-def become(found: Tasks, given: str, state: TaskState) -> Tasks:
-    return tasks.change(found, given, state, now=NOW)[0]
+def change(before: Tasks, name: str, state: TaskState) -> Tasks:
+    return tasks.change(before, name, state, now=NOW)[0]
 
 
-def test_tasks_stand_before_what_is_below_them() -> None:
-    found = planned("a", "b", "1/a1", "1/a2", "1.1/deep", "b/b1")
-    assert [(task.id, task.title) for task in found] == [
+def test_tasks_come_before_their_subtasks() -> None:
+    result = plan("a", "b", "1/a1", "1/a2", "1.1/deep", "b/b1")
+    assert [(task.id, task.title) for task in result] == [
         ("1", "a"),
         ("1.1", "a1"),
         ("1.1.1", "deep"),
@@ -40,47 +40,47 @@ def test_tasks_stand_before_what_is_below_them() -> None:
         ("2", "b"),
         ("2.1", "b1"),
     ]
-    assert tasks.load(tasks.dump(found)) == found
+    assert tasks.load(tasks.dump(result)) == result
 
 
-def test_a_task_is_found_by_number_or_by_the_title_that_only_it_has() -> None:
-    found = planned("a", "b", "1/b")
-    assert tasks.find(found, " 1.1 ").title == "b"
-    assert tasks.find(found, "a").id == "1"
+def test_a_task_is_found_by_number_or_by_a_unique_title() -> None:
+    result = plan("a", "b", "1/b")
+    assert tasks.find(result, " 1.1 ").title == "b"
+    assert tasks.find(result, "a").id == "1"
     with pytest.raises(UsageError, match="2 tasks are called 'b'"):
-        tasks.find(found, "b")
+        tasks.find(result, "b")
     with pytest.raises(NotFound) as missing:
-        tasks.find(found, "c")
+        tasks.find(result, "c")
     assert '1.1 "b"' in missing.value.hint
 
 
 @pytest.mark.parametrize("title", ["", " \n ", "x" * 501])
-def test_a_title_says_something_and_not_too_much(title: str) -> None:
+def test_a_title_is_neither_empty_nor_too_long(title: str) -> None:
     with pytest.raises(UsageError):
         tasks.add((), title)
 
 
 def test_tasks_are_nested_at_most_ten_deep() -> None:
-    found, parent = planned("1"), "1"
+    result, parent = plan("1"), "1"
     for _ in range(9):
-        found, made = tasks.add(found, "deeper", parent)
-        parent = made.id
-    with pytest.raises(UsageError, match="ten deep"):
-        tasks.add(found, "too deep", parent)
+        result, subtask = tasks.add(result, "deeper", parent)
+        parent = subtask.id
+    with pytest.raises(UsageError, match="ten levels deep"):
+        tasks.add(result, "too deep", parent)
 
 
-def test_a_task_is_not_done_while_something_below_it_is_open() -> None:
-    found = become(planned("a", "1/one", "1/two"), "1.1", "completed")
+def test_a_task_is_not_done_while_a_subtask_is_open() -> None:
+    result = change(plan("a", "1/one", "1/two"), "1.1", "completed")
     with pytest.raises(UsageError, match=r'1\.2 "two" is open'):
-        become(found, "1", "completed")
-    found = become(become(found, "1.2", "skipped"), "1", "completed")
-    assert tasks.next_open(found) is None
+        change(result, "1", "completed")
+    result = change(change(result, "1.2", "skipped"), "1", "completed")
+    assert tasks.next_open(result) is None
 
 
-def test_what_is_begun_begins_what_it_is_a_part_of() -> None:
-    found = become(planned("a", "1/one", "1.1/deep"), "1.1.1", "in_progress")
-    assert {task.state for task in found} == {"in_progress"}
-    again = become(become(found, "1.1.1", "failed"), "1.1.1", "in_progress")
+def test_starting_a_task_starts_its_parents() -> None:
+    result = change(plan("a", "1/one", "1.1/deep"), "1.1.1", "in_progress")
+    assert {task.state for task in result} == {"in_progress"}
+    again = change(change(result, "1.1.1", "failed"), "1.1.1", "in_progress")
     task = tasks.find(again, "1.1.1")
     assert (task.state, task.ended_at) == ("in_progress", None)
 
@@ -98,17 +98,17 @@ def test_what_is_begun_begins_what_it_is_a_part_of() -> None:
         ({"1.1": "skipped", "1.2": "skipped", "1": "skipped", "2": "completed"}, None),
     ],
 )
-def test_the_first_that_is_not_done(states: dict[str, TaskState], expected: str | None) -> None:
-    found = planned("a", "b", "1/one", "1/two")
+def test_the_next_open_task(states: dict[str, TaskState], expected: str | None) -> None:
+    result = plan("a", "b", "1/one", "1/two")
     for number, state in states.items():
-        found = become(found, number, state)
-    task = tasks.next_open(found)
+        result = change(result, number, state)
+    task = tasks.next_open(result)
     assert (task.id if task else None) == expected
 
 
-def test_what_stands_otherwise_in_words() -> None:
-    then = planned("add payments", "wire webhook", "docs")
-    now = become(become(become(then, "1", "completed"), "2", "completed"), "3", "in_progress")
+def test_differences_in_words() -> None:
+    then = plan("add payments", "wire webhook", "docs")
+    now = change(change(change(then, "1", "completed"), "2", "completed"), "3", "in_progress")
     now, _ = tasks.add(now, "more")
     assert list(describe_tasks(tasks.differences(now, then))) == [
         '2 completed → pending: "add payments", "wire webhook"',
@@ -119,13 +119,13 @@ def test_what_stands_otherwise_in_words() -> None:
 
 
 def test_the_prompt_says_what_is_done_and_what_comes_next() -> None:
-    found = become(become(planned("a", "b", "2/part"), "1", "completed"), "2.1", "in_progress")
-    task = tasks.next_open(found)
+    result = change(change(plan("a", "b", "2/part"), "1", "completed"), "2.1", "in_progress")
+    task = tasks.next_open(result)
     text = write_prompt(
         SessionStatus(
             session="work",
             task=task,
-            tasks=found,
+            tasks=result,
             point=None,
             card=None,
             foreground="make all",
@@ -143,13 +143,13 @@ def test_the_prompt_says_what_is_done_and_what_comes_next() -> None:
 def test_numbers_are_never_used_twice_and_children_follow_their_parents(
     steps: list[tuple[int, bool]],
 ) -> None:
-    found: Tasks = ()
+    result: Tasks = ()
     for at, nested in steps:
-        shallow = [task for task in found if task.id.count(".") < 8]
+        shallow = [task for task in result if task.id.count(".") < 8]
         parent = shallow[at % len(shallow)].id if nested and shallow else None
-        found, _ = tasks.add(found, f"t{at}", parent)
-    numbers = [[int(part) for part in task.id.split(".")] for task in found]
-    assert len({task.id for task in found}) == len(found)
+        result, _ = tasks.add(result, f"t{at}", parent)
+    numbers = [[int(part) for part in task.id.split(".")] for task in result]
+    assert len({task.id for task in result}) == len(result)
     assert numbers == sorted(numbers)
 
 
@@ -162,7 +162,7 @@ def test_numbers_are_never_used_twice_and_children_follow_their_parents(
         ("tool_result", {"content": {"code": None}, "error": True}, 'error: {"code": null}'),
     ],
 )
-def test_what_tools_said_is_told_as_they_said_it(kind: EventKind, body: dict[str, Any], line: str) -> None:
+def test_calls_and_results_of_tools_are_described(kind: EventKind, body: dict[str, Any], line: str) -> None:
     assert (
         describe_event(Event(id=1, session="work", parent=None, at=NOW, kind=kind, actor="agent", body=body))
         == line

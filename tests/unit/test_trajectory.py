@@ -23,16 +23,16 @@ from waypoint.store.points import AgentState
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    found = Store(tmp_path / "waypoint.db")
-    yield found
-    found.close()
+    result = Store(tmp_path / "waypoint.db")
+    yield result
+    result.close()
 
 
 @pytest.fixture
 def trajectory(store: Store) -> Iterator[Trajectory]:
-    found = Trajectory(store)
-    yield found
-    found.stop()
+    result = Trajectory(store)
+    yield result
+    result.stop()
 
 
 def add(store: Store, session: str = "a", head: str | None = None) -> str:
@@ -61,7 +61,7 @@ def take(store: Store, session: str, point: str, state: AgentState | None = None
     )
 
 
-def said(store: Store, position: int | None) -> list[str]:
+def texts_of(store: Store, position: int | None) -> list[str]:
     """A trajectory in short: texts, and what kinds of things happened between them."""
     return [event.body.get("text", event.kind) for event in store.events.trace(position)]
 
@@ -77,8 +77,8 @@ def test_a_point_pins_what_led_to_it(store: Store) -> None:
     say(store, "a", "one", "two")
     point = take(store, "a", "p")
     say(store, "a", "three")
-    assert said(store, point.position) == ["one", "two", "checkpoint"]
-    assert said(store, tip(store, "a")) == ["one", "two", "checkpoint", "three"]
+    assert texts_of(store, point.position) == ["one", "two", "checkpoint"]
+    assert texts_of(store, tip(store, "a")) == ["one", "two", "checkpoint", "three"]
 
 
 def test_a_restore_goes_back_in_the_trajectory_and_the_rest_stays_readable(store: Store) -> None:
@@ -89,9 +89,9 @@ def test_a_restore_goes_back_in_the_trajectory_and_the_rest_stays_readable(store
     safety = take(store, "a", "safety")
     store.operations.record_move("a", "restore", box="b", target="p", before="safety")
     say(store, "a", "better")
-    assert said(store, tip(store, "a")) == ["one", "checkpoint", "restored", "better"]
-    assert said(store, safety.position) == ["one", "checkpoint", "a mistake", "checkpoint"]
-    assert said(store, point.position) == ["one", "checkpoint"]
+    assert texts_of(store, tip(store, "a")) == ["one", "checkpoint", "restored", "better"]
+    assert texts_of(store, safety.position) == ["one", "checkpoint", "a mistake", "checkpoint"]
+    assert texts_of(store, point.position) == ["one", "checkpoint"]
     everything = [event.body.get("text", event.kind) for event in store.events.all("a")]
     assert everything == ["one", "checkpoint", "a mistake", "checkpoint", "restored", "better"]
 
@@ -103,8 +103,8 @@ def test_a_fork_begins_with_what_led_to_its_point(store: Store) -> None:
     say(store, "a", "two")
     add(store, "b", head="p")
     say(store, "b", "other")
-    assert said(store, tip(store, "b")) == ["one", "checkpoint", "forked", "other"]
-    assert said(store, tip(store, "a")) == ["one", "checkpoint", "two"]
+    assert texts_of(store, tip(store, "b")) == ["one", "checkpoint", "forked", "other"]
+    assert texts_of(store, tip(store, "a")) == ["one", "checkpoint", "two"]
     [one, *_, other] = store.events.trace(tip(store, "b"))
     assert (one.session, other.session) == ("a", "b")
 
@@ -116,13 +116,13 @@ def test_removing_a_session_leaves_what_a_fork_builds_on(store: Store) -> None:
     say(store, "a", "only mine")
     add(store, "b", head="p")
     store.sessions.remove("a")
-    assert said(store, tip(store, "b")) == ["one", "checkpoint", "forked"]
+    assert texts_of(store, tip(store, "b")) == ["one", "checkpoint", "forked"]
     assert [event.body.get("text", event.kind) for event in store.events.all("a")] == ["one", "checkpoint"]
     store.sessions.remove("b")
     assert store.events.all("a") == store.events.all("b") == []
 
 
-def test_the_last_few_and_only_some_kinds(store: Store) -> None:
+def test_a_trace_can_be_limited_and_filtered(store: Store) -> None:
     add(store)
     say(store, "a", *(str(number) for number in range(10)))
     store.events.append("a", [NewEvent(kind="note", body={"text": "note"})])
@@ -134,7 +134,7 @@ def test_the_last_few_and_only_some_kinds(store: Store) -> None:
     assert [event.body["text"] for event in store.events.trace(position, after=seen)] == ["note", "end"]
 
 
-def test_equal_bytes_are_kept_once_and_go_with_the_last_who_means_them(store: Store, tmp_path: Path) -> None:
+def test_equal_blobs_are_stored_once_and_removed_with_their_last_use(store: Store, tmp_path: Path) -> None:
     add(store)
     large = make_blob(b"line of output\n" * 10_000)
     assert len(large.data) < 1000
@@ -152,7 +152,7 @@ def test_equal_bytes_are_kept_once_and_go_with_the_last_who_means_them(store: St
         assert database.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
 
 
-def test_tasks_go_back_and_along_with_their_session(store: Store) -> None:
+def test_tasks_are_restored_and_forked_with_their_session(store: Store) -> None:
     add(store)
     done = [NewEvent(kind="task", body={})]
     store.sessions.set_tasks("a", b'["one"]', done)
@@ -166,8 +166,8 @@ def test_tasks_go_back_and_along_with_their_session(store: Store) -> None:
     assert store.sessions.tasks("a") == b'["one"]'
 
 
-class Told(NamedTuple):
-    """What a session should know: the model that the database is held against."""
+class Expected(NamedTuple):
+    """What a session should contain: the model that the database is compared with."""
 
     line: tuple[str, ...]
     tasks: bytes
@@ -184,7 +184,7 @@ class Told(NamedTuple):
         max_size=40,
     )
 )
-def test_whatever_is_done_a_session_knows_what_led_to_where_it_stands(
+def test_after_any_operations_a_session_has_the_events_that_led_to_it(
     steps: list[tuple[str, int, int]],
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -194,19 +194,19 @@ def test_whatever_is_done_a_session_knows_what_led_to_where_it_stands(
 
 
 def _play(store: Store, steps: list[tuple[str, int, int]]) -> None:
-    sessions = {add(store, "s0"): Told((), b"[]")}
-    points: dict[str, tuple[str, Told]] = {}
+    sessions = {add(store, "s0"): Expected((), b"[]")}
+    points: dict[str, tuple[str, Expected]] = {}
     for number, (what, a, b) in enumerate(steps):
         name = list(sessions)[a % len(sessions)] if sessions else ""
         point = list(points)[b % len(points)] if points else ""
-        known = sessions.get(name, Told((), b"[]"))
+        known = sessions.get(name, Expected((), b"[]"))
         if what == "say" and name:
             say(store, name, f"m{number}")
             sessions[name] = known._replace(line=(*known.line, f"m{number}"))
         elif what == "tasks" and name:
             tasks = b'["%d"]' % number
             store.sessions.set_tasks(name, tasks, [NewEvent(kind="task", body={})])
-            sessions[name] = Told((*known.line, "task"), tasks)
+            sessions[name] = Expected((*known.line, "task"), tasks)
         elif what == "take" and name:
             take(store, name, f"p{number}", AgentState(kind="bytes", blob=make_blob(b"%d" % (number % 3))))
             sessions[name] = known._replace(line=(*known.line, "checkpoint"))
@@ -221,17 +221,17 @@ def _play(store: Store, steps: list[tuple[str, int, int]]) -> None:
         elif what == "remove" and name:
             store.sessions.remove(name)
             del sessions[name]
-            points = {one: kept for one, kept in points.items() if kept[0] != name}
+            points = {point_id: entry for point_id, entry in points.items() if entry[0] != name}
         elif what == "forget" and point:
             store.points.remove(point)
             del points[point]
     for name, known in sessions.items():
-        assert tuple(said(store, tip(store, name))) == known.line
+        assert tuple(texts_of(store, tip(store, name))) == known.line
         assert store.sessions.tasks(name) == known.tasks
     for point, (_, then) in points.items():
-        found = store.points.find(point)
-        assert found
-        assert tuple(said(store, found.position)) == then.line
+        stored = store.points.find(point)
+        assert stored
+        assert tuple(texts_of(store, stored.position)) == then.line
         assert store.points.tasks(point) == then.tasks
         assert store.points.agent_state(point) == ("bytes", b"%d" % (int(point[1:]) % 3))
     store.events.sweep_blobs()
@@ -250,126 +250,126 @@ def _consistent(store: Store) -> None:
         while end is not None and end not in reached:
             reached.add(end)
             end = events[end]["parent"]  # noqa: PLW2901
-    there = {row["id"] for row in store.database.rows("SELECT id FROM sessions")}
-    assert all(number in reached or row["session"] in there for number, row in events.items())
-    meant = {row["agent_state"] for row in store.database.rows("SELECT agent_state FROM checkpoints")}
-    assert {row["hash"] for row in store.database.rows("SELECT hash FROM blobs")} == meant - {None}
+    sessions = {row["id"] for row in store.database.rows("SELECT id FROM sessions")}
+    assert all(number in reached or row["session"] in sessions for number, row in events.items())
+    used = {row["agent_state"] for row in store.database.rows("SELECT agent_state FROM checkpoints")}
+    assert {row["hash"] for row in store.database.rows("SELECT hash FROM blobs")} == used - {None}
 
 
-# ---- the way there -------------------------------------------------------------------------------
+# ---- streams -------------------------------------------------------------------------------------
 
 
-def opened(trajectory: Trajectory, session: str = "a", *secrets: str) -> Stream:
+def open_stream(trajectory: Trajectory, session: str = "a", *secrets: str) -> Stream:
     return trajectory.open(session, lambda: Redactor(secrets))
 
 
-def test_what_is_told_is_kept_when_that_returns_and_after_what_came_before(
+def test_record_returns_when_its_event_is_written_after_all_earlier_ones(
     store: Store, trajectory: Trajectory
 ) -> None:
     add(store)
-    stream = opened(trajectory)
-    stream.later("message", {"text": "before the session had a row"})
+    stream = open_stream(trajectory)
+    stream.add("message", {"text": "before the session had a row"})
     trajectory.adopt(stream)
     for number in range(100):
-        stream.later("message", {"text": str(number)})
-    trajectory.tell("a", "message", {"text": "told"})
-    texts = said(store, tip(store, "a"))
-    assert texts == ["before the session had a row", *map(str, range(100)), "told"]
+        stream.add("message", {"text": str(number)})
+    trajectory.record("a", "message", {"text": "recorded"})
+    texts = texts_of(store, tip(store, "a"))
+    assert texts == ["before the session had a row", *map(str, range(100)), "recorded"]
 
 
-def test_what_happens_after_the_freeze_comes_after_the_point(store: Store, trajectory: Trajectory) -> None:
+def test_events_after_the_freeze_come_after_the_point(store: Store, trajectory: Trajectory) -> None:
     add(store)
-    stream = opened(trajectory)
+    stream = open_stream(trajectory)
     trajectory.adopt(stream)
-    stream.later("message", {"text": "before"})
+    stream.add("message", {"text": "before"})
     stream.hold()
-    stream.later("message", {"text": "after"})
-    telling = threading.Thread(target=trajectory.tell, args=("a", "message", {"text": "told meanwhile"}))
-    telling.start()
+    stream.add("message", {"text": "after"})
+    recording = threading.Thread(
+        target=trajectory.record, args=("a", "message", {"text": "recorded meanwhile"})
+    )
+    recording.start()
     stream.flush()
-    assert said(store, tip(store, "a")) == ["before"]
+    assert texts_of(store, tip(store, "a")) == ["before"]
     point = take(store, "a", "p")
     stream.release()
-    telling.join(30)
-    assert said(store, point.position) == ["before", "checkpoint"]
-    assert said(store, tip(store, "a")) == ["before", "checkpoint", "after", "told meanwhile"]
+    recording.join(30)
+    assert texts_of(store, point.position) == ["before", "checkpoint"]
+    assert texts_of(store, tip(store, "a")) == ["before", "checkpoint", "after", "recorded meanwhile"]
 
 
-def test_a_session_that_moves_tells_nothing_of_its_old_box_any_more(
-    store: Store, trajectory: Trajectory
-) -> None:
+def test_events_of_the_old_box_are_dropped_after_a_handover(store: Store, trajectory: Trajectory) -> None:
     add(store)
-    old = opened(trajectory)
+    old = open_stream(trajectory)
     trajectory.adopt(old)
     point = take(store, "a", "p")
-    new = opened(trajectory)
-    new.later("message", {"text": "the new box speaks"})
-    old.later("message", {"text": "abandoned"})
-    with trajectory.moving(new):
-        old.later("message", {"text": "too late"})
+    new = open_stream(trajectory)
+    new.add("message", {"text": "the new box speaks"})
+    old.add("message", {"text": "abandoned"})
+    with trajectory.handover(new):
+        old.add("message", {"text": "too late"})
         store.operations.record_move("a", "restore", box="b", target="p", before=None)
-    trajectory.tell("a", "message", {"text": "told"})
+    trajectory.record("a", "message", {"text": "recorded"})
     old.close()
-    assert said(store, tip(store, "a")) == ["checkpoint", "restored", "the new box speaks", "told"]
+    assert texts_of(store, tip(store, "a")) == ["checkpoint", "restored", "the new box speaks", "recorded"]
     assert point.position
     abandoned = [event.body.get("text") for event in store.events.all("a") if event.parent == point.position]
     assert abandoned == ["abandoned", None]
 
 
-def test_a_move_that_fails_changes_nothing(store: Store, trajectory: Trajectory) -> None:
+def test_a_handover_that_fails_changes_nothing(store: Store, trajectory: Trajectory) -> None:
     add(store)
-    old = opened(trajectory)
+    old = open_stream(trajectory)
     trajectory.adopt(old)
-    new = opened(trajectory)
-    new.later("message", {"text": "never"})
+    new = open_stream(trajectory)
+    new.add("message", {"text": "never"})
 
     def fail() -> None:
-        with trajectory.moving(new):
-            old.later("message", {"text": "meanwhile"})
+        with trajectory.handover(new):
+            old.add("message", {"text": "meanwhile"})
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
     new.close()
-    trajectory.tell("a", "message", {"text": "told"})
-    assert said(store, tip(store, "a")) == ["meanwhile", "told"]
+    trajectory.record("a", "message", {"text": "recorded"})
+    assert texts_of(store, tip(store, "a")) == ["meanwhile", "recorded"]
 
 
-def test_secrets_are_taken_out_before_anything_is_kept(store: Store, trajectory: Trajectory) -> None:
+def test_secrets_are_removed_before_an_event_is_written(store: Store, trajectory: Trajectory) -> None:
     add(store)
-    trajectory.adopt(opened(trajectory, "a", "correct-horse-1"))
+    trajectory.adopt(open_stream(trajectory, "a", "correct-horse-1"))
     body = {"text": "it is correct-horse-1", "env": {"API_TOKEN": "k29dk20dk2m4"}}
-    trajectory.tell("a", "message", body, data=b"\xff correct-horse-1\n")
+    trajectory.record("a", "message", body, data=b"\xff correct-horse-1\n")
     [event] = store.events.trace(tip(store, "a"))
     assert event.body == {"text": f"it is {MASK}", "env": {"API_TOKEN": MASK}, "redacted": 3}
     assert event.blob
     assert store.events.blob(event.blob) == f"\udcff {MASK}\n".encode(errors="surrogateescape")
 
 
-def test_the_key_of_an_effect_is_no_secret(store: Store, trajectory: Trajectory) -> None:
+def test_the_key_of_an_effect_is_not_redacted_as_a_secret(store: Store, trajectory: Trajectory) -> None:
     add(store)
-    trajectory.adopt(opened(trajectory, "a", "correct-horse-1"))
-    trajectory.tell("a", "effect", {"command": "git push", "key": "git-push:2e4650e524a5"})
-    trajectory.tell("a", "effect", {"command": "curl", "key": "order correct-horse-1"})
+    trajectory.adopt(open_stream(trajectory, "a", "correct-horse-1"))
+    trajectory.record("a", "effect", {"command": "git push", "key": "git-push:2e4650e524a5"})
+    trajectory.record("a", "effect", {"command": "curl", "key": "order correct-horse-1"})
     push, request = store.events.trace(tip(store, "a"))
     assert push.body == {"command": "git push", "key": "git-push:2e4650e524a5"}
     assert request.body == {"command": "curl", "key": f"order {MASK}", "redacted": 1}
 
 
-def test_what_a_box_said_last_is_kept_when_it_is_gone_and_without_its_secrets(
+def test_the_last_events_of_a_box_are_written_without_its_secrets(
     store: Store, trajectory: Trajectory
 ) -> None:
     add(store)
-    asked = iter([Redactor(["correct-horse-1"]), None])
-    stream = trajectory.open("a", lambda: next(asked))
+    redactors = iter([Redactor(["correct-horse-1"]), None])
+    stream = trajectory.open("a", lambda: next(redactors))
     trajectory.adopt(stream)
-    trajectory.tell("a", "message", {"text": "one"})
-    stream.later("message", {"text": "the last words: correct-horse-1"})
+    trajectory.record("a", "message", {"text": "one"})
+    stream.add("message", {"text": "the last words: correct-horse-1"})
     stream.close()
-    assert said(store, tip(store, "a")) == ["one", f"the last words: {MASK}"]
+    assert texts_of(store, tip(store, "a")) == ["one", f"the last words: {MASK}"]
 
 
-def test_a_session_that_does_not_run_can_be_told_of_too(store: Store, trajectory: Trajectory) -> None:
+def test_an_event_of_a_session_that_does_not_run_is_recorded(store: Store, trajectory: Trajectory) -> None:
     add(store)
-    assert trajectory.tell("a", "note", {"text": "looked at it"}) == tip(store, "a")
-    assert trajectory.tell("gone", "note", {"text": "nobody"}) == 0
+    assert trajectory.record("a", "note", {"text": "looked at it"}) == tip(store, "a")
+    assert trajectory.record("gone", "note", {"text": "nobody"}) == 0

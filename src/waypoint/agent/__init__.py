@@ -1,6 +1,6 @@
-"""What an agent did, knows and has still to do.
+"""What an agent did and what it still has to do.
 
-**Trajectory**: what happened in a session, in order. **Event**: one thing of it. **Stream**: events of
-one box on their way into the database. **Task**: something to be done, part of every checkpoint.
-**Asciicast**: the terminal's history in the format that players know.
+**Trajectory**: the events of a session, in order: commands, output, messages, tool calls, points. **Stream**:
+the events of one box on their way into the database. **Task**: something to do, part of every checkpoint.
+**Asciicast**: the history of a terminal in the format of terminal players.
 """

@@ -1,8 +1,8 @@
-"""A terminal's history as an asciicast (version 3), which players and web pages know how to show.
+"""The history of a terminal as an asciicast (version 3), a format that players and web pages can show.
 
 One JSON value per line: first the header, then `[interval, code, data]`, where the interval is the time since
-the line before it, in seconds. `o` is output, `r` a new size, `m` a marker: every checkpoint is one, so a
-player can jump there. https://docs.asciinema.org/manual/asciicast/v3/
+the line before, in seconds. `o` is output, `r` a new size, `m` a marker. Every checkpoint is a marker, so a
+player can jump to it. https://docs.asciinema.org/manual/asciicast/v3/
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import Any
 from waypoint.model import Event, EventKind
 
 KINDS: tuple[EventKind, ...] = ("command", "output", "checkpoint", "restored", "forked")
-"""What a cast is made of."""
+"""The events that a cast is made from."""
 _IDLE_SECONDS = 2.0
-"""Players are asked to wait no longer than that for something to happen."""
+"""Players shorten a longer silence to this."""
 
 
 def cast(events: Iterable[Event], *, title: str) -> Iterator[str]:
-    """The lines of a cast, each with its end. Events are whole, oldest first."""
+    """The lines of a cast, with their newlines. Events come with their output, oldest first."""
     writer = _Writer()
     for number, event in enumerate(events):
         size = tuple(event.body.get("size") or ()) or writer.size
         if number == 0:
             yield writer.header(event, size, title)
         yield from writer.event(event, size)
-    if not writer.begun:
+    if not writer.has_header:
         yield writer.header(None, writer.size, title)
 
 
 class _Writer:
     def __init__(self) -> None:
-        self.begun = False
+        self.has_header = False
         self.size: tuple[int, ...] = (80, 24)
         self._now = 0.0
 
     def header(self, first: Event | None, size: tuple[int, ...], title: str) -> str:
-        self.begun, self.size = True, size
+        self.has_header, self.size = True, size
         head: dict[str, Any] = {
             "version": 3,
             "term": {"cols": size[0], "rows": size[1], "type": "xterm-256color"},
@@ -49,7 +49,7 @@ class _Writer:
             "idle_time_limit": _IDLE_SECONDS,
         }
         if first:
-            self._now = _seconds(first.at) - _lasted(first)
+            self._now = _seconds(first.at) - _duration(first)
             head["timestamp"] = int(self._now)
         return _line(head)
 
@@ -57,9 +57,9 @@ class _Writer:
         body, ended = event.body, _seconds(event.at)
         match event.kind:
             case "command" | "output" if body.get("beside"):
-                return  # it had no terminal
+                return  # it ran without a terminal
             case "command" | "output":
-                began = ended - _lasted(event)
+                began = ended - _duration(event)
                 if size != self.size:
                     self.size = size
                     yield self._at(began, "r", f"{size[0]}x{size[1]}")
@@ -67,8 +67,8 @@ class _Writer:
                     yield self._at(began, "o", body["shown"])
                 yield from self._output(event, ended)
             case "checkpoint":
-                words = (body["label"], body.get("name"), body.get("intent"))
-                yield self._at(ended, "m", " ".join(filter(None, words)))
+                label = filter(None, (body["label"], body.get("name"), body.get("intent")))
+                yield self._at(ended, "m", " ".join(label))
             case _:
                 yield self._at(ended, "m", f"{event.kind}: {body.get('session', '')}:{body.get('label', '')}")
 
@@ -77,7 +77,7 @@ class _Writer:
         data = base64.b64decode(body["base64"]) if body.get("base64") else body.get("output", "").encode()
         first = ended - body.get("age_ms", 0) / 1000
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # What was taken out has moved the rest: then all of it comes at once.
+        # Redaction has changed the offsets: all of the output comes at once then.
         timing = [] if body.get("redacted") else body.get("timing", [])
         before = 0
         for ms, at in [*timing, (timing[-1][0] if timing else 0, len(data))]:
@@ -101,6 +101,6 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def _lasted(event: Event) -> float:
-    """How long before its time it began, in seconds."""
+def _duration(event: Event) -> float:
+    """How long before its time the event began, in seconds."""
     return float(max(event.body.get("duration_ms") or 0, event.body.get("age_ms") or 0)) / 1000

@@ -1,13 +1,14 @@
-"""The trajectory: what happened in a session, in order, written down once and never changed.
+"""The trajectory: the events of a session, in order, written once and never changed.
 
-Events are kept in the database (store/database.py) as a tree. Here is the way they get there: a stream for
-each incarnation of a session, into which things are put as they happen, and one thread that redacts, packs
-and writes them, in order. `later` puts something in and goes on: the answer to a command does not wait for
-its record. `tell` returns when what it was given is kept.
+The database keeps events as a tree (store/events.py). This module writes them there. Each box of a session
+has a stream, into which events are put as they happen; one thread redacts, packs and writes them in order.
+`Stream.add` returns at once: the answer to a command does not wait until its event is written.
+`Trajectory.record` returns when its event is written.
 
-A checkpoint must pin exactly what had happened when its tree stood still. `Stream.hold` draws that line: what
-is in the stream by then is written, what comes later waits until the point exists (or does not). A restore
-makes a new stream beside the old one and changes them over in the moment in which the session moves.
+A checkpoint has to contain exactly the events from before its processes were stopped. `Stream.hold` draws
+that line: events that are in the stream by then are written, later ones wait until the checkpoint exists or
+has failed. A restore makes a new stream beside the old one and replaces it when the session moves
+(`handover`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from waypoint.api.hints import Arg, Hint
 from waypoint.errors import SessionDead, UsageError
 from waypoint.history.redaction import Redactor
 from waypoint.model import Actor, Event, EventKind
@@ -33,12 +35,12 @@ from waypoint.store.events import NewEvent, make_blob
 log = logging.getLogger("waypoint")
 
 _INLINE_BYTES = 16 << 10
-"""A body that is larger has its largest part apart, compressed and once."""
-_PATIENCE_SECONDS = 120.0
+"""If a body is larger, its largest field is stored separately, compressed and deduplicated."""
+_TIMEOUT_SECONDS = 120.0
 
 Redactors = Callable[[], Redactor | None]
-"""Who knows the secrets of a session; asked when something is written, not when it happened. None when the
-session cannot be asked any more: what was known last counts."""
+"""Returns the redactor with the present secrets of a session. It is called when an event is written, not when
+it happened. None if the session is gone: the last redactor is used then."""
 
 
 @dataclass
@@ -49,25 +51,25 @@ class _Item:
     at: float
     data: bytes | None
     from_box: bool
-    """Whether the session itself said it: then it goes with the box it came from."""
+    """Whether it comes from the box: then it is dropped if the session has moved to another box."""
     done: threading.Event = field(default_factory=threading.Event)
     id: int | None = None
     error: Exception | None = None
 
 
 class Stream:
-    """What one incarnation of a session has to tell. Made by `Trajectory.open`; starts held."""
+    """The events of one box of a session. Made by `Trajectory.open`; starts held."""
 
     def __init__(self, trajectory: Trajectory, session_id: str, redactors: Redactors) -> None:
         self._trajectory, self.session_id, self._redactors = trajectory, session_id, redactors
         self.waiting: deque[_Item] = deque()
         self.allowed: int | None = 0
-        """How many of those that wait may be written; None: all."""
+        """How many of the waiting events may be written; None: all."""
         self.busy = False
         self.closed = False
         self._known = Redactor()
 
-    def later(
+    def add(
         self,
         kind: EventKind,
         body: Mapping[str, Any],
@@ -76,22 +78,22 @@ class Stream:
         data: bytes | None = None,
         at: float | None = None,
     ) -> None:
-        """Something that happened in the box. Costs microseconds; written in the background."""
+        """Adds an event of the box. It takes microseconds; the event is written in the background."""
         self._trajectory.put(self, _Item(kind, body, actor, at or time.time(), data, from_box=True))
 
     def hold(self) -> None:
-        """From now on nothing that happens is written, until `release`. May be repeated: the last counts."""
+        """Later events are not written until `release`. If called again, the last call counts."""
         self._trajectory.hold(self)
 
     def flush(self) -> None:
-        """Waits until all is written that may be."""
+        """Waits until all events that may be written are."""
         self._trajectory.flush(self)
 
     def release(self) -> None:
         self._trajectory.release(self)
 
     def close(self) -> None:
-        """The box is gone: what it still had to say is not heard any more."""
+        """The box is gone. Its last events are written if it was the session's present box."""
         self._trajectory.close_stream(self)
 
     def redactor(self) -> Redactor:
@@ -99,20 +101,20 @@ class Stream:
         return self._known
 
 
-_CALM_SECONDS = 0.05
+_DELAY_SECONDS = 0.05
 
 
 class Trajectory:
-    """The trajectories of one home. One of these lives in the daemon."""
+    """The trajectories of one home. The daemon has one of these."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._changed = threading.Condition()
         self._streams: dict[str, Stream] = {}
-        """The one of each live session's present incarnation."""
+        """The stream of the present box of each live session."""
         self._ready: deque[Stream] = deque()
-        self._waited_for = 0
-        """How many wait for something to be written: then the writer does not take its time."""
+        self._waiters = 0
+        """How many threads wait for an event to be written: then the writer does not delay."""
         self._stopped = False
         self._writer = threading.Thread(target=self._work, name="trajectory", daemon=True)
         self._writer.start()
@@ -120,19 +122,19 @@ class Trajectory:
     # ---- streams -----------------------------------------------------------------------------
 
     def open(self, session_id: str, redactors: Redactors) -> Stream:
-        """A stream for a box that is being built. Held, and not the session's until `adopt` or `moving`."""
+        """A held stream for a box that is being built. It becomes the session's by `adopt` or `handover`."""
         return Stream(self, session_id, redactors)
 
     def adopt(self, stream: Stream) -> None:
-        """From now on this is what its session has to tell."""
+        """Makes this the stream of its session."""
         with self._changed:
             self._streams[stream.session_id] = stream
         self.release(stream)
 
     @contextlib.contextmanager
-    def moving(self, stream: Stream) -> Iterator[None]:
-        """While a session moves into another box, whose stream this is. All that the old one has told is
-        written before; what others say about the session meanwhile comes after."""
+    def handover(self, stream: Stream) -> Iterator[None]:
+        """Around the move of a session into another box, whose stream this is. All events of the old box are
+        written before. Events about the session that others add meanwhile are written after."""
         with self._changed:
             old = self._streams.get(stream.session_id)
         if old:
@@ -178,26 +180,26 @@ class Trajectory:
     def flush(self, stream: Stream) -> None:
         with self._changed, self._waiting():
             self._changed.wait_for(
-                lambda: stream.closed or not (stream.busy or self._writable(stream)), _PATIENCE_SECONDS
+                lambda: stream.closed or not (stream.busy or self._writable(stream)), _TIMEOUT_SECONDS
             )
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
         with self._changed:
-            self._waited_for += 1
+            self._waiters += 1
             self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self._waited_for -= 1
+                self._waiters -= 1
 
     def close_stream(self, stream: Stream) -> None:
         with self._changed:
             if stream.closed:
                 return
             if self._streams.get(stream.session_id) is stream:
-                # It ended by itself: what it said last is heard.
+                # The box ended by itself: its last events are written.
                 del self._streams[stream.session_id]
                 stream.allowed = None
                 self._ready.append(stream)
@@ -206,20 +208,20 @@ class Trajectory:
             stream.closed = True
             self._changed.notify_all()
             with self._waiting():
-                self._changed.wait_for(lambda: not (stream.busy or stream.waiting), _PATIENCE_SECONDS)
+                self._changed.wait_for(lambda: not (stream.busy or stream.waiting), _TIMEOUT_SECONDS)
 
     def stop(self) -> None:
-        """Writes what waits, and no more after that."""
+        """Writes the waiting events, then stops."""
         with self._changed, self._waiting():
             self._changed.wait_for(
-                lambda: not self._ready and not any(one.busy for one in self._streams.values()), 10.0
+                lambda: not self._ready and not any(stream.busy for stream in self._streams.values()), 10.0
             )
             self._stopped = True
             self._changed.notify_all()
 
-    # ---- telling -----------------------------------------------------------------------------
+    # ---- recording ---------------------------------------------------------------------------
 
-    def tell(
+    def record(
         self,
         session_id: str,
         kind: EventKind,
@@ -229,8 +231,8 @@ class Trajectory:
         data: bytes | None = None,
         redactor: Redactor | None = None,
     ) -> int:
-        """Something that happened, in order after all that was put in before; kept when this returns.
-        `data`: what is too large for the body. A session that does not run has no stream: `redactor` then."""
+        """Adds an event after all earlier ones, and returns its id when it is written. `data`: content that
+        is too large for the body. `redactor` is used for a session that does not run and has no stream."""
         item = _Item(kind, body, actor, time.time(), data, from_box=False)
         with self._changed:
             stream = self._streams.get(session_id)
@@ -240,17 +242,17 @@ class Trajectory:
             ids = self._store.events.append(session_id, [_prepare(item, redactor or Redactor())])
             return ids[0] if ids else 0
         with self._waiting():
-            written = item.done.wait(_PATIENCE_SECONDS)
+            written = item.done.wait(_TIMEOUT_SECONDS)
         if not written:
-            raise SessionDead("the session is being checkpointed or restored and does not come to an end")
+            raise SessionDead("a checkpoint or restore of the session has not ended in time")
         if item.error:
             raise item.error
         return item.id or 0
 
     @contextlib.contextmanager
-    def turn(self, session_id: str) -> Iterator[None]:
-        """For what is to happen between two events: everything told before is kept, and no point is being
-        pinned meanwhile."""
+    def paused(self, session_id: str) -> Iterator[None]:
+        """Around a change between two events: all earlier events are written, and no checkpoint is taken
+        meanwhile."""
         with self._changed:
             stream = self._streams.get(session_id)
             if stream is None:
@@ -261,12 +263,12 @@ class Trajectory:
                     lambda: (
                         stream.closed or (stream.allowed is None and not stream.waiting and not stream.busy)
                     ),
-                    _PATIENCE_SECONDS,
+                    _TIMEOUT_SECONDS,
                 )
             yield
 
-    def settle(self, session_id: str) -> None:
-        """Until everything that was told of a session is kept, if it may be."""
+    def wait_written(self, session_id: str) -> None:
+        """Waits until all events of a session that may be written are."""
         with self._changed:
             stream = self._streams.get(session_id)
         if stream:
@@ -281,9 +283,9 @@ class Trajectory:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._stopped)
-                # A command has just ended, and its answer is on the way: it does not share the processor with
-                # what nobody waits for, and the next one may be written along with it.
-                self._changed.wait_for(lambda: self._waited_for or self._stopped, _CALM_SECONDS)
+                # A command has just ended and its answer is being sent. If no thread waits for the event, it
+                # is written a moment later: it does not compete with the answer, and the next may join it.
+                self._changed.wait_for(lambda: self._waiters or self._stopped, _DELAY_SECONDS)
                 if self._stopped:
                     return
                 stream = self._ready.popleft()
@@ -316,11 +318,11 @@ class Trajectory:
 
 
 def _prepare(item: _Item, redactor: Redactor) -> NewEvent:
-    """An event as it is kept: without secrets, and with what is large apart."""
-    given = dict(item.body)
-    key = given.pop("key", None) if item.kind == "effect" else None
-    body, hidden = redactor.redact_json(given)
-    if key:  # what makes it the same effect when it is done again: it opens nothing
+    """An event as it is stored: without secrets, and with its largest field separate if it is large."""
+    fields = dict(item.body)
+    key = fields.pop("key", None) if item.kind == "effect" else None
+    body, hidden = redactor.redact_json(fields)
+    if key:  # identifies the effect; not a secret, although it looks like one
         clean = redactor.redact(key)
         body["key"], hidden = clean.text, hidden + clean.count
     data = item.data
@@ -344,8 +346,8 @@ def _prepare(item: _Item, redactor: Redactor) -> NewEvent:
     )
 
 
-def whole(event: Event, data: bytes | None) -> Event:
-    """An event with what was kept apart from it, its blob. Output that is no text is in `base64` too."""
+def with_blob(event: Event, data: bytes | None) -> Event:
+    """An event with the content of its blob, if it has one. Output that is not text is also in `base64`."""
     if data is None:
         return event
     body = dict(event.body)
@@ -363,24 +365,27 @@ def whole(event: Event, data: bytes | None) -> Event:
 ROLES = ("user", "assistant", "system", "developer", "tool")
 
 
-def spoken(what: str, content: Any, more: Mapping[str, Any]) -> tuple[EventKind, dict[str, Any]]:
-    """Something the agent's side has to say, as an event: `what` is a role, `tool_call`, `tool_result` or
+def agent_event(what: str, content: Any, more: Mapping[str, Any]) -> tuple[EventKind, dict[str, Any]]:
+    """The kind and body of an event that an agent records. `what`: a role, `tool_call`, `tool_result` or
     `note`."""
     if not content and content != 0 and what != "tool_call":
-        raise UsageError("there is nothing to record", hint="give the words, or - to read them from stdin")
-    given = {name: value for name, value in more.items() if value not in (None, "", False)}
+        raise UsageError("there is nothing to record", hint="the content is empty")
+    fields = {name: value for name, value in more.items() if value not in (None, "", False)}
     match what:
         case "tool_call":
-            if not given.get("name"):
-                raise UsageError("a tool call needs the name of the tool", hint="give it with --name")
-            return "tool_call", {**given, "arguments": content}
+            if not fields.get("name"):
+                raise UsageError(
+                    "a tool call needs the name of the tool",
+                    hint=Hint("give it with ", Arg("record", "name")),
+                )
+            return "tool_call", {**fields, "arguments": content}
         case "tool_result":
-            return "tool_result", {**given, "content": content}
+            return "tool_result", {**fields, "content": content}
         case "note":
-            return "note", {**given, "text": content}
+            return "note", {**fields, "text": content}
     if what not in ROLES:
         raise UsageError(
-            f"{what!r} is nothing that can be recorded",
+            f"{what!r} cannot be recorded",
             hint=f"a role ({', '.join(ROLES)}), tool_call, tool_result or note",
         )
-    return "message", {"role": what, **given, "content": content}
+    return "message", {"role": what, **fields, "content": content}

@@ -149,7 +149,7 @@ class Boxes:
 
     def _terminal_event(self, live: Live, event: TerminalEvent) -> None:
         body = record(event)
-        live.stream.later(body.kind, body.body, actor=event.actor, data=body.data, at=event.at)
+        live.stream.add(body.kind, body.body, actor=event.actor, data=body.data, at=event.at)
         self._gate.terminal_event(live, event)
 
     def _picture_path(self, box: Box) -> Path:

@@ -282,7 +282,7 @@ class Gate:
         """Where it stands in the trajectory: after its command, and nobody waits for that to be written."""
         live = self._registry.running(row.id)
         if live is not None:
-            live.stream.later("effect", _body(number, new), actor=new.actor)
+            live.stream.add("effect", _body(number, new), actor=new.actor)
         else:
             self._registry.record(row, "effect", _body(number, new), actor=new.actor)
 
@@ -375,7 +375,7 @@ class Gate:
 
     def effects(self, row: SessionRow, since: Checkpoint | None = None) -> list[Effect]:
         """What was done outside by a session and on the way to where it stands; `since`: after a point."""
-        self._registry.trajectory.settle(row.id)
+        self._registry.trajectory.wait_written(row.id)
         tip = self._registry.find(row.id).tip
         if since is None:
             return self.ledger.leading_to(row.id, tip)

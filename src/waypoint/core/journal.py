@@ -17,7 +17,7 @@ import msgspec
 from waypoint.agent import tasks as plan
 from waypoint.agent.asciicast import KINDS, cast
 from waypoint.agent.tasks import Tasks
-from waypoint.agent.trajectory import spoken, whole
+from waypoint.agent.trajectory import agent_event, with_blob
 from waypoint.api.difference import Card
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.cards import Cards
@@ -84,7 +84,7 @@ class Journal:
         self, row: SessionRow, what: str, content: Any, *, actor: Actor, more: Mapping[str, Any]
     ) -> int:
         """Something that the agent's side said, did or was told. Kept when this returns."""
-        kind, body = spoken(what, content, more)
+        kind, body = agent_event(what, content, more)
         if len(msgspec.json.encode(body)) > _MOST_CONTENT_BYTES:
             raise UsageError(
                 f"at most {_MOST_CONTENT_BYTES >> 20} MiB can be recorded at once", hint="give it in parts"
@@ -119,7 +119,7 @@ class Journal:
         return [self._whole(event) for event in found] if full else found
 
     def _whole(self, event: Event) -> Event:
-        return whole(event, self._store.events.blob(event.blob)) if event.blob else event
+        return with_blob(event, self._store.events.blob(event.blob)) if event.blob else event
 
     def event(self, number: int) -> Event:
         """One event, with all that belongs to it."""
@@ -171,13 +171,13 @@ class Journal:
         """Adds tasks, all or none. `once`: those that are there already by that title stay as they are."""
         redactor = self._registry.redactor(row)
         words = [redactor.redact(title).text for title in titles]
-        with self._registry.trajectory.turn(row.id):
+        with self._registry.trajectory.paused(row.id):
             now = self.tasks(row)
             above = plan.find(now, parent).id if parent else None
             made: list[Task] = []
             events: list[NewEvent] = []
             for title in words:
-                known = [task for task in plan.below(now, above) if task.title == " ".join(title.split())]
+                known = [task for task in plan.children(now, above) if task.title == " ".join(title.split())]
                 if once and known:
                     made.append(known[0])
                     continue
@@ -202,7 +202,7 @@ class Journal:
         stands, if that was taken since the task was begun."""
         point = self._registry.point(row, evidence) if evidence else None
         note = self._registry.redactor(row).redact(" ".join(note.split())).text
-        with self._registry.trajectory.turn(row.id):
+        with self._registry.trajectory.paused(row.id):
             row = self._registry.find(row.id)
             now = self.tasks(row)
             task = plan.find(now, given)
@@ -227,12 +227,12 @@ class Journal:
         try:
             point = self._capture.checkpoint(row, Wish(intent or task.title, actor=actor))
         except BaseException:
-            with self._registry.trajectory.turn(row.id):
+            with self._registry.trajectory.paused(row.id):
                 told = [_task_event(before, task, "automatic")]
                 self._store.sessions.set_tasks(row.id, plan.dump(_with(self.tasks(row), before)), told)
             raise
         shown = msgspec.structs.replace(task, checkpoint=point.id)
-        with self._registry.trajectory.turn(row.id):
+        with self._registry.trajectory.paused(row.id):
             self._store.sessions.set_tasks(row.id, plan.dump(_with(self.tasks(row), shown)), [])
         at_point = plan.load(self._store.points.tasks(point.id))
         self._store.points.set_tasks(point.id, plan.dump(_with(at_point, shown)))

@@ -234,10 +234,10 @@ class Registry:
     ) -> int:
         """Adds an event to the trajectory of a session, redacted. It is stored when this returns, with the
         number of the event."""
-        return self.trajectory.tell(row.id, kind, body, actor=actor, data=data, redactor=self.redactor(row))
+        return self.trajectory.record(row.id, kind, body, actor=actor, data=data, redactor=self.redactor(row))
 
     def settle(self, row: SessionRow) -> None:
         """Waits until everything is stored that has happened in a session so far."""
         if live := self._lives.get(row.id):
             live.terminal.flush_background()
-        self.trajectory.settle(row.id)
+        self.trajectory.wait_written(row.id)

@@ -71,7 +71,7 @@ class Restore:
                 row.name, row.options, point, row.id, files_only=files_only, size=size
             )
             try:
-                with self._registry.trajectory.moving(live.stream):
+                with self._registry.trajectory.handover(live.stream):
                     self._store.operations.record_move(  # from here on the session is in the new box
                         row.id,
                         verb,

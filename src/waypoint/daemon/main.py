@@ -311,7 +311,7 @@ def spawn(app: App, connection: Connection, args: dict[str, Any]) -> Any:
     event = printed.record(program.exit_code)
     with contextlib.suppress(WaypointError):
         live = app.registry.live(row)
-        live.stream.later(event.kind, event.body, actor=actor_of(args), data=event.data)
+        live.stream.add(event.kind, event.body, actor=actor_of(args), data=event.data)
     with contextlib.suppress(wire.Closed, OSError):
         if program.exit_code is not None:
             connection.result({"exit_code": program.exit_code})

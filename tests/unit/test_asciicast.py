@@ -1,4 +1,4 @@
-"""Casts: what a terminal showed, as lines of an asciicast."""
+"""The history of a terminal as an asciicast."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_times_are_since_the_line_before() -> None:
     ]
 
 
-def test_what_is_out_of_order_never_goes_back_in_time() -> None:
+def test_intervals_are_never_negative() -> None:
     _, *rest = lines(
         event("output", 10, output="late\n", size=[80, 24]),
         event("command", 10.1, shown="# vim", output="", duration_ms=9000, size=[80, 24]),
@@ -57,14 +57,14 @@ def test_what_is_out_of_order_never_goes_back_in_time() -> None:
     assert [interval for interval, *_ in rest] == [0.0, 0.0, 1.0]
 
 
-def test_a_new_size_is_told_before_what_is_shown_in_it() -> None:
+def test_a_new_size_comes_before_the_output_in_it() -> None:
     _, *rest = lines(
         event("output", 1, output="a\n", size=[80, 24]), event("output", 2, output="b\n", size=[120, 40])
     )
     assert [(code, data) for _, code, data in rest] == [("o", "a\r\n"), ("r", "120x40"), ("o", "b\r\n")]
 
 
-def test_letters_are_whole_and_bytes_that_are_none_are_replaced() -> None:
+def test_characters_are_not_split_and_invalid_bytes_are_replaced() -> None:
     data = "é".encode()
     _, *rest = lines(
         event("output", 1, output="é", timing=[[0, 1], [50, 2]], raw=True, size=[80, 24]),
@@ -73,16 +73,16 @@ def test_letters_are_whole_and_bytes_that_are_none_are_replaced() -> None:
     assert [text for _, _, text in rest] == ["é", "\ufffdé"]
 
 
-def test_what_was_redacted_comes_at_once() -> None:
+def test_redacted_output_comes_at_once() -> None:
     body = {"output": "[redacted]\nx\n", "timing": [[0, 3], [900, 5]], "redacted": 1, "size": [80, 24]}
     _, *rest = lines(event("command", 2, duration_ms=1000, **body))
     assert [text for _, _, text in rest] == ["[redacted]\r\nx\r\n"]
 
 
-def test_a_program_beside_the_shell_had_no_terminal() -> None:
+def test_a_program_beside_the_shell_is_left_out() -> None:
     assert len(lines(event("command", 2, output="x\n", beside=True))) == 1
 
 
-def test_where_nothing_happened_there_is_a_cast_all_the_same() -> None:
+def test_without_events_there_is_a_header() -> None:
     [head] = lines()
     assert head["version"] == 3
