@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from waypoint.agent.trajectory import Stream, Trajectory
@@ -184,6 +184,7 @@ class Expected(NamedTuple):
         max_size=40,
     )
 )
+@example([("take", 0, 0), ("take", 0, 0), ("fork", 0, 1), ("restore", 1, 0), ("remove", 0, 0)])
 def test_after_any_operations_a_session_has_the_events_that_led_to_it(
     steps: list[tuple[str, int, int]],
 ) -> None:

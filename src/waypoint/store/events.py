@@ -172,7 +172,8 @@ class EventTable:
 
     def sweep(self) -> None:
         """Removes the events of sessions that are gone, except where another trajectory leads through
-        them."""
+        them. What a live session has abandoned (a fork that went back) may have begun on a removed event:
+        it begins there without a parent then."""
         self._database.execute(
             "DELETE FROM events WHERE session NOT IN (SELECT id FROM sessions) AND id NOT IN ("
             "WITH RECURSIVE line(id) AS ("
@@ -180,6 +181,10 @@ class EventTable:
             " UNION SELECT position FROM checkpoints WHERE position IS NOT NULL"
             " UNION SELECT e.parent FROM line JOIN events e ON e.id = line.id WHERE e.parent IS NOT NULL"
             ") SELECT id FROM line)"
+        )
+        self._database.execute(
+            "UPDATE events SET parent = NULL WHERE parent IS NOT NULL"
+            " AND NOT EXISTS (SELECT 1 FROM events p WHERE p.id = events.parent)"
         )
 
     def keep_blob(self, blob: Blob) -> None:
