@@ -194,19 +194,10 @@ class FakeEngine:
         self._faults.call("engine.dump")
         yield FakeDump(folder, self._faults)
 
-    def bound_addresses(self, images: Path) -> Iterable[str]:
-        return ()
-
-    def record_sizes(self, images: Path) -> None:
-        self._faults.call("engine.record_sizes")
-
-    def check_sizes(self, images: Path) -> None:
-        self._faults.call("engine.check_sizes")
-        assert (images / "core.img").exists(), "a point with a row has its images"
-
     def hold(self, box: Box, images: Path) -> FakeHeld:
         self._faults.call("engine.hold")
         assert isinstance(box, FakeBox)
+        assert (images / "core.img").exists(), "a point with a row has its images"
         return FakeHeld(box, self._faults)
 
 

@@ -149,7 +149,7 @@ def test_a_connection_that_nobody_accepts_is_refused_by_name(fresh: waypoint.Ses
 
 def test_a_connection_that_is_accepted_a_moment_later_is_waited_for(fresh: waypoint.Session) -> None:
     python(fresh, UNACCEPTED)
-    fresh.run("echo 0.1 > /tmp/accept")
+    fresh.run("echo 0.1 > /tmp/later && mv /tmp/later /tmp/accept")
     point = fresh.checkpoint()
     assert point.fork(name="copy")[0].run("kill -0 $program && echo runs").output == "runs\n"
 

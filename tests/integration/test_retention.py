@@ -343,7 +343,7 @@ def test_a_pool_that_fills_up(small: Home) -> None:
     fill_to(81)
     (warning,) = checkpoint()["warnings"]
     assert "% full" in warning
-    assert "waypoint forget" in warning
+    assert "forgetting old points" in warning
     assert client.call("daemon_status")["warnings"] == [warning]
     mine = [point["label"] for point in settled() if point["kind"] == "manual"]
 

@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -25,7 +24,7 @@ from waypoint.core.builder import BoxBuilder, BoxFacts
 from waypoint.core.contacts import Contacts
 from waypoint.core.engine import Engine
 from waypoint.core.gate import Gate
-from waypoint.core.live import Live, start_environment
+from waypoint.core.live import Doors, Live, start_environment
 from waypoint.core.observe import look_at_shell
 from waypoint.core.registry import Registry
 from waypoint.errors import WaypointError
@@ -45,13 +44,6 @@ _RCFILE = "/dev/waypoint/bin/integration.bash"
 _SHELL_STARTS = 3
 """After this many shells in a row that ended before their first prompt no other is started."""
 _MOST_EARLY_EXITS = 256
-
-
-class Doors(Protocol):
-    """The way in which a process inside a box sends requests to the daemon (daemon/inside)."""
-
-    def open(self, live: Live) -> None: ...
-    def close(self, live: Live) -> None: ...
 
 
 class Boxes:

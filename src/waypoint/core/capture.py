@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 
 from waypoint.agent.trajectory import Stream
+from waypoint.api.hints import Do, Hint
 from waypoint.box.plan import coverage, lost_from_dev
 from waypoint.box.volume import note_moved_mounts
 from waypoint.core.background import Background
@@ -26,12 +27,13 @@ from waypoint.core.cards import Cards
 from waypoint.core.contacts import Contacts
 from waypoint.core.dedupe import Dedupe
 from waypoint.core.engine import Engine
-from waypoint.core.live import Live, Twin, new_id
+from waypoint.core.live import Doors, Live, Twin, new_id
 from waypoint.core.observe import observe
 from waypoint.core.registry import FACTS_FILE, Registry
 from waypoint.core.remains import Remains
 from waypoint.core.space import DiskSpace
 from waypoint.core.spares import Spares
+from waypoint.engine.images import bound_addresses, record_sizes
 from waypoint.errors import AlreadyExists, NoSpace
 from waypoint.history import refs
 from waypoint.history.facts import Facts
@@ -48,12 +50,6 @@ from waypoint.terminal.terminal import TerminalState
 TERMINAL_FILE = "terminal"
 BOX_FILE = "box.json"
 """Beside the images of a point: the terminal, and what a restore has to know of the box."""
-
-
-class DoorsAtDump(Protocol):
-    """What a dump needs of the way in which processes in a box send requests (daemon/inside)."""
-
-    def closed_for_dump(self, live: Live, images: Path) -> contextlib.AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ class Capture:
         engine: Engine,
         ram: Ram,
         remains: Remains,
-        doors: DoorsAtDump,
+        doors: Doors,
         contacts: Contacts,
         space: DiskSpace,
         dedupe: Dedupe,
@@ -152,7 +148,7 @@ class Capture:
             ):
                 raise AlreadyExists(
                     f"session {row.name!r} has a checkpoint {name!r} already",
-                    hint="choose another name; `waypoint log` lists them",
+                    hint=Hint("choose another name; ", Do("log", session=row.name), " lists them"),
                 )
             return self.take(row, live, wish)
 
@@ -229,15 +225,15 @@ class Capture:
                     self._pool.snapshot(live.box.volume, stage.files, readonly=True)
                     own_network = row.options.net != "host"
                     facts = observe(live.box, live.terminal, members, own_network=own_network)
-            addresses = self._engine.bound_addresses(images) if row.options.net == "nat" else ()
+            addresses = bound_addresses(images) if row.options.net == "nat" else ()
             box = BoxFacts(addresses=tuple(addresses), open_files=dump.state.open_files)
             (images / TERMINAL_FILE).write_bytes(msgspec.json.encode(terminal))
             (images / FACTS_FILE).write_bytes(msgspec.json.encode(facts))
             (images / BOX_FILE).write_bytes(msgspec.json.encode(box))
-        self._engine.record_sizes(stage.images)
+        record_sizes(stage.images)
         not_covered = [*dump.state.notes, *lost_from_dev(live.box.pid)]
         if dump.state.outside_pipes:
-            not_covered.append("streams of programs started with --pipe end at a restore; the programs go on")
+            not_covered.append("streams between programs and clients end at a restore; the programs go on")
         return _Dump(dump.stats.pause_ms, dump.state.processes, facts, tuple(not_covered))
 
     @contextlib.contextmanager
@@ -273,7 +269,7 @@ def _no_space_named() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace("no space left in the pool", hint="free some with `waypoint prune`") from error
+            raise NoSpace("no space left in the pool", hint=Hint("free some with ", Do("prune"))) from error
         raise
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -21,10 +20,11 @@ from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxFacts
 from waypoint.core.capture import BOX_FILE, TERMINAL_FILE
 from waypoint.core.engine import Engine
-from waypoint.core.live import Live, Twin, new_id
+from waypoint.core.live import Doors, Live, Twin, new_id
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
+from waypoint.engine.images import check_sizes
 from waypoint.errors import NotFound, WaypointError
 from waypoint.kernel import processes
 from waypoint.kernel.network.sockets import abort_outside_connections
@@ -33,12 +33,6 @@ from waypoint.model import BoxOptions, Checkpoint, Size
 from waypoint.terminal.terminal import TerminalState
 
 log = logging.getLogger("waypoint")
-
-
-class DoorsAtRelease(Protocol):
-    """What a release needs of the way in which processes in a box send requests (daemon/inside)."""
-
-    def answer_waiters(self, live: Live, point: Checkpoint) -> None: ...
 
 
 class Copies:
@@ -51,7 +45,7 @@ class Copies:
         engine: Engine,
         boxes: Boxes,
         remains: Remains,
-        doors: DoorsAtRelease,
+        doors: Doors,
         spares: Spares[Twin],
         background: Background,
     ) -> None:
@@ -113,7 +107,7 @@ class Copies:
         """A copy of a whole point, up to the moment before its first instruction."""
         images = self._home.checkpoints / point.id / "images"
         with self._volume_of(point) as volume, contextlib.ExitStack() as undo:
-            self._engine.check_sizes(images)
+            check_sizes(images)
             state = msgspec.json.decode((images / TERMINAL_FILE).read_bytes(), type=TerminalState)
             facts = msgspec.json.decode((images / BOX_FILE).read_bytes(), type=BoxFacts)
             live = self._boxes.build("", volume, name, options, state.size, facts)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Protocol
 
 from waypoint.box.box import Box
-from waypoint.engine import images as image_files
 from waypoint.engine.dump import Dump
 from waypoint.engine.images import DumpStats, TreeState
 from waypoint.engine.memory import Memory
@@ -67,9 +66,6 @@ class Engine(Protocol):
         memory: TrackedMemory,
         complete_folder: Path,
     ) -> AbstractContextManager[TreeDump]: ...
-    def bound_addresses(self, images: Path) -> Iterable[str]: ...
-    def record_sizes(self, images: Path) -> None: ...
-    def check_sizes(self, images: Path) -> None: ...
     def hold(self, box: Box, images: Path) -> HeldTree: ...
 
 
@@ -101,15 +97,6 @@ class CriuEngine:
             memory=memory,
             complete_folder=complete_folder,
         )
-
-    def bound_addresses(self, images: Path) -> Iterable[str]:
-        return image_files.bound_addresses(images)
-
-    def record_sizes(self, images: Path) -> None:
-        image_files.record_sizes(images)
-
-    def check_sizes(self, images: Path) -> None:
-        image_files.check_sizes(images)
 
     def hold(self, box: Box, images: Path) -> HeldTree:
         return hold(box, images)

@@ -94,5 +94,5 @@ class Fork:
         refs.check_name(name, "session")
         names = [name] if n == 1 else [f"{name}-{number}" for number in range(1, n + 1)]
         for clash in filter(taken.__contains__, names):
-            raise AlreadyExists(f"there is a session {clash!r} already", hint="choose another --name")
+            raise AlreadyExists(f"there is a session {clash!r} already", hint="choose another name")
         return names

@@ -1,7 +1,8 @@
-"""What every command passes on its way into a session: judged, asked about, and written down.
+"""What every command passes before it runs in a session: judged, approved if needed, and written down.
 
-Reading and judging take microseconds, and an ordinary command costs nothing more. What acts on the outside is
-in the ledger before it runs, and what became of it afterwards; what needs a person's word waits for it here.
+Reading and judging a command takes microseconds, and an ordinary command costs nothing more. A command that
+acts on the outside is in the ledger before it runs, with its outcome afterwards. A command that needs
+approval waits for it here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from waypoint.api.hints import Do, Hint
 from waypoint.core.background import Background
 from waypoint.core.live import Live
 from waypoint.core.registry import Registry
@@ -38,7 +40,7 @@ _MOST_SHOWN = 2000
 
 @dataclass
 class Asker:
-    """Who wants a command to run, and how they can be told that it has to wait."""
+    """The caller that wants a command to run, and how it is informed that the command has to wait."""
 
     actor: Actor = "person"
     socket: int | None = None
@@ -47,7 +49,7 @@ class Asker:
 
 @dataclass
 class Passed:
-    """A command that may run. `ended` says what came of it; a block left without it was interrupted."""
+    """A command that may run. `ended` records its outcome; a block left without it was interrupted."""
 
     warnings: tuple[str, ...] = ()
     effects: list[tuple[int, NewEffect]] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Passed:
 
 
 class Gate:
-    """The policies, the ledger and the approvals of one home. One of these lives in the daemon."""
+    """The policies, the ledger and the approvals of one home."""
 
     def __init__(self, registry: Registry, ledger: Ledger, background: Background) -> None:
         self._registry, self._background, self.ledger = registry, background, ledger
@@ -102,8 +104,8 @@ class Gate:
     def policy(self, row: SessionRow) -> Policy:
         """What holds for a session. PolicyBroken when a file cannot be understood: then nothing may run."""
         try:
-            found = os.stat(self._file)
-            stamp: object = (found.st_mtime_ns, found.st_size, found.st_ino)
+            status = os.stat(self._file)
+            stamp: object = (status.st_mtime_ns, status.st_size, status.st_ino)
         except FileNotFoundError:
             stamp = None
         except OSError as error:
@@ -115,8 +117,8 @@ class Gate:
         if policy is None:
             own = [Rules(row.policy, f"the policy of {row.name}")] if row.policy else []
             text = self.home_text() if stamp else None
-            everybody = [Rules(text, str(self._file))] if text else []
-            policy = Policy(*own, *everybody)
+            shared = [Rules(text, str(self._file))] if text else []
+            policy = Policy(*own, *shared)
             with self._lock:
                 if len(self._policies) > 64:
                     self._policies.clear()
@@ -165,10 +167,10 @@ class Gate:
         line = command if isinstance(command, str) else " ".join(command)
         shown = self._clean(row, line)
         if judgement.decision == "deny":
-            self._registry.record(row, "approval", _told_denied(judgement, shown), actor=asker.actor)
+            self._registry.record(row, "approval", _denial(judgement, shown), actor=asker.actor)
             raise PolicyDenied(
                 f"the policy does not let this run: {self._clean(row, judgement.why) or shown}",
-                hint=f"`waypoint policy check -s {row.name} CMD` says what is judged how",
+                hint=Hint(Do("classify", "command", session=row.name), " says how a command is judged"),
                 **{"class": judgement.class_},
             )
         warnings = self._warnings(row, judgement)
@@ -190,12 +192,16 @@ class Gate:
             self._finish(row, passed, _unseen(judgement, shown, asker.actor) if unseen else None)
 
     def check_trial(self, row: SessionRow, command: str) -> None:
-        """A trial is tried again and again and thrown away: it may not act on the outside."""
+        """A trial may run many times, in copies that are thrown away: it may not act on the outside."""
         judgement = self.judge(row, command)
         if judgement.decision in ("ask", "deny") or judgement.outside:
             raise PolicyDenied(
                 f"a verification may not act on the outside: {self._clean(row, judgement.why)}",
-                hint="run it with `waypoint exec`, where it can be approved and is written down",
+                hint=Hint(
+                    "run it with ",
+                    Do("exec", "command", session=row.name),
+                    ", where it can be approved and is written down",
+                ),
                 **{"class": judgement.class_},
             )
 
@@ -212,7 +218,7 @@ class Gate:
         why = " · ".join((self._clean(row, judgement.why), *warnings))
 
         def announce(approval: Approval) -> None:
-            self._tell_approval(row, approval)
+            self._record_approval(row, approval)
             asker.announce(approval)
 
         approval = self.approvals.ask(
@@ -228,18 +234,18 @@ class Gate:
             requester=asker.socket,
             announce=announce,
         )
-        self._tell_approval(row, approval)
+        self._record_approval(row, approval)
         if approval.state == "approved" and not live.ended.is_set():
             asker.announce(approval)
             return approval
-        said = {
+        reason = {
             "denied": f"it was denied{f': {approval.note}' if approval.note else ''}",
             "approved": "the session was restored or ended meanwhile",
-            "expired": f"nobody approved it within {format_duration(policy.expires_seconds)}",
-        }.get(approval.state, approval.note or "nobody waits for it any more")
+            "expired": f"it was not approved within {format_duration(policy.expires_seconds)}",
+        }.get(approval.state, approval.note or "its caller does not wait any more")
         raise NotApproved(
-            f"`{_cut(shown)}` did not run: {said}",
-            hint="it is asked for again each time it is tried; `waypoint approvals` lists what waits",
+            f"`{_cut(shown)}` did not run: {reason}",
+            hint=Hint("each attempt asks for approval again; ", Do("approvals"), " lists what waits"),
             approval=approval.id,
             state=approval.state,
         )
@@ -276,17 +282,17 @@ class Gate:
             (number,) = self.ledger.add(row.id, row.name, [msgspec.structs.replace(unseen, **outcome)])
             passed.effects.append((number, unseen))
         for number, new in passed.effects:
-            self._tell(row, number, msgspec.structs.replace(new, **outcome))
+            self._record(row, number, msgspec.structs.replace(new, **outcome))
 
-    def _tell(self, row: SessionRow, number: int, new: NewEffect) -> None:
-        """Where it stands in the trajectory: after its command, and nobody waits for that to be written."""
+    def _record(self, row: SessionRow, number: int, new: NewEffect) -> None:
+        """Puts an effect into the trajectory, after its command. The caller does not wait for that."""
         live = self._registry.running(row.id)
         if live is not None:
             live.stream.add("effect", _body(number, new), actor=new.actor)
         else:
             self._registry.record(row, "effect", _body(number, new), actor=new.actor)
 
-    def _tell_approval(self, row: SessionRow, approval: Approval) -> None:
+    def _record_approval(self, row: SessionRow, approval: Approval) -> None:
         body: dict[str, Any] = {
             "approval": approval.id,
             "state": approval.state,
@@ -299,12 +305,12 @@ class Gate:
         self._registry.record(row, "approval", body, actor=approval.actor)
 
     def _warnings(self, row: SessionRow, judgement: Judgement) -> tuple[str, ...]:
-        found = []
+        warnings = []
         for part in judgement.outside:
             before = self.ledger.last_success(part.key) if part.key else None
             if before:
-                found.append(telling.repeat_warning(before, row.name))
-        return tuple(dict.fromkeys(found))
+                warnings.append(telling.repeat_warning(before, row.name))
+        return tuple(dict.fromkeys(warnings))
 
     def _clean(self, row: SessionRow, text: str) -> str:
         return self._registry.redactor(row).redact(text).text[:_MOST_SHOWN] if text else text
@@ -316,26 +322,24 @@ class Gate:
         if event.typed and event.ended and event.command:
             self._background.run(lambda: self._judge_typed(live, event))
 
-    def _judge_typed(self, live: Live, happened: TerminalEvent) -> None:
+    def _judge_typed(self, live: Live, event: TerminalEvent) -> None:
         row = self._registry.store.sessions.find(live.session_id)
-        if row is None or not happened.command:
+        if row is None or not event.command:
             return
         policy = self.policy(row)
-        judgement = policy.judge(
-            happened.command, cwd=happened.cwd or "", shares_network=row.options.net == "host"
-        )
+        judgement = policy.judge(event.command, cwd=event.cwd or "", shares_network=row.options.net == "host")
         if judgement.decision == "allow":
             return
         passed = Passed(alone=len(judgement.parts) == 1)
-        passed.ended(happened.exit_code, timed_out=happened.timed_out)
-        new = self._new(row, judgement, happened.actor, None)
+        passed.ended(event.exit_code, timed_out=event.timed_out)
+        new = self._new(row, judgement, event.actor, None)
         if judgement.unseen and policy.decisions["unknown"] != "allow":
-            new.append(_unseen(judgement, self._clean(row, happened.command), happened.actor))
-        known: dict[str, Any] = {"source": "typed", "at": happened.at}
+            new.append(_unseen(judgement, self._clean(row, event.command), event.actor))
+        known: dict[str, Any] = {"source": "typed", "at": event.at}
         known |= {"state": passed.state, "exit_code": passed.exit_code}
-        new = [msgspec.structs.replace(one, **known) for one in new]
-        for number, one in zip(self.ledger.add(row.id, row.name, new), new, strict=True):
-            self._tell(row, number, one)
+        new = [msgspec.structs.replace(effect, **known) for effect in new]
+        for number, effect in zip(self.ledger.add(row.id, row.name, new), new, strict=True):
+            self._record(row, number, effect)
 
     def claim(
         self,
@@ -348,9 +352,9 @@ class Gate:
         compensate: str = "",
         actor: Actor = "person",
     ) -> Effect:
-        """An effect that somebody says they had: by an API, say, that no command shows."""
+        """An effect that a caller reports: by an API, for example, that no command shows."""
         if not what.strip():
-            raise UsageError("what was done?", hint="a few words: waypoint effects add 'charged order 17'")
+            raise UsageError("no effect given", hint="describe it in a few words: 'charged order 17'")
         if class_ not in ("external-reversible", "irreversible"):
             raise UsageError(
                 f"an effect is external-reversible or irreversible, not {class_}",
@@ -382,20 +386,20 @@ class Gate:
         return self.ledger.since(row.id, tip, since.position)
 
     def outside(self, row: SessionRow, since: Checkpoint) -> tuple[list[str], list[str]]:
-        """For a plan: what going back would not undo, and what could not be looked into."""
-        found = self.effects(row, since)
+        """For a plan: what a restore would not undo, and commands that could not be examined."""
+        effects = self.effects(row, since)
         return (
-            telling.list_effects(telling.known_effects(found)),
-            telling.list_effects(telling.unknown_effects(found), most=3),
+            telling.list_effects(telling.known_effects(effects)),
+            telling.list_effects(telling.unknown_effects(effects), most=3),
         )
 
     def done_since(self, row: SessionRow, point: Checkpoint | None) -> list[str]:
-        """In words, for whoever resumes."""
+        """The effects since a point in words, for an agent that resumes."""
         return telling.list_effects(telling.known_effects(self.effects(row, point)), most=20)
 
 
 def _text(stdin: bytes | None) -> str | None:
-    """What a command is given to read, where that is a text a shell could run."""
+    """The standard input of a command, where that is a text that a shell could run."""
     if stdin is None or len(stdin) > 1 << 16:
         return None
     try:
@@ -409,20 +413,20 @@ def _unseen(judgement: Judgement, shown: str, actor: Actor) -> NewEffect:
     return NewEffect(command=shown, class_="unknown", source="rule", actor=actor, details=details)
 
 
-def _body(number: int, one: NewEffect | Effect) -> dict[str, Any]:
-    """An effect as the trajectory tells it."""
+def _body(number: int, effect: NewEffect | Effect) -> dict[str, Any]:
+    """An effect as the trajectory stores it."""
     body = {
         "effect": number,
-        "command": one.command,
-        "class": one.class_,
-        "source": one.source,
-        "state": one.state,
+        "command": effect.command,
+        "class": effect.class_,
+        "source": effect.source,
+        "state": effect.state,
     }
-    more = {"target": one.target, "key": one.key, "exit_code": one.exit_code}
+    more = {"target": effect.target, "key": effect.key, "exit_code": effect.exit_code}
     return body | {name: value for name, value in more.items() if value not in ("", None)}
 
 
-def _told_denied(judgement: Judgement, shown: str) -> dict[str, Any]:
+def _denial(judgement: Judgement, shown: str) -> dict[str, Any]:
     return {
         "state": "denied",
         "command": shown,

@@ -1,7 +1,7 @@
-"""What a session's agent did, knows and has still to do: its trajectory, its state, its tasks; and going on.
+"""What a session's agent did, knows and has still to do: its trajectory, its state, its tasks; and resuming.
 
-An agent's own process may die at any moment and its session may too. Everything it was told to be kept is in
-the database when the telling returns, and moves with the machine: whoever comes next asks `resume`.
+An agent's own process may die at any moment, and so may its session. Everything that it records is in the
+database when the call returns. The next agent asks `resume`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from waypoint.agent.asciicast import KINDS, cast
 from waypoint.agent.tasks import Tasks
 from waypoint.agent.trajectory import agent_event, with_blob
 from waypoint.api.difference import Card
+from waypoint.api.hints import Do, Hint
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.cards import Cards
 from waypoint.core.gate import Gate
@@ -43,28 +44,28 @@ from waypoint.text.resume import SessionStatus, write_prompt
 MOST_STATE_BYTES = 64 << 20
 _MOST_CONTENT_BYTES = 16 << 20
 _MOST_SINCE = 500
-"""Of what has happened since the last point: `trace` has the rest."""
+"""How many events since the last point `resume` returns; `trace` has the rest."""
 CONVERSATION: tuple[EventKind, ...] = ("message", "tool_call", "tool_result")
 
 
-def packed_state(given: Mapping[str, Any] | None, version: str | None) -> AgentState | None:
-    """Agent state as it came over the wire: `{"text": …}` (JSON) or `{"base64": …}`."""
-    if given is None:
+def packed_state(state: Mapping[str, Any] | None, version: str | None) -> AgentState | None:
+    """Agent state as it comes over the socket: `{"text": …}` (JSON) or `{"base64": …}`."""
+    if state is None:
         if version is not None:
-            raise UsageError("a version of what?", hint="agent_version goes with agent_state")
+            raise UsageError("a version without a state", hint="agent_version goes with agent_state")
         return None
-    if "base64" in given:
-        data, is_json = base64.b64decode(given["base64"]), False
+    if "base64" in state:
+        data, is_json = base64.b64decode(state["base64"]), False
     else:
         try:
-            json.loads(given["text"])
+            json.loads(state["text"])
         except ValueError as error:
-            raise UsageError(f"that agent state is no JSON: {error}", hint="give it as base64") from error
-        data, is_json = given["text"].encode(), True
+            raise UsageError(f"the agent state is not JSON: {error}", hint="give it as base64") from error
+        data, is_json = state["text"].encode(), True
     if len(data) > MOST_STATE_BYTES:
         raise UsageError(
-            f"that is {len(data) >> 20} MiB of agent state, and {MOST_STATE_BYTES >> 20} are the most",
-            hint="keep what is large in a file of the session: it is part of the point too",
+            f"the agent state has {len(data) >> 20} MiB, and the limit is {MOST_STATE_BYTES >> 20} MiB",
+            hint="keep large data in a file of the session: it is part of the point too",
         )
     return AgentState(kind="json" if is_json else "bytes", blob=make_blob(data), version=version)
 
@@ -83,7 +84,7 @@ class Journal:
     def record(
         self, row: SessionRow, what: str, content: Any, *, actor: Actor, more: Mapping[str, Any]
     ) -> int:
-        """Something that the agent's side said, did or was told. Kept when this returns."""
+        """A message, a tool call or its result. It is stored when this returns."""
         kind, body = agent_event(what, content, more)
         if len(msgspec.json.encode(body)) > _MOST_CONTENT_BYTES:
             raise UsageError(
@@ -110,23 +111,23 @@ class Journal:
         full: bool = False,
     ) -> list[Event]:
         """What led to a point, or to the present, oldest first. `everything`: all that ever happened in the
-        session, what it went back from too. `full`: with what is kept apart."""
+        session, also in lines of history that it has left. `full`: with data that is stored separately."""
         if everything:
             self._registry.settle(row)
-            found = self._store.events.all(row.id, kinds=kinds, limit=limit, after=after)
+            events = self._store.events.all(row.id, kinds=kinds, limit=limit, after=after)
         else:
-            found = self._store.events.trace(self.position(row, ref), kinds=kinds, limit=limit, after=after)
-        return [self._whole(event) for event in found] if full else found
+            events = self._store.events.trace(self.position(row, ref), kinds=kinds, limit=limit, after=after)
+        return [self._whole(event) for event in events] if full else events
 
     def _whole(self, event: Event) -> Event:
         return with_blob(event, self._store.events.blob(event.blob)) if event.blob else event
 
     def event(self, number: int) -> Event:
         """One event, with all that belongs to it."""
-        found = self._store.events.find(number)
-        if found is None:
-            raise NotFound(f"there is no event {number}", hint="`waypoint trace` lists them")
-        return self._whole(found)
+        event = self._store.events.find(number)
+        if event is None:
+            raise NotFound(f"there is no event {number}", hint=Hint(Do("trace"), " lists them"))
+        return self._whole(event)
 
     def cast(self, row: SessionRow, ref: str | None) -> Iterator[str]:
         """What the terminal showed on the way to a point, as an asciicast."""
@@ -134,28 +135,28 @@ class Journal:
         return cast((self._whole(event) for event in events), title=row.name)
 
     def conversation(self, position: int | None) -> list[Event]:
-        """What was said on the way to a position."""
+        """The messages and tool calls on the way to a position."""
         return [self._whole(event) for event in self._store.events.trace(position, kinds=CONVERSATION)]
 
     # ---- state -------------------------------------------------------------------------------
 
     def with_state(self, row: SessionRow) -> Checkpoint | None:
-        """The last point on the way to where a session stands that an agent left something with."""
-        found = self._store.points.find(row.head) if row.head else None
-        while found and not found.agent_state_kind:
-            found = self._store.points.find(found.parent) if found.parent else None
-        return found
+        """The last point on the way to where a session stands that has agent state."""
+        point = self._registry.head(row)
+        while point and not point.agent_state_kind:
+            point = self._store.points.find(point.parent) if point.parent else None
+        return point
 
     def agent_state(self, point: Checkpoint) -> dict[str, Any]:
-        """What an agent left with a point: `text` (JSON) or `base64`, neither when it left nothing."""
-        kept = self._store.points.agent_state(point.id)
-        found: dict[str, Any] = {"checkpoint": point, "agent_version": point.agent_version}
-        if kept is None:
-            return found
-        kind, data = kept
-        if kind == "json":
-            return {**found, "text": data.decode()}
-        return {**found, "base64": base64.b64encode(data).decode()}
+        """The agent state of a point: `text` (JSON) or `base64`, neither when it has none."""
+        result: dict[str, Any] = {"checkpoint": point, "agent_version": point.agent_version}
+        if state := self._store.points.agent_state(point.id):
+            kind, data = state
+            if kind == "json":
+                result["text"] = data.decode()
+            else:
+                result["base64"] = base64.b64encode(data).decode()
+        return result
 
     # ---- tasks -------------------------------------------------------------------------------
 
@@ -168,68 +169,66 @@ class Journal:
     def add_tasks(
         self, row: SessionRow, titles: Sequence[str], *, parent: str | None, once: bool, actor: Actor
     ) -> list[Task]:
-        """Adds tasks, all or none. `once`: those that are there already by that title stay as they are."""
+        """Adds tasks, all or none. `once`: a task of that title that exists stays as it is."""
         redactor = self._registry.redactor(row)
         words = [redactor.redact(title).text for title in titles]
         with self._registry.trajectory.paused(row.id):
             now = self.tasks(row)
             above = plan.find(now, parent).id if parent else None
-            made: list[Task] = []
+            added: list[Task] = []
             events: list[NewEvent] = []
             for title in words:
                 known = [task for task in plan.children(now, above) if task.title == " ".join(title.split())]
                 if once and known:
-                    made.append(known[0])
+                    added.append(known[0])
                     continue
                 now, task = plan.add(now, title, above)
-                made.append(task)
+                added.append(task)
                 events.append(_task_event(task, None, actor))
             if events:
                 self._store.sessions.set_tasks(row.id, plan.dump(now), events)
-        return made
+        return added
 
     def set_task(
         self,
         row: SessionRow,
-        given: str,
+        name: str,
         state: TaskState,
         *,
         note: str,
         evidence: str | None,
         actor: Actor,
     ) -> Task:
-        """A task stands otherwise. `evidence`: the point that shows it; without one it is where the session
-        stands, if that was taken since the task was begun."""
+        """Changes the state of a task. `evidence`: the point that shows it; by default the one that the
+        session stands on, if that was taken since the task was begun."""
         point = self._registry.point(row, evidence) if evidence else None
         note = self._registry.redactor(row).redact(" ".join(note.split())).text
         with self._registry.trajectory.paused(row.id):
             row = self._registry.find(row.id)
             now = self.tasks(row)
-            task = plan.find(now, given)
+            task = plan.find(now, name)
             if point is None and state == "completed" and row.head and task.started_at:
                 head = self._store.points.find(row.head)
                 point = head if head and head.created_at >= task.started_at else None
+            evidence = point.id if point else None
             now, before, after = plan.change(
-                *(now, given, state),
-                now=iso(time.time()),
-                note=note,
-                checkpoint=point.id if point else None,
+                now, name, state, now=iso(time.time()), note=note, checkpoint=evidence
             )
             self._store.sessions.set_tasks(row.id, plan.dump(now), [_task_event(after, before, actor)])
         return after
 
     def done_with_point(
-        self, row: SessionRow, given: str, *, note: str, actor: Actor, intent: str
+        self, row: SessionRow, name: str, *, note: str, actor: Actor, intent: str
     ) -> tuple[Task, Checkpoint]:
-        """A task is done, and a point is taken that shows it: in that point it is done too."""
-        before = plan.find(self.tasks(row), given)
-        task = self.set_task(row, given, "completed", note=note, evidence=None, actor=actor)
+        """Completes a task and takes a point that shows it: in that point it is completed too."""
+        before = plan.find(self.tasks(row), name)
+        task = self.set_task(row, name, "completed", note=note, evidence=None, actor=actor)
         try:
             point = self._capture.checkpoint(row, Wish(intent or task.title, actor=actor))
         except BaseException:
             with self._registry.trajectory.paused(row.id):
-                told = [_task_event(before, task, "automatic")]
-                self._store.sessions.set_tasks(row.id, plan.dump(_with(self.tasks(row), before)), told)
+                events = [_task_event(before, task, "automatic")]
+                self._store.sessions.set_tasks(row.id, plan.dump(_with(self.tasks(row), before)), events)
             raise
         shown = msgspec.structs.replace(task, checkpoint=point.id)
         with self._registry.trajectory.paused(row.id):
@@ -241,8 +240,8 @@ class Journal:
     # ---- going on ----------------------------------------------------------------------------
 
     def resume(self, row: SessionRow, *, actor: Actor = "agent") -> Resumption:
-        """What is to be done next, and what there is to know for it. A session that does not run is brought
-        back from its last point first."""
+        """What is to be done next, and what the agent has to know for it. A session that does not run is
+        restored to its last point first."""
         restored, left_behind = False, []
         state = self._registry.describe(row).state
         if state != "live":
@@ -250,16 +249,16 @@ class Journal:
             if row.head is None:
                 raise SessionDead(
                     f"session {row.name!r} does not run and has no point to go back to",
-                    hint="`waypoint new` starts another",
+                    hint=Hint(Do("new"), " starts another"),
                 )
-            head = self._store.points.find(row.head)
+            head = self._registry.head(row)
             left_behind = self._store.events.trace(
                 row.tip, after=head.position if head else None, limit=_MOST_SINCE
             )
             self._restore.to(row, row.head, actor=actor)
             restored = state != "parked"
         row = self._registry.find(row.id)
-        point = self._store.points.find(row.head) if row.head else None
+        point = self._registry.head(row)
         session = self._registry.describe(row)
         since = self.trace(row, after=point.position if point else None, limit=_MOST_SINCE)
         tasks = self.tasks(row)
@@ -299,16 +298,16 @@ class Journal:
             return None
 
     def _labels(self, tasks: Tasks, session: str) -> dict[str, str]:
-        """What the points are called that tasks refer to."""
-        found = {}
-        for one in {task.checkpoint for task in tasks if task.checkpoint}:
-            if point := self._store.points.find(one):
-                found[one] = point.label if point.session == session else f"{point.session}:{point.label}"
-        return found
+        """The labels of the points that tasks refer to."""
+        labels = {}
+        for name in {task.checkpoint for task in tasks if task.checkpoint}:
+            if point := self._store.points.find(name):
+                labels[name] = point.label if point.session == session else f"{point.session}:{point.label}"
+        return labels
 
 
 def _with(tasks: Tasks, changed: Task) -> Tasks:
-    return tuple(changed if one.id == changed.id else one for one in tasks)
+    return tuple(changed if task.id == changed.id else task for task in tasks)
 
 
 def _task_event(task: Task, before: Task | None, actor: Actor) -> NewEvent:

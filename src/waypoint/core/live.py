@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from waypoint.agent.trajectory import Stream
 from waypoint.box.box import Box
 from waypoint.core.engine import HeldTree, TrackedMemory
-from waypoint.model import BoxOptions
+from waypoint.model import BoxOptions, Checkpoint
 from waypoint.terminal.terminal import Terminal
 
 # The first entry wins over a Waypoint that the base may contain: that one does not work in a box.
@@ -74,6 +77,15 @@ class Live:
         """Set when this object no longer stands for anything that runs."""
         self.cleared = False
         """Whether its end has begun. Its descriptors may be reused by other boxes from then on."""
+
+
+class Doors(Protocol):
+    """The way in which processes in a box send requests to the daemon (daemon/inside)."""
+
+    def open(self, live: Live) -> None: ...
+    def close(self, live: Live) -> None: ...
+    def closed_for_dump(self, live: Live, images: Path) -> AbstractContextManager[None]: ...
+    def answer_waiters(self, live: Live, point: Checkpoint) -> None: ...
 
 
 @dataclass(frozen=True)

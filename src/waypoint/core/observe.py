@@ -1,6 +1,6 @@
-"""Looking at a live box: who runs in it, who listens, how its shell stands.
+"""Observing a live box: its processes, its listening ports, the state of its shell.
 
-The same look serves a checkpoint (while its tree stands still) and the present (for `status` and plans).
+The same observation serves a checkpoint (while its tree stands still) and the present (`status` and plans).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MOST_BYTES = 1 << 20
 
 
 def _socket_owners(tree: Sequence[processes.Process]) -> dict[int, processes.Process]:
-    """Which process holds which socket; the first one found, and so the oldest."""
-    found: dict[int, processes.Process] = {}
+    """Which process holds which socket: the oldest, if there are several."""
+    owners: dict[int, processes.Process] = {}
     for process in tree:
         for target in processes.descriptors(process.host_pid).values():
             if target.startswith("socket:["):
-                found.setdefault(int(target[8:-1]), process)
-    return found
+                owners.setdefault(int(target[8:-1]), process)
+    return owners
 
 
 def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
@@ -45,18 +45,18 @@ def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
     owners = _socket_owners(tree)
     return tuple(
         PortFact(
-            protocol=one.protocol,
-            address=one.address,
-            port=one.port,
-            pid=owners[one.inode].pid if one.inode in owners else None,
-            command=owners[one.inode].command if one.inode in owners else None,
+            protocol=listener.protocol,
+            address=listener.address,
+            port=listener.port,
+            pid=owners[listener.inode].pid if listener.inode in owners else None,
+            command=owners[listener.inode].command if listener.inode in owners else None,
         )
-        for one in listeners
+        for listener in listeners
     )
 
 
 def look_at_shell(box: Box, terminal: Terminal) -> ShellFact:
-    """Where the shell is and what it exports, as it said at its last prompt."""
+    """Where the shell is and what it exports, as it wrote at its last prompt."""
     shell = terminal.shell
     text = ""
     with contextlib.suppress(OSError):
@@ -65,8 +65,8 @@ def look_at_shell(box: Box, terminal: Terminal) -> ShellFact:
 
 
 def _read(box: Box, path: str) -> bytes:
-    """A file of the box. Whoever is in there may have put something else in its place: a link that would lead
-    to a file of the host's, a FIFO that would never answer."""
+    """A file of the box. A process in the box may have put something else in its place: a link that would
+    lead to a file of the host, a FIFO that would never answer."""
     root = os.open(f"/proc/{box.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = openat2(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS)
@@ -76,8 +76,8 @@ def _read(box: Box, path: str) -> bytes:
         return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
 
 
-def _asks_us(process: processes.Process) -> bool:
-    """Whether it is somebody's `waypoint status`, asked from inside: that it runs is no news to him."""
+def _is_own_client(process: processes.Process) -> bool:
+    """Whether it is a client that asks from inside the box: that it runs is not a change of the session."""
     try:
         return process.comm == "waypoint" and os.readlink(f"/proc/{process.host_pid}/exe").startswith(_CLIENT)
     except OSError:
@@ -85,8 +85,8 @@ def _asks_us(process: processes.Process) -> bool:
 
 
 def observe(box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, own_network: bool) -> Facts:
-    """All of it. `tree`: the processes of the box below its keeper. A box on the host's network has no ports
-    of its own."""
+    """Everything that is observed. `tree`: the processes of the box below its keeper. A box on the host's
+    network has no ports of its own."""
     numbers = {process.host_pid: process.pid for process in tree}
     members = tuple(
         ProcessFact(
@@ -98,7 +98,7 @@ def observe(box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, 
             stopped=process.state == "T",
         )
         for process in tree
-        if process.state != "Z" and not _asks_us(process)
+        if process.state != "Z" and not _is_own_client(process)
     )
     ports = _ports(box, tree) if own_network else ()
     return Facts(processes=members, ports=ports, shell=look_at_shell(box, terminal))

@@ -14,6 +14,7 @@ import msgspec
 
 from waypoint.agent import tasks
 from waypoint.api.difference import Change, Difference, PlanWords, ProcessFact, RestorePlan
+from waypoint.api.hints import Do, Hint
 from waypoint.core.comparison import Comparison, fresh_shell
 from waypoint.core.contacts import Contacts
 from waypoint.core.gate import Gate
@@ -45,13 +46,14 @@ class Plans:
         stored = self._store.operations.plan(plan_id)
         if stored is None or stored[0] != row.id:
             raise NotFound(
-                f"session {row.name!r} has no plan {plan_id!r}", hint="`waypoint preview REF` makes one"
+                f"session {row.name!r} has no plan {plan_id!r}",
+                hint=Hint(Do("preview", "ref", session=row.name), " makes one"),
             )
         _, target, digest = stored
         if self._compute(row, target, files_only=files_only)[2] != digest:
             raise GroundMoved(
                 "the session has changed since the plan was made",
-                hint="look again: `waypoint preview` makes a new plan",
+                hint=Hint("look again: ", Do("preview", "ref", session=row.name), " makes a new plan"),
             )
         return target
 

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from waypoint.agent.trajectory import Trajectory
+from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store as bases
 from waypoint.core.live import Live
 from waypoint.core.observe import look_at_shell
@@ -66,9 +67,10 @@ class Registry:
         if len(rows) == 1:
             return rows[0]
         if not rows:
-            raise NotFound("there are no sessions", hint="start one with `waypoint new`")
+            raise NotFound("there are no sessions", hint=Hint("start one with ", Do("new")))
         raise UsageError(
-            "more than one session: name one", hint=f"say it with -s or WAYPOINT_SESSION; {self._listing()}"
+            "more than one session: name one",
+            hint=Hint("give ", Arg("status", "session"), " or set WAYPOINT_SESSION; ", self._listing()),
         )
 
     def find_for(self, name: str | None, *point_refs: str | None) -> SessionRow:
@@ -76,9 +78,11 @@ class Registry:
         named = (refs.split(ref)[0] for ref in point_refs if ref)
         return self.find(name or next(filter(None, named), None))
 
-    def _listing(self) -> str:
+    def _listing(self) -> Hint:
         names = [row.name for row in self.store.sessions.all()]
-        return f"there are: {', '.join(names)}" if names else "there are none: start one with `waypoint new`"
+        if names:
+            return Hint(f"there are: {', '.join(names)}")
+        return Hint("there are none: start one with ", Do("new"))
 
     def point(self, row: SessionRow, ref: str) -> Checkpoint:
         """The point that a ref means, seen from a session."""
@@ -152,8 +156,8 @@ class Registry:
         live = self._lives.get(row.id)
         if live is None or not live.box.alive:
             how = "is parked" if row.state == "parked" else "does not run"
-            back = f"`waypoint restore -s {row.name} @` brings it back"
-            gone = f"it has no point to come back to; `waypoint rm {row.name}` forgets it"
+            back = Hint(Do("restore", session=row.name, ref="@"), " brings it back")
+            gone = Hint("it has no point to come back to; ", Do("rm", sessions=[row.name]), " forgets it")
             raise SessionDead(f"session {row.name!r} {how}", hint=back if row.head else gone)
         return live
 
@@ -187,7 +191,7 @@ class Registry:
         with self._lock:
             if self.store.points.find(point.id) is None:
                 raise NotFound(
-                    f"{point.label} has just been forgotten", hint="`waypoint log` lists the points"
+                    f"{point.label} has just been forgotten", hint=Hint(Do("log"), " lists the points")
                 )
             self._in_use[point.id] += 1
         try:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
 
+from waypoint.api.hints import Arg, Do, Hint
 from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
 from waypoint.core.capture import Capture, Wish
@@ -117,8 +118,10 @@ class Restore:
         try:
             return self._capture.take(row, live, Wish(intent, kind="safety", actor="automatic"))
         except CannotCheckpoint as error:
-            error.hint = (
-                "the present could not be saved first: `--no-safety` restores without, and it is lost"
+            error.hint = Hint(
+                "the present could not be saved first: ",
+                Arg("restore", safety=False),
+                " restores without, and it is lost",
             )
             raise
 
@@ -155,12 +158,15 @@ class Restore:
             if not done:
                 raise NotFound(
                     "there is nothing to undo",
-                    hint="only a restore can be undone; `waypoint log` lists the points",
+                    hint=Hint(
+                        "only a restore can be undone; ", Do("log", session=row.name), " lists the points"
+                    ),
                 )
             last = done[-1]
             if last.before is None:
                 raise NotFound(
-                    "the last restore took no safety checkpoint", hint="choose a point from `waypoint log`"
+                    "the last restore took no safety checkpoint",
+                    hint=Hint("choose a point from ", Do("log", session=row.name)),
                 )
             return self.to(row, last.before, verb="undo", undoes=last.id, actor=actor)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from waypoint.api.hints import Do, Hint
 from waypoint.box.plan import check_options, resolve_binds
 from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
@@ -54,7 +55,7 @@ class Sessions:
         if self._store.sessions.find(name):
             raise AlreadyExists(
                 f"there is a session {name!r} already",
-                hint=f"attach to it with `waypoint shell {name}`, or choose another name",
+                hint=Hint("attach to it with ", Do("attach", session=name), ", or choose another name"),
             )
         base = self._registry.base_of(options)
         check_options(options, base)

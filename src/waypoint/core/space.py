@@ -1,7 +1,7 @@
-"""Room: what takes it, what may go, and what happens before it runs out.
+"""Disk space: what takes it, what may be forgotten, and what happens before it runs out.
 
-Forgetting takes a point's row and then its bytes. Which points a policy means is decided in
-history/retention.py, what they would give back is found out in kernel/pool/extents.py. Here both meet what is
+Forgetting removes a point's row and then its bytes. Which points a policy means is decided in
+history/retention.py, what they would give back is computed in kernel/pool/extents.py. Here both meet what is
 protected: where sessions stand, what they were forked from, what `undo` and `redo` go back to, what is being
 verified.
 
@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store
 from waypoint.box.box import keepers
 from waypoint.core.background import Background
@@ -60,15 +61,19 @@ AUTOMATIC_KEPT = 5
 MARGIN_BYTES = 32 << 20
 """What a checkpoint needs beside its memory images: file system metadata, and room to give it up again."""
 PLENTY_BYTES = 8 << 30
-"""With so much free nobody is warned and nothing thinned, however full the disk that others use too."""
+"""With so much free there is no warning and no thinning, however full the disk is: others use it too."""
 _BATCH = 8
 _MIB = 1 << 20
 _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
 _COST_SECONDS = 20.0
 _FORGET_SECONDS = 2.0
-_MAKE_ROOM = (
-    "`waypoint forget --keep-last 10` forgets old points, `waypoint prune --auto` those taken automatically;"
-    " `waypoint du` shows what takes the room"
+_MAKE_ROOM = Hint(
+    Do("forget", policy={"keep_last": 10}),
+    " forgets old points, ",
+    Do("prune", auto=True),
+    " those taken automatically; ",
+    Do("du"),
+    " shows what takes the room",
 )
 
 
@@ -103,39 +108,41 @@ class DiskSpace:
         )
 
     def warnings(self, *, telling: bool) -> list[str]:
-        """What people should know. `telling`: somebody hears it now, so what was done is not said again."""
-        found = list(self._notices)
+        """What a user should know. `telling`: it is shown now, so what was done is not reported again."""
+        warnings = list(self._notices)
         if telling:
             self._notices.clear()
         pool = self.use()
         if pool.percent >= WARN_PERCENT and not self._has_plenty(pool):
             left = f"{pool.free_bytes // _MIB:,} MiB left"
-            found.append(f"the pool is {pool.percent:.0f}% full ({left}): {_MAKE_ROOM}")
-        return found
+            warnings.append(
+                f"the pool is {pool.percent:.0f}% full ({left}):"
+                " forgetting old points or pruning those taken automatically makes room"
+            )
+        return warnings
 
     def _has_plenty(self, pool: PoolUse) -> bool:
-        """A pool of its own size is full when it is; a disk that others fill too, when little is left."""
-        found = self._pool
-        has_own_size = isinstance(found, BtrfsPool) and found.image is not None
+        """For a disk that others fill too, the percentage says little: what counts is what is left."""
+        has_own_size = isinstance(self._pool, BtrfsPool) and self._pool.image is not None
         return not has_own_size and pool.free_bytes >= PLENTY_BYTES
 
     # ---- what stays --------------------------------------------------------------------------
 
     def protected(self) -> dict[str, str]:
         """The points that nothing may forget, each with the reason."""
-        found = dict.fromkeys(self._store.points.being_verified(), "it is being verified")
+        reasons = dict.fromkeys(self._store.points.being_verified(), "it is being verified")
         for row in self._store.sessions.all():
             done = [op for op in self._store.operations.all(row.id) if not op.undone]
             for op in done[-1:] + [op for op in done if op.verb in UNDOABLE][-1:]:
                 if op.before:
                     verb = "redo" if op.verb == "undo" else "undo"
-                    found[op.before] = f"`waypoint {verb} -s {row.name}` goes back to it"
+                    reasons[op.before] = f"{verb} of session {row.name!r} goes back to it"
             if row.forked_from:
-                found[row.forked_from] = f"session {row.name!r} was forked from it"
+                reasons[row.forked_from] = f"session {row.name!r} was forked from it"
         for row in self._store.sessions.all():
             if row.head:
-                found[row.head] = f"session {row.name!r} stands on it"
-        return found
+                reasons[row.head] = f"session {row.name!r} stands on it"
+        return reasons
 
     def pin(self, point: Checkpoint, *, pinned: bool) -> Checkpoint:
         """Keeps a point whatever a policy says, or no longer."""
@@ -160,9 +167,9 @@ class DiskSpace:
                 points, policy, protected=self.protected(), now=datetime.now().astimezone()
             )
             by_id = {point.id: point for point in points}
-            going = [by_id[one] for one in decision.forget if only is None or one in only]
-            kept = [_kept(by_id[point_id], reasons) for point_id, reasons in decision.keep.items()]
-            return self._forget(going, kept, dry_run=dry_run)
+            going = [by_id[name] for name in decision.forget if only is None or name in only]
+            staying = [_kept(by_id[name], reasons) for name, reasons in decision.keep.items()]
+            return self._forget(going, staying, dry_run=dry_run)
 
     def forget_points(
         self, points: Sequence[Checkpoint], *, force: bool = False, dry_run: bool = False
@@ -173,29 +180,30 @@ class DiskSpace:
             for point in points:
                 if why := protected.get(point.id):
                     raise UsageError(
-                        f"{point.label} cannot be forgotten: {why}", hint=_how_to_let_go(why, point)
+                        f"{point.label} cannot be forgotten: {why}", hint=_how_to_release(why, point)
                     )
-                held = [] if force else reasons_to_keep(point, RetentionPolicy(keep_good=False))
-                if held:
+                reasons = [] if force else reasons_to_keep(point, RetentionPolicy(keep_good=False))
+                if reasons:
                     raise UsageError(
-                        f"{point.label} is kept: {', '.join(held)}", hint="--force forgets it all the same"
+                        f"{point.label} is kept: {', '.join(reasons)}",
+                        hint=Hint(Arg("forget", force=True), " forgets it all the same"),
                     )
             return self._forget(list(dict.fromkeys(points)), [], dry_run=dry_run)
 
-    def _forget(self, points: Sequence[Checkpoint], kept: list[KeptPoint], *, dry_run: bool) -> Forgotten:
+    def _forget(self, points: Sequence[Checkpoint], staying: list[KeptPoint], *, dry_run: bool) -> Forgotten:
         space = self._freed(points, seconds=_FORGET_SECONDS)
         gone = []
         for point in points:
             if dry_run or self._remove(point.id):
                 gone.append(point)
             else:
-                kept.append(_kept(point, ("a session has just gone there",)))
+                staying.append(_kept(point, ("a session has just gone there",)))
         if gone and not dry_run:
             log.info("forgot %s", ", ".join(f"{point.session}:{point.label}" for point in gone))
             self._background.run(self._pool.reclaim)
         return Forgotten(
             forgotten=tuple(gone),
-            kept=tuple(kept),
+            kept=tuple(staying),
             frees_bytes=space.total_bytes,
             exact=space.exact,
             dry_run=dry_run,
@@ -244,19 +252,21 @@ class DiskSpace:
                 files = self._tree_cost(lines.growth(point, {point.id}), left())
                 memory = self._folder_cost(self._images(point.id), left())
                 costs.append(_cost(point, files, memory))
-        for one in rows:
-            if one.box and (row is None or one.id == row.id):
-                head = self._files(one.head) if one.head else None
-                space = self._tree_cost(Growth(self._home.sessions / one.box, head), left())
-                volumes.append(VolumeUse(session=one.name, unique_bytes=space.total_bytes, exact=space.exact))
-        found = [BaseUse(name=base.name, size_bytes=base.size_bytes) for base in store.list_bases(pool)]
+        for session in rows:
+            if session.box and (row is None or session.id == row.id):
+                head = self._files(session.head) if session.head else None
+                space = self._tree_cost(Growth(self._home.sessions / session.box, head), left())
+                volumes.append(
+                    VolumeUse(session=session.name, unique_bytes=space.total_bytes, exact=space.exact)
+                )
+        bases = [BaseUse(name=base.name, size_bytes=base.size_bytes) for base in store.list_bases(pool)]
         use = self.use()
         known = [cost.unique_bytes for cost in costs] + [volume.unique_bytes for volume in volumes]
-        known += [base.size_bytes for base in found]
+        known += [base.size_bytes for base in bases]
         return DiskUse(
             checkpoints=tuple(costs),
             sessions=tuple(volumes),
-            bases=tuple(found),
+            bases=tuple(bases),
             other_bytes=max(0, use.used_bytes - sum(known)),
             pool=use,
         )
@@ -308,7 +318,7 @@ class DiskSpace:
         policy = RetentionPolicy(keep_last=AUTOMATIC_KEPT, kinds=AUTOMATIC)
         decision = apply_policy(points, policy, protected=self.protected(), now=datetime.now().astimezone())
         by_id = {point.id: point for point in points}
-        return [by_id[one] for one in decision.forget]
+        return [by_id[name] for name in decision.forget]
 
     def watch(self) -> None:
         """After a checkpoint: what could not be deleted before is tried again, and a pool that fills up is
@@ -328,9 +338,9 @@ class DiskSpace:
                 del waiting[:_BATCH]
                 self._settle()
         if gone:
-            said = f"the pool was nearly full: {gone} old automatic points were forgotten to make room"
-            log.warning("%s", said)
-            self._notices.append(said)
+            notice = f"the pool was nearly full: {gone} old automatic points were forgotten to make room"
+            log.warning("%s", notice)
+            self._notices.append(notice)
 
     def require_room(self, live: Live | None) -> None:
         """Before a checkpoint: NoSpace unless there is room for it, after thinning if need be."""
@@ -357,14 +367,14 @@ class DiskSpace:
 def _dump_bytes(live: Live) -> int:
     """The most its memory images may take: they are compressed, but only once room was claimed for all of it.
     Memory that processes share is written once."""
-    found = [processes.memory_bytes(process.host_pid) for process in processes.below(live.box.pid)]
-    return sum(own for own, _ in found) + max((shared for _, shared in found), default=0)
+    sizes = [processes.memory_bytes(process.host_pid) for process in processes.below(live.box.pid)]
+    return sum(own for own, _ in sizes) + max((shared for _, shared in sizes), default=0)
 
 
 def _unwritten_bytes() -> int:
     """What of all files on this machine is only in memory yet and will want room."""
-    told = machine_bytes()
-    return told.get("Dirty", 0) + told.get("Writeback", 0)
+    sizes = machine_bytes()
+    return sizes.get("Dirty", 0) + sizes.get("Writeback", 0)
 
 
 def _countdown(seconds: float) -> Callable[[], float]:
@@ -377,12 +387,12 @@ def _kept(point: Checkpoint, reasons: tuple[str, ...]) -> KeptPoint:
     return KeptPoint(id=point.id, session=point.session, label=point.label, reasons=reasons)
 
 
-def _how_to_let_go(why: str, point: Checkpoint) -> str:
+def _how_to_release(why: str, point: Checkpoint) -> Hint:
     if "stands on it" in why:
-        return "take another checkpoint first, or remove the session"
+        return Hint("take another checkpoint first, or remove the session")
     if "forked from" in why:
-        return "remove that session first: `waypoint rm`"
-    return f"`waypoint show {point.label}` tells more"
+        return Hint("remove that session first: ", Do("rm", "sessions"))
+    return Hint(Do("show", session=point.session, ref=point.label), " tells more")
 
 
 def _cost(point: Checkpoint, files: Space, memory: Space) -> Cost:
@@ -430,9 +440,9 @@ class _Lines:
     def _later(self, point_id: str, going: Collection[str]) -> Iterator[Path]:
         waiting = [point_id]
         while waiting:
-            one = waiting.pop()
-            yield from self._volumes.get(one, ())
-            for child in self._children.get(one, ()):
+            parent = waiting.pop()
+            yield from self._volumes.get(parent, ())
+            for child in self._children.get(parent, ()):
                 if child in going:
                     waiting.append(child)
                 else:

@@ -1,8 +1,8 @@
 """Files in and out of sessions: landing a result, exporting it, copying, bringing single files back.
 
-What changed comes from views of points (or of a throwaway snapshot of the present); whatever is written goes
-through `kernel.placing`, be it to the host or into a live box. Paths of the host are looked up from the root
-of whoever asked: a client in a mount namespace of its own means the files that it sees.
+What changed comes from views of points, or of a snapshot of the present that is deleted afterwards. All that
+is written goes through kernel/placement.py, to the host or into a live box. Paths of the host are looked up
+from the root of the client: one in a mount namespace of its own means the files that it sees.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from waypoint.api.hints import Arg, Hint
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.comparison import BASE, Comparison, Moment
 from waypoint.core.live import Live
@@ -39,13 +40,16 @@ from waypoint.kernel.placement import ANYTHING, Dress, Expected, Folder, Moved
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
 from waypoint.store.sessions import SessionRow
 
-_MOST_CONFLICTS_TOLD = 200
+_MOST_CONFLICTS = 200
+"""Of more conflicts than this an error names the first ones."""
+_SOURCE = Arg("apply", "source")
+_GIVE_SOURCE = Hint("give the folder to start from with ", _SOURCE)
 _AT_ONCE = 200
 """Files that wait for the disk together."""
 
 
 class Request(NamedTuple):
-    """Which changes are meant: those of the session since its base, unless it is said otherwise."""
+    """Which changes are meant: by default those of the session since its base."""
 
     ref: str | None = None
     """Up to this point; None: up to now."""
@@ -57,8 +61,8 @@ class Request(NamedTuple):
     """Only what is at or below these."""
 
 
-class _Found(NamedTuple):
-    """A request, answered: both trees, and what of them was asked for."""
+class _Answer(NamedTuple):
+    """The answer to a request: both trees, and what of them was asked for."""
 
     old: PointView
     new: PointView
@@ -100,7 +104,7 @@ class Transfer:
     # ---- apply and export --------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _answered(self, row: SessionRow, request: Request, default: str | None) -> Iterator[_Found]:
+    def _answer(self, row: SessionRow, request: Request, default: str | None) -> Iterator[_Answer]:
         """`default`: the source when none was given; None chooses as `apply` does."""
         with (
             self._comparison.moment(row, request.since or BASE) as old,
@@ -113,10 +117,8 @@ class Transfer:
             paths = tuple(_named(posixpath.join(source, path), views) for path in request.paths)
             for path in paths:
                 if not landing.is_inside(path, source):
-                    raise UsageError(
-                        f"{shown(path)} is not below {shown(source)}", hint="say with --from where to start"
-                    )
-            yield _Found(before, new.view, landing.select(changes, new.view, source, paths), paths)
+                    raise UsageError(f"{shown(path)} is not below {shown(source)}", hint=_GIVE_SOURCE)
+            yield _Answer(before, new.view, landing.select(changes, new.view, source, paths), paths)
 
     def _source(
         self, request: Request, moment: Moment, views: Sequence[PointView], default: str | None
@@ -124,22 +126,20 @@ class Transfer:
         """The folder of the box that stands for where things land: the one that was given; else the one
         folder that was named by its whole path; else the one the shell is in."""
         whole = [path for path in request.paths if path.startswith("/")]
-        given = request.source or default
-        if given is None and len(request.paths) == 1 and whole:
-            found = _named(whole[0], views)
-            return found if _is_folder(found, views) else posixpath.dirname(found)
-        if given is None and whole:
+        chosen = request.source or default
+        if chosen is None and len(request.paths) == 1 and whole:
+            path = _named(whole[0], views)
+            return path if _is_folder(path, views) else posixpath.dirname(path)
+        if chosen is None and whole:
             raise UsageError(
-                "which folder of the session stands for the target?",
-                hint="say it with --from; paths that do not begin with / start there",
+                "no folder of the session given that stands for the target",
+                hint=Hint("give one with ", _SOURCE, "; paths that do not begin with / start there"),
             )
-        if given is None and moment.point and moment.point.files_only:
-            raise UsageError(
-                f"{moment.label} does not know where the shell was", hint="say with --from where to start"
-            )
-        source = _named(posixpath.join(moment.facts.shell.cwd, given or ""), views)
+        if chosen is None and moment.point and moment.point.files_only:
+            raise UsageError(f"{moment.label} does not know where the shell was", hint=_GIVE_SOURCE)
+        source = _named(posixpath.join(moment.facts.shell.cwd, chosen or ""), views)
         if not _is_folder(source, views):
-            raise UsageError(f"{shown(source)} is no folder of the session", hint="give a folder with --from")
+            raise UsageError(f"{shown(source)} is not a folder of the session", hint=_GIVE_SOURCE)
         return source
 
     def apply(
@@ -157,8 +157,8 @@ class Transfer:
         is forced; then those that cannot be are left."""
         to = posixpath.normpath(to)
         with (
-            _in_words(),
-            self._answered(row, request, "/" if to == "/" else None) as found,
+            _translated(),
+            self._answer(row, request, "/" if to == "/" else None) as answer,
             contextlib.ExitStack() as held,
         ):
             ground = None
@@ -166,23 +166,23 @@ class Transfer:
                 ground = held.enter_context(outside.enter(to, durable=True))
             landed = self._registry.store.landings.stamps(row.id)
             known = set(landed.values())
-            selection = found.selection
+            selection = answer.selection
             if ground and request.since is None:
-                selection = _with_undone(selection, found, ground, to, landed)
+                selection = _with_undone(selection, answer, ground, to, landed)
             rules = Rules(
                 delete=delete,
-                since_ns=self._began_ns(row, found.new),
+                since_ns=self._began_ns(row, answer.new),
                 landed=lambda _, status: _stamp(status) in known,
-                named=found.named,
+                named=answer.named,
                 outside=[bind.box for bind in row.options.binds],
             )
-            plan = landing.plan_landing(selection, found.old, found.new, ground or _Nowhere(), to, rules)
+            plan = landing.plan_landing(selection, answer.old, answer.new, ground or _Nowhere(), to, rules)
             if dry_run:
                 return plan.landing
             _refuse(plan.landing, force=force)
             if plan.steps:
                 ground = ground or held.enter_context(_made_folder(outside, to))
-                self._land(row, plan.steps, found.new, ground, to)
+                self._land(row, plan.steps, answer.new, ground, to)
             lost = tuple(
                 LeftOut(
                     path=shown(posixpath.join(to, path)), why=f"landed without {name}: not possible there"
@@ -230,10 +230,12 @@ class Transfer:
         whiteouts: bool = False,
     ) -> Exported:
         """The same changes as a tar or as a patch."""
-        with _in_words(), self._answered(row, request, "/") as found:
+        with _translated(), self._answer(row, request, "/") as answer:
             if patch:
-                return export.write_patch(found.selection, found.old, found.new, write, named=found.named)
-            return export.write_tar(found.selection, found.new, write, named=found.named, whiteouts=whiteouts)
+                return export.write_patch(answer.selection, answer.old, answer.new, write, named=answer.named)
+            return export.write_tar(
+                answer.selection, answer.new, write, named=answer.named, whiteouts=whiteouts
+            )
 
     # ---- single files back -------------------------------------------------------------------
 
@@ -250,10 +252,10 @@ class Transfer:
         """Files and folders of a point, back in the session as they were there. What was made since stays,
         unless `delete`. The present is kept in a safety checkpoint first."""
         if not paths:
-            raise UsageError("which files?", hint="name files or folders of the session")
+            raise UsageError("no files given", hint="name files or folders of the session")
         point = self._registry.point(row, ref)
         with (
-            _in_words(),
+            _translated(),
             self._comparison.moment(row, None) as now,
             self._comparison.moment(row, point.id) as then,
             self._registry.steady(row) as live,
@@ -268,7 +270,7 @@ class Transfer:
                 judge=False,
                 named=named,
                 outside=[bind.box for bind in row.options.binds],
-                why_kept=f"made since {point.name or point.label}; --delete lets it go",
+                why_kept=f"made since {point.name or point.label}; it goes only if deletions are asked for",
             )
             plan = landing.plan_landing(selection, now.view, then.view, root, "/", rules)
             if dry_run:
@@ -292,8 +294,10 @@ class Transfer:
             intent = f"before files of {point.name or point.label} came back"
             return self._capture.checkpoint(row, Wish(intent, kind="safety", actor="automatic"))
         except WaypointError as error:
-            error.hint = (
-                f"the present could not be saved first; `--no-safety` goes without. {error.hint}".strip()
+            error.hint = Hint(
+                "the present could not be saved first; ",
+                Arg("restore_files", safety=False),
+                f" goes without. {error.hint}".rstrip(),
             )
             raise
 
@@ -303,10 +307,10 @@ class Transfer:
         self, row: SessionRow, outside: Folder, sources: Sequence[str], target: str, *, follow: bool = False
     ) -> Copied:
         """Files and folders of the host into a live session."""
-        with _in_words(), self._registry.steady(row) as live, self._root(live) as root:
+        with _translated(), self._registry.steady(row) as live, self._root(live) as root:
             cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
-            given = [(path, _pieces_outside(outside, path, follow=follow)) for path in sources]
-            return _copy(given, root, posixpath.join(cwd, target))
+            trees = [(path, _pieces_outside(outside, path, follow=follow)) for path in sources]
+            return _copy(trees, root, posixpath.join(cwd, target))
 
     def copy_out(
         self,
@@ -319,18 +323,18 @@ class Transfer:
         follow: bool = False,
     ) -> Copied:
         """Files and folders of a session as it is now, or of one of its points, to the host."""
-        with _in_words():
+        with _translated():
             if ref is not None:
                 with self._comparison.moment(row, ref) as then:
                     paths = [posixpath.join(then.facts.shell.cwd, path) for path in sources]
-                    given = [(path, _pieces_of(then.view, path, follow=follow)) for path in paths]
-                    return _copy(given, outside, target, rights=False)
+                    trees = [(path, _pieces_of(then.view, path, follow=follow)) for path in paths]
+                    return _copy(trees, outside, target, rights=False)
             live = self._registry.live(row)
             with self._root(live) as root:
                 cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
                 paths = [posixpath.join(cwd, path) for path in sources]
-                given = [(path, _pieces_outside(root, path, follow=follow)) for path in paths]
-                return _copy(given, outside, target, rights=False)
+                trees = [(path, _pieces_outside(root, path, follow=follow)) for path in paths]
+                return _copy(trees, outside, target, rights=False)
 
     @contextlib.contextmanager
     def _root(self, live: Live) -> Iterator[Folder]:
@@ -340,7 +344,7 @@ class Transfer:
         except OSError as error:
             raise SessionDead("the session has just ended") from error
         with root:
-            if not live.box.alive:  # then the number may be somebody else's by now
+            if not live.box.alive:  # then the number may be that of another process by now
                 raise SessionDead("the session has just ended")
             yield root
 
@@ -363,22 +367,22 @@ def _stamp(status: os.stat_result) -> str:
 
 
 def _with_undone(
-    selection: Selection, found: _Found, ground: Folder, to: str, landed: Mapping[bytes, str]
+    selection: Selection, answer: _Answer, ground: Folder, to: str, landed: Mapping[bytes, str]
 ) -> Selection:
-    """With what a session has landed before and does not have any more: made and deleted in it, that is
-    nothing that changed since its base."""
+    """With what a session has landed before and does not have any more. It was made and deleted in the
+    session, so it is not among the changes since its base."""
     gone = set(selection.gone)
     for path, stamp in landed.items():
         inside = os.path.relpath(os.fsdecode(path), to)
         box_path = posixpath.join(selection.source, inside)
-        if inside.startswith("..") or found.new.place(box_path):
+        if inside.startswith("..") or answer.new.place(box_path):
             continue
-        if found.named and not any(landing.is_inside(box_path, one) for one in found.named):
+        if answer.named and not any(landing.is_inside(box_path, path) for path in answer.named):
             continue
         with contextlib.suppress(OSError), ground.at(inside) as where:
             status = os.lstat(where)
-            kept = 2 if stat.S_ISDIR(status.st_mode) else None  # what is in a folder changes its time
-            if _stamp(status).split(":")[:kept] == stamp.split(":")[:kept]:
+            fields = 2 if stat.S_ISDIR(status.st_mode) else None  # what is in a folder changes its time
+            if _stamp(status).split(":")[:fields] == stamp.split(":")[:fields]:
                 gone.add(box_path)
     return selection._replace(gone=tuple(sorted(gone)))
 
@@ -395,12 +399,14 @@ def _refuse(planned: Landing, *, force: bool) -> None:
         return
     first = planned.conflicts[0]
     more = len(planned.conflicts) - 1
-    said = f"{first.path}: {first.why}" + (f", and {more} more" if more else "")
+    conflicts = f"{first.path}: {first.why}" + (f", and {more} more" if more else "")
     forcible = all(conflict.forcible for conflict in planned.conflicts)
     raise LandingConflict(
-        f"nothing was changed, there {'are conflicts' if more else 'is a conflict'}: {said}",
-        hint="`--force` lands it all the same" if forcible else "name the paths that are to land",
-        conflicts=msgspec.to_builtins(planned.conflicts[:_MOST_CONFLICTS_TOLD]),
+        f"nothing was changed, there {'are conflicts' if more else 'is a conflict'}: {conflicts}",
+        hint=Hint(Arg("apply", force=True), " lands it all the same")
+        if forcible
+        else "name the paths that are to land",
+        conflicts=msgspec.to_builtins(planned.conflicts[:_MOST_CONFLICTS]),
     )
 
 
@@ -410,8 +416,8 @@ def _refuse(planned: Landing, *, force: bool) -> None:
 def carry_out(
     steps: Sequence[Step], view: PointView, ground: Folder, *, times: bool, insist: bool
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Does what a plan says, telling what has got its place. `times`: files are as old as they were; else
-    they are new, and what is built from them is built again. `insist`: only places that are as the plan saw
+    """Carries a plan out, and yields what is in its place. `times`: files are as old as they were; else they
+    are new, and what is built from them is built again. `insist`: only places that are as the plan saw
     them."""
     _check_room(steps, ground)
     try:
@@ -434,7 +440,7 @@ def _each(
         expected: Expected = step.there if insist or replaces_folder else ANYTHING
         place = step.place
         if place is None:
-            yield from ground.commit()  # nothing goes before all is there that comes
+            yield from ground.commit()  # deletions come after everything new is in place
             if not any(landing.is_inside(step.path, folder) for folder in replaced):
                 ground.remove(step.path, instead_of=expected)
             continue
@@ -466,7 +472,7 @@ def _each(
 
 
 def _dress(step: Step, place: Place, view: PointView, ground: Folder, *, times: bool) -> Dress:
-    """What is brought of owner, mode and attributes; what is not is as it is there."""
+    """Which owner, mode and attributes are set; the others stay as they are there."""
     entry, there = place.entry, step.there
     mtime = entry.mtime_ns if times else None
     wanted: dict[str, bytes | None] = {**carried(view.attributes(place))}
@@ -490,7 +496,7 @@ def _dress(step: Step, place: Place, view: PointView, ground: Folder, *, times: 
 
 
 def _set_times(steps: Sequence[Step], ground: Folder) -> None:
-    """Folders last: whatever is made in one makes it young again."""
+    """Folders last: a file that is made in one sets the folder's time."""
     for step in reversed(steps):
         if step.place and step.place.entry.is_folder:
             with contextlib.suppress(FileNotFoundError):
@@ -514,7 +520,7 @@ def _check_room(steps: Sequence[Step], ground: Folder) -> None:
 
 
 def _is_content_of(path: str) -> bool:
-    """`folder/.`: what is in it, and not it."""
+    """`folder/.` means what is in the folder, without the folder itself."""
     return path.endswith("/.") or posixpath.normpath(path) == "/"
 
 
@@ -534,9 +540,9 @@ def _pieces_outside(root: Folder, path: str, *, follow: bool) -> Iterator[_Piece
 
 
 def _pieces_in(folder: Folder, path: str) -> Iterator[_Piece]:
-    found = False
+    exists = False
     for node in folder.walk(path):
-        found = True
+        exists = True
         status = os.lstat(node.where)
         yield _Piece(
             node.path,
@@ -546,7 +552,7 @@ def _pieces_in(folder: Folder, path: str) -> Iterator[_Piece]:
             files.attributes(node.where),
             (status.st_dev, status.st_ino) if node.entry.is_folder or status.st_nlink > 1 else None,
         )
-    if not found:
+    if not exists:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
@@ -573,14 +579,14 @@ def _pieces_of(view: PointView, path: str, *, follow: bool) -> Iterator[_Piece]:
 
 
 def _copy(
-    given: Sequence[tuple[str, Iterator[_Piece]]], root: Folder, target: str, *, rights: bool = True
+    trees: Sequence[tuple[str, Iterator[_Piece]]], root: Folder, target: str, *, rights: bool = True
 ) -> Copied:
-    """Copies as `cp -a` does: into the target when that is a folder, else to it. Without `rights` no file
-    arrives that lends its own to whoever runs it."""
+    """Copies as `cp -a` does: into the target when that is a folder, else to it. Without `rights` files lose
+    the bits that give their rights to the user who runs them."""
     folder: Folder | None = None
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         folder = root.enter(target)
-    if folder is None and (len(given) > 1 or target.endswith("/")):
+    if folder is None and (len(trees) > 1 or target.endswith("/")):
         raise NotFound(f"there is no folder {shown(target)}", hint="make it first")
     name = ""
     if folder is None:
@@ -591,7 +597,7 @@ def _copy(
             raise NotFound(f"there is no folder {above}", hint="make it first") from error
     with folder:
         copying = _Copying(folder, rights=rights)
-        for path, pieces in given:
+        for path, pieces in trees:
             own = "" if _is_content_of(path) else posixpath.basename(posixpath.normpath(path))
             copying.tree(path, pieces, name or own)
         return copying.finish(target)
@@ -604,7 +610,7 @@ class _Copying:
         self._folder, self._rights = folder, rights
         self._names: dict[tuple[int, int], str] = {}
         self._made: set[tuple[int, int]] = set()
-        """Folders that are of the copy's own making: one that is copied into itself has an end."""
+        """Folders that this copy has made. A folder that is copied into itself ends there."""
         self._times: list[tuple[str, int]] = []
         self._left_out: list[LeftOut] = []
         self._files = self._folders = self._links = self._bytes = 0
@@ -622,7 +628,7 @@ class _Copying:
                 elif why := why_no_file(piece.entry):
                     self._leave(posixpath.join(source, piece.path), why)
                 elif path:
-                    self._one(piece, path)
+                    self._put(piece, path)
         except FileNotFoundError as error:
             if self._files or self._folders or self._links:
                 raise
@@ -631,7 +637,7 @@ class _Copying:
     def _leave(self, path: str, why: str) -> None:
         self._left_out.append(LeftOut(path=shown(path), why=why))
 
-    def _one(self, piece: _Piece, path: str) -> None:
+    def _put(self, piece: _Piece, path: str) -> None:
         entry, folder = piece.entry, self._folder
         there = folder.look(path)
         if there and there.is_folder != entry.is_folder:
@@ -662,12 +668,11 @@ class _Copying:
     def _dress(self, piece: _Piece, path: str) -> Dress:
         entry, attributes = piece.entry, carried(piece.attributes)
         mode = entry.mode
-        if entry.is_file and not self._rights:
-            lends = mode & (stat.S_ISUID | stat.S_ISGID)
-            if lends or "security.capability" in attributes:
-                self._leave(path, "came without the rights that it lends to whoever runs it")
-                mode &= ~(stat.S_ISUID | stat.S_ISGID)
-                attributes.pop("security.capability", None)
+        gives_rights = mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in attributes
+        if entry.is_file and gives_rights and not self._rights:
+            self._leave(path, "came without the rights that it gives to the user who runs it")
+            mode &= ~(stat.S_ISUID | stat.S_ISGID)
+            attributes.pop("security.capability", None)
         return Dress(mode, (entry.uid, entry.gid), {**attributes}, entry.mtime_ns)
 
     def finish(self, target: str) -> Copied:
@@ -686,8 +691,8 @@ class _Copying:
 
 
 @contextlib.contextmanager
-def _in_words() -> Iterator[None]:
-    """What the kernel refuses, as an error that helps."""
+def _translated() -> Iterator[None]:
+    """Translates what the kernel refuses."""
     try:
         yield
     except Moved as moved:
@@ -695,15 +700,15 @@ def _in_words() -> Iterator[None]:
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else ""
         where = "" if name.startswith("/proc/self/fd/") else f"{shown(name)}: "
-        said = f"{where}{os.strerror(error.errno or 0)}"
+        message = f"{where}{os.strerror(error.errno or 0)}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(f"no space left: {said}", hint="free some, and do it again") from error
+            raise NoSpace(f"no space left: {message}", hint="free some, and do it again") from error
         if error.errno == errno.ELOOP:
             raise UsageError(
                 f"{where}a link is on the way there that is not followed", hint="name the place itself"
             ) from error
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise NotFound(said, hint="is it still there?") from error
+            raise NotFound(message, hint="is it still there?") from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EXDEV):
-            raise UsageError(said, hint="nothing can be written there") from error
-        raise MachineError(said) from error
+            raise UsageError(message, hint="nothing can be written there") from error
+        raise MachineError(message) from error

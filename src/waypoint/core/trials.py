@@ -1,8 +1,8 @@
-"""Trying something on a checkpoint without touching anything: throwaway forks.
+"""Running a command in a throwaway copy of a point, and the verdicts that come of it.
 
 A verdict is about exactly the bytes of a point: its processes are brought back in a box that belongs to no
-session, the command runs in its shell with its environment, and the box is gone afterwards, whatever
-happened. A daemon that dies in the middle leaves a box that nobody owns, which the next one ends.
+session, the command runs in its shell with its environment, and the box is gone afterwards in any case. A
+daemon that dies meanwhile leaves a box that belongs to no session, which the next daemon ends.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ AT_ONCE = 2
 
 
 def check_trial(command: str, *, files_only: bool) -> None:
-    """UsageError when a command can say nothing about a point."""
+    """UsageError when a command cannot verify a point."""
     if not command.strip():
         raise UsageError("a verification needs a command", hint="one that exits with 0 when all is well")
     if files_only:
         raise UsageError(
             "a point that holds files only cannot be verified",
-            hint="there is nothing to run in; take one with its processes",
+            hint="it has no processes to run the command in; take a point with its processes",
         )
 
 
 class Trials:
-    """Verifications of one home, a few at a time."""
+    """The trials of one home, a few at a time."""
 
     def __init__(self, registry: Registry, copies: Copies, commands: Commands) -> None:
         self._registry, self._store, self._copies, self._commands = registry, registry.store, copies, commands
@@ -44,8 +44,8 @@ class Trials:
         self._done = threading.Condition()
 
     def run(self, point: Checkpoint, command: str, *, timeout: float = DEFAULT_TIMEOUT) -> RunResult:
-        """A command in a throwaway fork of a point. Where its shell is occupied (the point was taken in the
-        middle of a command), it runs beside it, with the shell's folder and exported variables."""
+        """A command in a throwaway copy of a point. Where its shell is busy (the point was taken while a
+        command ran), it runs beside it, with the shell's folder and exported variables."""
         with self._copies.throwaway(point) as live:
             try:
                 return live.terminal.run(new_id(), command, timeout=timeout)
@@ -56,7 +56,7 @@ class Trials:
                 return self._commands.run_beside(live, argv, shell.cwd, environment, timeout)
 
     def verify(self, point: Checkpoint, command: str, *, timeout: float = DEFAULT_TIMEOUT) -> int:
-        """Starts a verification; returns its number. The verdict is kept with the checkpoint."""
+        """Starts a verification; returns its number. The verdict is stored with the point."""
         check_trial(command, files_only=point.files_only)
         redactor = self._redactor(point)
         verdict_id = self._store.points.add_verdict(point.id, redactor.redact(command).text)
@@ -71,14 +71,14 @@ class Trials:
         try:
             result = self.run(point, command, timeout=timeout)
             passed = result.exit_code == 0 and not result.timed_out
-            said = self._redactor(point).redact(result.output[-OUTPUT_TAIL_BYTES:]).text
+            output = self._redactor(point).redact(result.output[-OUTPUT_TAIL_BYTES:]).text
             if result.timed_out:
-                said += f"\n[waypoint: it took longer than {timeout:g} s]"
+                output += f"\n[waypoint: it took longer than {timeout:g} s]"
             state, code, duration = "passed" if passed else "failed", result.exit_code, result.duration_ms
         except (WaypointError, OSError) as error:
-            state, code, duration, said = "error", None, None, str(error)
+            state, code, duration, output = "error", None, None, str(error)
         self._store.points.finish_verdict(
-            verdict_id, state, exit_code=code, duration_ms=duration, output=said
+            verdict_id, state, exit_code=code, duration_ms=duration, output=output
         )
         with self._done:
             self._done.notify_all()
@@ -87,9 +87,10 @@ class Trials:
         """The verdict, once it is there."""
         with self._done:
             while True:
-                found = next((v for v in self._store.points.verdicts(point.id) if v.id == verdict_id), None)
-                if found is None:
+                verdicts = self._store.points.verdicts(point.id)
+                verdict = next((verdict for verdict in verdicts if verdict.id == verdict_id), None)
+                if verdict is None:
                     raise NotFound("the checkpoint was removed during its verification")
-                if found.state != "running":
-                    return found
+                if verdict.state != "running":
+                    return verdict
                 self._done.wait(1.0)
