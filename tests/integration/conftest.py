@@ -73,11 +73,13 @@ def home(engine: Path) -> Iterator[Home]:
         os.environ["WAYPOINT_HOME"] = folder
         os.environ["PYTHONPATH"] = str(REPOSITORY / "src")
         os.environ.pop("WAYPOINT_SESSION", None)
+        os.environ["WAYPOINT_DEBUG_LOCKS"] = "1"
         # Tests that count boxes ask for spares themselves; `WAYPOINT_SPARES=2 make integration` has them all.
         os.environ.setdefault("WAYPOINT_SPARES", "off")
         found = Home(Path(folder))
         yield found
         waypoint.Client(folder).call("daemon_stop", {"sessions": True})
+        assert "OutOfOrder" not in found.log.read_text(), "locks were taken out of order"
         left = {kind: names for kind, names in _traces(found).items() if names}
         assert not left, f"left behind: {left}"
 

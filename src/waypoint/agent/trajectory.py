@@ -28,6 +28,7 @@ import msgspec
 from waypoint.api.hints import Arg, Hint
 from waypoint.errors import SessionDead, UsageError
 from waypoint.history.redaction import Redactor
+from waypoint.kernel import locks
 from waypoint.model import Actor, Event, EventKind
 from waypoint.store import Store
 from waypoint.store.events import NewEvent, make_blob
@@ -109,7 +110,7 @@ class Trajectory:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._changed = threading.Condition()
+        self._changed = locks.condition("trajectory")
         self._streams: dict[str, Stream] = {}
         """The stream of the present box of each live session."""
         self._ready: deque[Stream] = deque()

@@ -10,10 +10,11 @@ import array
 import errno
 import os
 import socket
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from waypoint.kernel import locks
 
 PROTOCOL = "1"
 """The version of the requests and answers; The C programs in native/ have the same constant."""
@@ -37,7 +38,7 @@ class Keeper:
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self._lock = threading.Lock()
+        self._lock = locks.lock("keeper")
         try:
             self._socket.settimeout(_ANSWER_SECONDS)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _PACKET_BYTES)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from waypoint.kernel import locks
+
 log = logging.getLogger("waypoint")
 
 _MOST_WAITING = 6
@@ -44,7 +46,7 @@ class Background:
     """The threads for background work, and the record of foreground verbs."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.lock("background")
         self._now = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
         self._idle = ThreadPoolExecutor(max_workers=2, thread_name_prefix="idle")
         self._waiting = 0

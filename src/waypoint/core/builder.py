@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from waypoint.box.plan import BoxSpec
 from waypoint.box.volume import empty_hidden, examine_base, make_volume, write_first_files
 from waypoint.core.contacts import Contacts
 from waypoint.home import Home
-from waypoint.kernel import cgroups
+from waypoint.kernel import cgroups, locks
 from waypoint.kernel.network.resolver import resolver_config
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.protocol import Pool
@@ -69,7 +68,7 @@ class HostBuilder:
     ) -> None:
         self._home, self._engine, self._kdat = home, engine, kdat
         self._pool, self._network, self._contacts = pool, network, contacts
-        self._preparing = threading.Lock()
+        self._preparing = locks.lock("network preparation")
         self._network_ready = False
 
     def make_volume(self, volume: Path, name: str, options: BoxOptions, base: Path) -> None:

@@ -8,7 +8,6 @@ derived from is in the point.
 from __future__ import annotations
 
 import logging
-import threading
 
 import msgspec
 
@@ -19,6 +18,7 @@ from waypoint.core.background import Background
 from waypoint.core.comparison import BASE, Comparison
 from waypoint.core.registry import Registry
 from waypoint.history.redaction import MASK
+from waypoint.kernel import locks
 from waypoint.model import Checkpoint, Effect, IntentFrom
 from waypoint.store.ledger import Ledger
 from waypoint.text.cards import write_card
@@ -35,7 +35,7 @@ class Cards:
     ) -> None:
         self._registry, self._store, self._comparison = registry, registry.store, comparison
         self._ledger, self._background = ledger, background
-        self._written = threading.Condition()
+        self._written = locks.condition("cards")
 
     def write_missing(self) -> None:
         """The cards that an earlier daemon did not come to."""

@@ -24,6 +24,7 @@ from waypoint.core.background import Background
 from waypoint.core.live import Live
 from waypoint.core.registry import Registry
 from waypoint.errors import WaypointError
+from waypoint.kernel import locks
 from waypoint.kernel.network import dns
 from waypoint.kernel.network.flows import Flow
 from waypoint.kernel.network.resolver import resolver_config
@@ -66,7 +67,7 @@ class Contacts:
     def __init__(self, registry: Registry, network: Network, background: Background) -> None:
         self._registry, self._store, self._network = registry, registry.store, network
         self._pump = Pump()
-        self._lock = threading.Lock()
+        self._lock = locks.lock("contacts")
         self._watched: set[str] = set()
         """The boxes that have a cable."""
         self._names: dict[str, _Names] = {}

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from waypoint.core.background import SHARING, Background
 from waypoint.home import Home
+from waypoint.kernel import locks
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.syscalls import set_io_priority
 from waypoint.model import Checkpoint
@@ -38,7 +39,7 @@ class Dedupe:
         self._possible = pool.kind == "btrfs"
         self._waiting: deque[tuple[str, str]] = deque(maxlen=_MOST_WAITING)
         """Points, each with the one before it. What does not fit any more stays unshared."""
-        self._changed = threading.Condition()
+        self._changed = locks.condition("dedupe")
         self._waiting_since = time.monotonic()
         self._helper: subprocess.Popen[str] | None = None
         self._interrupted = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from waypoint.core.live import Live
 from waypoint.core.registry import Registry
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history.retention import format_duration
-from waypoint.kernel import atomic
+from waypoint.kernel import atomic, locks
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState, Judgement
 from waypoint.policy.approvals import Approvals
 from waypoint.policy.rules import Policy, Rules, built_in, check
@@ -73,7 +72,7 @@ class Gate:
         self._registry, self._background, self.ledger = registry, background, ledger
         self.approvals = Approvals(ledger)
         self._file = registry.home.path / FILE
-        self._lock = threading.Lock()
+        self._lock = locks.lock("gate")
         self._policies: dict[tuple[object, str | None], Policy] = {}
         background.run(built_in)  # the first command does not wait for the rules to be read
 

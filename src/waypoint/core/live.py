@@ -14,6 +14,7 @@ import msgspec
 from waypoint.agent.trajectory import Stream
 from waypoint.box.box import Box
 from waypoint.core.engine import HeldTree, TrackedMemory
+from waypoint.kernel import locks
 from waypoint.model import BoxOptions, Checkpoint
 from waypoint.terminal.terminal import Terminal
 
@@ -63,14 +64,14 @@ class Live:
         self.session_id = session_id
         self.stream = stream
         """What happens in it, on its way into the trajectory."""
-        self.state = threading.RLock()
+        self.state = locks.rlock("session state")
         self.box = box
         self.terminal = terminal
         self.memory = memory
         self.programs: dict[int, Program] = {}
         self.early_exits: dict[int, int] = {}
         """Children of the anchor that ended before the thread that started them had registered them."""
-        self.exits = threading.Lock()
+        self.exits = locks.lock("exits")
         self.lost_shells = 0
         """How many shells in a row have ended before their first prompt."""
         self.ended = threading.Event()

@@ -30,6 +30,7 @@ from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
 from waypoint.home import Home
+from waypoint.kernel import locks
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import Actor, BoxOptions, Checkpoint, EventKind, Session
 from waypoint.store import Store
@@ -45,7 +46,7 @@ class Registry:
 
     def __init__(self, home: Home, pool: Pool, store: Store, trajectory: Trajectory) -> None:
         self.home, self.pool, self.store, self.trajectory = home, pool, store, trajectory
-        self._lock = threading.Lock()
+        self._lock = locks.lock("registry")
         self._lives: dict[str, Live] = {}
         self._turns: dict[str, threading.RLock] = {}
         self._in_use: Counter[str] = Counter()
@@ -167,7 +168,7 @@ class Registry:
     def moving(self, session_id: str) -> Iterator[None]:
         """For one verb at a time that takes a session elsewhere or ends it."""
         with self._lock:
-            turn = self._turns.setdefault(session_id, threading.RLock())
+            turn = self._turns.setdefault(session_id, locks.rlock("session move"))
         with turn:
             yield
 

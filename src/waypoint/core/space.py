@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,8 +29,13 @@ from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
 from waypoint.errors import NoSpace, UsageError
-from waypoint.history.retention import AUTOMATIC, RetentionPolicy, apply_policy, reasons_to_keep
-from waypoint.kernel import processes
+from waypoint.history.retention import (
+    AUTOMATIC,
+    RetentionPolicy,
+    apply_policy,
+    reasons_to_keep,
+)
+from waypoint.kernel import locks, processes
 from waypoint.kernel.memory import machine_bytes
 from waypoint.kernel.pool import extents
 from waypoint.kernel.pool.btrfs import BtrfsPool
@@ -90,7 +94,7 @@ class DiskSpace:
     ) -> None:
         self._registry, self._home, self._store, self._pool = registry, registry.home, registry.store, pool
         self._remains, self._spares, self._background = remains, spares, background
-        self._turn = threading.Lock()
+        self._turn = locks.lock("disk space")
         """Forgetting and thinning: one at a time."""
         self._notices: deque[str] = deque(maxlen=5)
 

@@ -20,6 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from waypoint.core.background import SPARES, Background
 from waypoint.errors import WaypointError
+from waypoint.kernel import locks
 from waypoint.kernel.memory import machine_bytes
 from waypoint.store import Store
 
@@ -102,7 +103,7 @@ class Spares(Generic[T]):
         self._store, self._background = store, background
         self._make: Callable[[str], T] | None = None
         self._end: Callable[[T], None] = lambda _: None
-        self._changed = threading.Condition()
+        self._changed = locks.condition("spares")
         self._wanted: dict[str, tuple[float, Sequence[Wanted]]] = {}
         """By session, with the time of the wish; the most recent last."""
         self._held: dict[str, _Held[T]] = {}

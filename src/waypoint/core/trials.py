@@ -7,7 +7,6 @@ daemon that dies meanwhile leaves a box that belongs to no session, which the ne
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from waypoint.core.commands import Commands
@@ -16,6 +15,7 @@ from waypoint.core.live import new_id, start_environment
 from waypoint.core.registry import Registry
 from waypoint.errors import NotFound, SessionBusy, UsageError, WaypointError
 from waypoint.history.redaction import Redactor
+from waypoint.kernel import locks
 from waypoint.model import Checkpoint, RunResult, Verdict
 
 OUTPUT_TAIL_BYTES = 4096
@@ -41,7 +41,7 @@ class Trials:
     def __init__(self, registry: Registry, copies: Copies, commands: Commands) -> None:
         self._registry, self._store, self._copies, self._commands = registry, registry.store, copies, commands
         self._workers = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="trial")
-        self._done = threading.Condition()
+        self._done = locks.condition("trials")
 
     def run(self, point: Checkpoint, command: str, *, timeout: float = DEFAULT_TIMEOUT) -> RunResult:
         """A command in a throwaway copy of a point. Where its shell is busy (the point was taken while a

@@ -12,7 +12,33 @@ import os
 import threading
 from types import TracebackType
 
-ORDER: tuple[str, ...] = ()
+ORDER: tuple[str, ...] = (
+    "disk space",
+    "session move",
+    "terminal turn",
+    "session state",
+    "cards",
+    "trials",
+    "dedupe",
+    "gate",
+    "terminal typing",
+    "network preparation",
+    "doors",
+    "door",
+    "terminal",
+    "approvals",
+    "spares",
+    "exits",
+    "keeper",
+    "background",
+    "network",
+    "registry",
+    "contacts",
+    "program output",
+    "trajectory",
+    "pump",
+    "store",
+)
 """From the outermost to the innermost."""
 
 

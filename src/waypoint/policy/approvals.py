@@ -15,13 +15,13 @@ import hashlib
 import os
 import secrets
 import select
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from waypoint.api.hints import Do, Hint
 from waypoint.errors import NotFound, UsageError
+from waypoint.kernel import locks
 from waypoint.model import Actor, Approval, ApprovalState, EffectClass
 from waypoint.store.database import iso
 from waypoint.store.ledger import Ledger
@@ -41,7 +41,7 @@ class Approvals:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._lock = threading.Lock()
+        self._lock = locks.lock("approvals")
         self._waiting: dict[str, _Waiting] = {}
         ledger.abandon()
 

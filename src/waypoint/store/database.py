@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from waypoint.errors import DaemonError
+from waypoint.kernel import locks
 
 MIGRATIONS = (
     """
@@ -225,7 +225,7 @@ class Database:
     """One connection and one lock: every statement takes microseconds, so no thread waits for long."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.RLock()
+        self._lock = locks.rlock("store")
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         path.chmod(0o600)
         self._connection.row_factory = sqlite3.Row

@@ -8,6 +8,8 @@ import select
 import threading
 from collections.abc import Callable
 
+from waypoint.kernel import locks
+
 log = logging.getLogger("waypoint")
 
 _IDLE_SECONDS = 0.1
@@ -18,7 +20,7 @@ class Pump:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._lock = threading.Lock()
+        self._lock = locks.lock("pump")
         self._actions: dict[int, Callable[[], None]] = {}
         self._when_idle: dict[object, Callable[[], None]] = {}
         threading.Thread(target=self._work, name="pump", daemon=True).start()

@@ -11,12 +11,12 @@ Called under the terminal's lock; costs microseconds.
 from __future__ import annotations
 
 import shlex
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from waypoint.kernel import locks
 from waypoint.model import Actor, Record, Size
 
 _SHOWN_BYTES = 16 << 10
@@ -346,7 +346,7 @@ class ProgramOutput:
 
     def __init__(self, argv: Sequence[str], cwd: str | None) -> None:
         self._command, self._cwd = shlex.join(argv), cwd
-        self._tape, self._lock, self._started_at = _Tape(), threading.Lock(), time.monotonic()
+        self._tape, self._lock, self._started_at = _Tape(), locks.lock("program output"), time.monotonic()
 
     def add(self, data: bytes) -> None:
         with self._lock:

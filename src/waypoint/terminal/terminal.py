@@ -28,7 +28,7 @@ import msgspec
 from waypoint.api.hints import Do, Hint
 from waypoint.box.keeper import Keeper
 from waypoint.errors import SessionBusy, SessionDead, UsageError
-from waypoint.kernel import processes
+from waypoint.kernel import locks, processes
 from waypoint.model import Actor, Record, RunResult, Size
 from waypoint.terminal import escapes
 from waypoint.terminal.command import OUTPUT_LIMIT_BYTES, Run
@@ -74,16 +74,16 @@ class Terminal:
         self.events = events
         """The connection on which the keeper sends its events."""
         self._master, self._slave, self._box_pid = master, slave, box_pid
-        self.lock = threading.RLock()
+        self.lock = locks.rlock("terminal")
         self.screen = Screen(size.rows, size.columns)
         self.watchers: list[Watcher] = []
         self.shell: Shell | None = None
         self._shell_host_pid: int | None = None
         self._state_changed = threading.Condition(self.lock)
         self._run: Run | None = None
-        self._turn = threading.Lock()
+        self._turn = locks.lock("terminal turn")
         """Held while a command runs: one at a time."""
-        self._typing = threading.Lock()
+        self._typing = locks.lock("terminal typing")
         """Held while a command is typed."""
         self._marks = MarkReader()
         self.closed = False

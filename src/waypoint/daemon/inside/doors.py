@@ -40,6 +40,7 @@ import msgspec
 from waypoint.box.plan import inside_path
 from waypoint.core.live import Live
 from waypoint.home import Home
+from waypoint.kernel import locks
 from waypoint.model import Checkpoint, Record
 from waypoint.terminal.pump import Pump
 
@@ -142,7 +143,7 @@ class Door:
 
     def __init__(self, folder: Path, live: Live) -> None:
         self.live = live
-        self.changed = threading.Condition(threading.RLock())
+        self.changed = locks.condition("door")
         """Its lock; and told of whenever a request has been dealt with."""
         self.listener: socket.socket | None = None
         self.silent: dict[int, socket.socket] = {}
@@ -271,7 +272,7 @@ class Doors:
     ) -> None:
         self._home, self._answer, self._lasting, self._copied = home, answer, lasting, copied
         self._pump = Pump()
-        self._lock = threading.Lock()
+        self._lock = locks.lock("doors")
         self._doors: dict[str, Door] = {}
 
     # ---- opening and shutting ----------------------------------------------------------------

@@ -19,12 +19,12 @@ import hashlib
 import ipaddress
 import itertools
 import secrets
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from waypoint.api.hints import Hint
 from waypoint.errors import AlreadyExists, MachineError, UsageError, translated
+from waypoint.kernel import locks
 from waypoint.kernel.network import GATEWAY, INTERFACE_PREFIX, flows, rtnetlink
 from waypoint.kernel.network.firewall import WITHOUT_NAT, Firewall
 from waypoint.kernel.network.netlink import NETLINK_ROUTE, Netlink, text, u32
@@ -68,7 +68,7 @@ class Network:
         self._prefix = INTERFACE_PREFIX + _short(tag, 4)
         self._group = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:3]) | 0x57000000
         self._firewall = Firewall(self.table, self._prefix + "*")
-        self._lock = threading.Lock()
+        self._lock = locks.lock("network")
         self._range: ipaddress.IPv4Network | None = None
         self._mtu = 1500
         self._forwarded_to: str | None = None
