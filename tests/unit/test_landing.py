@@ -29,7 +29,7 @@ from waypoint.cli.verbs.files import Location, landing_plan, parse_location
 from waypoint.core.transfer import carry_out
 from waypoint.history import export, landing
 from waypoint.history.changes import compare_views
-from waypoint.history.landing import LandingPlan, Rules, Selection
+from waypoint.history.landing import LandingPlan, LandingRules, Selection
 from waypoint.history.view import OPAQUE, REDIRECT, PointView
 from waypoint.kernel.placement import ANYTHING, Dress, Folder, Moved
 
@@ -243,14 +243,14 @@ class World:
     ) -> LandingPlan:
         selection, old, new = self.selection(*paths, source=source)
         with Folder.open(target or self.target) as ground:
-            return landing.plan_landing(selection, old, new, ground, "/t", Rules(named=paths, **rules))
+            return landing.plan_landing(selection, old, new, ground, "/t", LandingRules(named=paths, **rules))
 
     def land(
         self, *paths: str, source: str = "/app", target: Path | None = None, **rules: Any
     ) -> LandingPlan:
         selection, old, new = self.selection(*paths, source=source)
         with Folder.open(target or self.target) as ground:
-            made = landing.plan_landing(selection, old, new, ground, "/t", Rules(named=paths, **rules))
+            made = landing.plan_landing(selection, old, new, ground, "/t", LandingRules(named=paths, **rules))
             assert not made.landing.conflicts, made.landing.conflicts
             for _ in carry_out(made.steps, new, ground, times=False, insist=True):
                 pass
@@ -547,7 +547,7 @@ def test_what_appears_while_landing_is_not_overwritten(world: World) -> None:
     world.write("/app/f", "by the session")
     selection, old, new = world.selection()
     with Folder.open(world.target) as ground:
-        plan = landing.plan_landing(selection, old, new, ground, "/t", Rules())
+        plan = landing.plan_landing(selection, old, new, ground, "/t", LandingRules())
         (world.target / "f").write_text("just made here")
         with pytest.raises(Moved):
             list(carry_out(plan.steps, new, ground, times=False, insist=True))

@@ -32,8 +32,15 @@ from waypoint.errors import (
     WaypointError,
 )
 from waypoint.history import export, landing
-from waypoint.history.landing import Rules, Selection, Step, carried, place_of, shown, why_no_file
-from waypoint.history.view import Place, PointView
+from waypoint.history.landing import (
+    LandingRules,
+    LandingStep,
+    Selection,
+    portable_attributes,
+    reason_not_portable,
+    resolve_path,
+)
+from waypoint.history.view import Place, PointView, printable
 from waypoint.kernel import files
 from waypoint.kernel.files import Entry
 from waypoint.kernel.placement import ANYTHING, Dress, Expected, Folder, Moved
@@ -117,7 +124,7 @@ class Transfer:
             paths = tuple(_named(posixpath.join(source, path), views) for path in request.paths)
             for path in paths:
                 if not landing.is_inside(path, source):
-                    raise UsageError(f"{shown(path)} is not below {shown(source)}", hint=_GIVE_SOURCE)
+                    raise UsageError(f"{printable(path)} is not below {printable(source)}", hint=_GIVE_SOURCE)
             yield _Answer(before, new.view, landing.select(changes, new.view, source, paths), paths)
 
     def _source(
@@ -139,7 +146,7 @@ class Transfer:
             raise UsageError(f"{moment.label} does not know where the shell was", hint=_GIVE_SOURCE)
         source = _named(posixpath.join(moment.facts.shell.cwd, chosen or ""), views)
         if not _is_folder(source, views):
-            raise UsageError(f"{shown(source)} is not a folder of the session", hint=_GIVE_SOURCE)
+            raise UsageError(f"{printable(source)} is not a folder of the session", hint=_GIVE_SOURCE)
         return source
 
     def apply(
@@ -169,7 +176,7 @@ class Transfer:
             selection = answer.selection
             if ground and request.since is None:
                 selection = _with_undone(selection, answer, ground, to, landed)
-            rules = Rules(
+            rules = LandingRules(
                 delete=delete,
                 since_ns=self._began_ns(row, answer.new),
                 landed=lambda _, status: _stamp(status) in known,
@@ -185,20 +192,22 @@ class Transfer:
                 self._land(row, plan.steps, answer.new, ground, to)
             lost = tuple(
                 LeftOut(
-                    path=shown(posixpath.join(to, path)), why=f"landed without {name}: not possible there"
+                    path=printable(posixpath.join(to, path)), why=f"landed without {name}: not possible there"
                 )
                 for path, name in (ground.lost if ground else ())
             )
             return msgspec.structs.replace(plan.landing, left_out=plan.landing.left_out + lost, done=True)
 
-    def _land(self, row: SessionRow, steps: Sequence[Step], view: PointView, ground: Folder, to: str) -> None:
+    def _land(
+        self, row: SessionRow, steps: Sequence[LandingStep], view: PointView, ground: Folder, to: str
+    ) -> None:
         stamps: dict[bytes, str] = {}
         try:
             for path, status in carry_out(steps, view, ground, times=False, insist=True):
                 stamps[os.fsencode(posixpath.join(to, path))] = _stamp(status)
         except Moved as moved:
             raise LandingConflict(
-                f"{shown(posixpath.join(to, moved.path))} changed while this was landing",
+                f"{printable(posixpath.join(to, moved.path))} changed while this was landing",
                 hint="what came before it has landed; look again, and land the rest",
             ) from moved
         finally:
@@ -265,7 +274,7 @@ class Transfer:
             cwd = now.facts.shell.cwd
             named = [_named(posixpath.join(cwd, path), views, follow=False) for path in paths]
             selection = landing.select(self._comparison.changes(now, then), then.view, "/", named)
-            rules = Rules(
+            rules = LandingRules(
                 delete=delete,
                 judge=False,
                 named=named,
@@ -351,10 +360,10 @@ class Transfer:
 
 def _named(path: str, views: Sequence[PointView], *, follow: bool = True) -> str:
     try:
-        return place_of(path, views, follow=follow)
+        return resolve_path(path, views, follow=follow)
     except FileNotFoundError as error:
         raise NotFound(
-            f"the session has no {shown(path)}", hint="paths are those of the session, from its folder on"
+            f"the session has no {printable(path)}", hint="paths are those of the session, from its folder on"
         ) from error
 
 
@@ -414,7 +423,7 @@ def _refuse(planned: Landing, *, force: bool) -> None:
 
 
 def carry_out(
-    steps: Sequence[Step], view: PointView, ground: Folder, *, times: bool, insist: bool
+    steps: Sequence[LandingStep], view: PointView, ground: Folder, *, times: bool, insist: bool
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Carries a plan out, and yields what is in its place. `times`: files are as old as they were; else they
     are new, and what is built from them is built again. `insist`: only places that are as the plan saw
@@ -431,13 +440,13 @@ def carry_out(
 
 
 def _each(
-    steps: Sequence[Step], view: PointView, ground: Folder, *, times: bool, insist: bool
+    steps: Sequence[LandingStep], view: PointView, ground: Folder, *, times: bool, insist: bool
 ) -> Iterator[tuple[str, os.stat_result]]:
     names: dict[int, str] = {}
     replaced: list[str] = []
     for step in steps:
-        replaces_folder = step.there is not None and step.there.is_folder and "type" in step.what
-        expected: Expected = step.there if insist or replaces_folder else ANYTHING
+        replaces_folder = step.present is not None and step.present.is_folder and "type" in step.what
+        expected: Expected = step.present if insist or replaces_folder else ANYTHING
         place = step.place
         if place is None:
             yield from ground.commit()  # deletions come after everything new is in place
@@ -471,15 +480,15 @@ def _each(
                 yield from ground.commit()
 
 
-def _dress(step: Step, place: Place, view: PointView, ground: Folder, *, times: bool) -> Dress:
+def _dress(step: LandingStep, place: Place, view: PointView, ground: Folder, *, times: bool) -> Dress:
     """Which owner, mode and attributes are set; the others stay as they are there."""
-    entry, there = place.entry, step.there
+    entry, there = place.entry, step.present
     mtime = entry.mtime_ns if times else None
-    wanted: dict[str, bytes | None] = {**carried(view.attributes(place))}
+    wanted: dict[str, bytes | None] = {**portable_attributes(view.attributes(place))}
     if there is None or "type" in step.what:
         return Dress(entry.mode, (entry.uid, entry.gid), wanted, mtime)
     with ground.at(step.path) as where:
-        present = carried(files.attributes(where))
+        present = portable_attributes(files.attributes(where))
     if step.action == "mode":
         return Dress(
             entry.mode if "mode" in step.what else None,
@@ -495,7 +504,7 @@ def _dress(step: Step, place: Place, view: PointView, ground: Folder, *, times: 
     )
 
 
-def _set_times(steps: Sequence[Step], ground: Folder) -> None:
+def _set_times(steps: Sequence[LandingStep], ground: Folder) -> None:
     """Folders last: a file that is made in one sets the folder's time."""
     for step in reversed(steps):
         if step.place and step.place.entry.is_folder:
@@ -503,7 +512,7 @@ def _set_times(steps: Sequence[Step], ground: Folder) -> None:
                 ground.dress(step.path, Dress(mtime_ns=step.place.entry.mtime_ns))
 
 
-def _check_room(steps: Sequence[Step], ground: Folder) -> None:
+def _check_room(steps: Sequence[LandingStep], ground: Folder) -> None:
     needed = sum(
         step.place.entry.size
         for step in steps
@@ -587,13 +596,13 @@ def _copy(
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         folder = root.enter(target)
     if folder is None and (len(trees) > 1 or target.endswith("/")):
-        raise NotFound(f"there is no folder {shown(target)}", hint="make it first")
+        raise NotFound(f"there is no folder {printable(target)}", hint="make it first")
     name = ""
     if folder is None:
         try:
             folder, name = root.destination(target)
         except FileNotFoundError as error:
-            above = shown(posixpath.dirname(target))
+            above = printable(posixpath.dirname(target))
             raise NotFound(f"there is no folder {above}", hint="make it first") from error
     with folder:
         copying = _Copying(folder, rights=rights)
@@ -625,24 +634,24 @@ class _Copying:
                     continue
                 if piece.entry.is_folder and piece.identity in self._made:
                     own = piece.path
-                elif why := why_no_file(piece.entry):
+                elif why := reason_not_portable(piece.entry):
                     self._leave(posixpath.join(source, piece.path), why)
                 elif path:
                     self._put(piece, path)
         except FileNotFoundError as error:
             if self._files or self._folders or self._links:
                 raise
-            raise NotFound(f"there is no {shown(source)}", hint="look where it is") from error
+            raise NotFound(f"there is no {printable(source)}", hint="look where it is") from error
 
     def _leave(self, path: str, why: str) -> None:
-        self._left_out.append(LeftOut(path=shown(path), why=why))
+        self._left_out.append(LeftOut(path=printable(path), why=why))
 
     def _put(self, piece: _Piece, path: str) -> None:
         entry, folder = piece.entry, self._folder
         there = folder.look(path)
         if there and there.is_folder != entry.is_folder:
             raise UsageError(
-                f"{shown(path)} is a {there.kind} there", hint="remove it first, or choose another place"
+                f"{printable(path)} is a {there.kind} there", hint="remove it first, or choose another place"
             )
         dress = self._dress(piece, path)
         if entry.is_folder:
@@ -666,7 +675,7 @@ class _Copying:
                 self._names[piece.identity] = path
 
     def _dress(self, piece: _Piece, path: str) -> Dress:
-        entry, attributes = piece.entry, carried(piece.attributes)
+        entry, attributes = piece.entry, portable_attributes(piece.attributes)
         mode = entry.mode
         gives_rights = mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in attributes
         if entry.is_file and gives_rights and not self._rights:
@@ -696,10 +705,10 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except Moved as moved:
-        raise LandingConflict(f"{shown(moved.path)} changed meanwhile", hint="look again") from moved
+        raise LandingConflict(f"{printable(moved.path)} changed meanwhile", hint="look again") from moved
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else ""
-        where = "" if name.startswith("/proc/self/fd/") else f"{shown(name)}: "
+        where = "" if name.startswith("/proc/self/fd/") else f"{printable(name)}: "
         message = f"{where}{os.strerror(error.errno or 0)}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(f"no space left: {message}", hint="free some, and do it again") from error

@@ -1,18 +1,18 @@
-"""A list of changes as one file that other programs understand: a tar, or a patch.
+"""A list of changes as one file that other programs read: a tar or a patch.
 
-Both are made from a `Selection` and say exactly what it says, byte for byte (what people are shown of a
-change, and what is hidden from their eyes, is the business of `patches`). Made again of the same points, both
-are the same bytes. Names are relative to the folder of the box that the selection is about.
+Both are made from a `Selection` and contain exactly what it selects, byte for byte (diff.py writes what
+people are shown of a change). The same points always give the same bytes. Names are relative to the folder of
+the box that the selection is about.
 
-The tar (pax) has what is new or changed, whole: owner, mode, times, extended attributes, links and hard
-links. What is gone is in a member of its own, `.waypoint-deleted`, names ended by NUL:
+The tar (pax) contains what is new or changed, whole: owner, mode, times, extended attributes, links and hard
+links. Deleted names are in a member of their own, `.waypoint-deleted`, each ended by NUL:
 
     tar xpf x.tar --xattrs -C DIR; tar xOf x.tar .waypoint-deleted | (cd DIR && xargs -0 rm -rf --)
 
-or, as container images have it, an empty file `.wh.NAME` for each.
+or, as in container images, an empty file `.wh.NAME` for each.
 
-The patch is one for `git apply` (and for `patch -p1`, as long as no binary file is among the changes). It has
-contents, links and whether a file can be executed; it cannot say anything else.
+The patch is for `git apply` (and for `patch -p1`, as long as no binary file is among the changes). It
+contains contents, links and whether a file is executable; a patch cannot express anything else.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from waypoint.history.diff import unified
-from waypoint.history.landing import Selection, carried, shown, why_it_stays, why_no_file
-from waypoint.history.view import Place, PointView
+from waypoint.history.diff import end_name, is_binary, quote_name, split_lines, unified
+from waypoint.history.landing import Selection, portable_attributes, reason_not_portable, reason_to_skip
+from waypoint.history.view import Place, PointView, printable
 from waypoint.kernel import files
 from waypoint.model import Exported, LeftOut
 
@@ -40,14 +40,13 @@ DELETED_MEMBER = ".waypoint-deleted"
 WHITEOUT_PREFIX = ".wh."
 
 _LARGEST_IN_PATCH = 64 << 20
-_LOOKED_AT_FOR_TEXT = 8000
 
 
 Write = Callable[[bytes], object]
 
 
-class _Counted(io.RawIOBase):
-    """A file that is only written to, and what went through it."""
+class _CountingWriter(io.RawIOBase):
+    """A file that is only written to, and that counts the bytes."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -70,20 +69,20 @@ def _relative(selection: Selection, path: str) -> str:
 def _members(
     selection: Selection, new: PointView, named: Sequence[str], left_out: list[LeftOut]
 ) -> Iterator[Place]:
-    """What a selection wants that can be carried, the folder itself aside."""
+    """What a selection contains that can be exported, without the folder itself."""
     for path in selection.wanted:
         place = new.place(path)
         if place is None or not _relative(selection, path):
             continue
-        why = why_it_stays(path, named) or why_no_file(place.entry)
+        why = reason_to_skip(path, named) or reason_not_portable(place.entry)
         if why:
-            left_out.append(LeftOut(path=shown(path), why=why))
+            left_out.append(LeftOut(path=printable(path), why=why))
         else:
             yield place
 
 
 def _deletions(selection: Selection, named: Sequence[str]) -> list[str]:
-    return [path for path in selection.gone if not why_it_stays(path, named) and _relative(selection, path)]
+    return [path for path in selection.gone if not reason_to_skip(path, named) and _relative(selection, path)]
 
 
 # ---- tar ----------------------------------------------------------------------------------------
@@ -93,10 +92,10 @@ def write_tar(
     selection: Selection, new: PointView, out: Write, *, named: Sequence[str] = (), whiteouts: bool
 ) -> Exported:
     """The selection as a tar."""
-    counted, left_out = _Counted(out), list[LeftOut]()
+    writer, left_out = _CountingWriter(out), list[LeftOut]()
     count = 0
     gone = _deletions(selection, named)
-    with tarfile.open(fileobj=counted, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
+    with tarfile.open(fileobj=writer, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
         first_names: dict[int, str] = {}
         for place in _members(selection, new, named, left_out):
             name = _relative(selection, place.path)
@@ -108,7 +107,7 @@ def write_tar(
             if info.isreg():
                 where = new.data_path(place)
                 if where is None:
-                    left_out.append(LeftOut(path=shown(place.path), why="its content cannot be found"))
+                    left_out.append(LeftOut(path=printable(place.path), why="its content cannot be found"))
                     continue
                 with open(files.open_file(where), "rb") as content:
                     tar.addfile(info, content)
@@ -125,7 +124,7 @@ def write_tar(
             info = tarfile.TarInfo(DELETED_MEMBER)
             info.size = len(listed)
             tar.addfile(info, io.BytesIO(listed))
-    return Exported(files=count, deleted=len(gone), bytes=counted.bytes, left_out=tuple(left_out))
+    return Exported(files=count, deleted=len(gone), bytes=writer.bytes, left_out=tuple(left_out))
 
 
 def _header(name: str, place: Place, view: PointView) -> tarfile.TarInfo:
@@ -135,7 +134,7 @@ def _header(name: str, place: Place, view: PointView) -> tarfile.TarInfo:
     seconds, nanoseconds = divmod(entry.mtime_ns, 1_000_000_000)
     info.mtime = seconds
     more = {"mtime": f"{seconds}.{nanoseconds:09}"} if nanoseconds else {}
-    for attribute, value in sorted(carried(view.attributes(place)).items()):
+    for attribute, value in sorted(portable_attributes(view.attributes(place)).items()):
         more[f"SCHILY.xattr.{attribute}"] = value.decode(errors="surrogateescape")
     info.pax_headers = more
     if entry.is_folder:
@@ -152,49 +151,53 @@ def _header(name: str, place: Place, view: PointView) -> tarfile.TarInfo:
 
 
 class _Version(NamedTuple):
-    """One side of a change, as git sees it."""
+    """One side of a change as git stores it."""
 
     mode: str
     content: bytes
 
 
 class _TooLarge(Exception):
-    """Raised for what no patch should hold."""
+    """Raised for a file that is too large for a patch."""
 
 
 def write_patch(
     selection: Selection, old: PointView, new: PointView, out: Write, *, named: Sequence[str] = ()
 ) -> Exported:
     """The selection as a patch."""
-    counted, left_out = _Counted(out), list[LeftOut]()
+    writer, left_out = _CountingWriter(out), list[LeftOut]()
     count = deleted = 0
     for place in _members(selection, new, named, left_out):
         try:
-            pieces = _of_wanted(_relative(selection, place.path), old.place(place.path), place, old, new)
+            pieces = _file_patch(_relative(selection, place.path), old.place(place.path), place, old, new)
         except _TooLarge:
-            left_out.append(LeftOut(path=shown(place.path), why="too large for a patch; a tar can hold it"))
+            left_out.append(
+                LeftOut(path=printable(place.path), why="too large for a patch; a tar can hold it")
+            )
             continue
         if pieces:
             count += 1
-            counted.write(b"".join(pieces))
+            writer.write(b"".join(pieces))
         elif not place.entry.is_folder or not new.children(place):
             what = "an empty folder" if place.entry.is_folder else "owner, attributes or other modes"
-            left_out.append(LeftOut(path=shown(place.path), why=f"a patch cannot say {what}"))
+            left_out.append(LeftOut(path=printable(place.path), why=f"a patch cannot say {what}"))
     for path in _deletions(selection, named):
         for place in _files_below(old, path):
             try:
                 before = _version(old, place)
             except _TooLarge:
-                left_out.append(LeftOut(path=shown(place.path), why="too large for a patch"))
+                left_out.append(LeftOut(path=printable(place.path), why="too large for a patch"))
                 continue
             if before:
                 deleted += 1
-                counted.write(b"".join(_difference(_relative(selection, place.path), before, None)))
-    return Exported(files=count, deleted=deleted, bytes=counted.bytes, left_out=tuple(left_out))
+                writer.write(b"".join(_difference(_relative(selection, place.path), before, None)))
+    return Exported(files=count, deleted=deleted, bytes=writer.bytes, left_out=tuple(left_out))
 
 
-def _of_wanted(name: str, was: Place | None, place: Place, old: PointView, new: PointView) -> list[bytes]:
-    before = _version(old, was) if was else None
+def _file_patch(
+    name: str, place_before: Place | None, place: Place, old: PointView, new: PointView
+) -> list[bytes]:
+    before = _version(old, place_before) if place_before else None
     after = _version(new, place)
     if before and after and before.mode[:2] != after.mode[:2]:
         return [*_difference(name, before, None), *_difference(name, None, after)]
@@ -211,7 +214,7 @@ def _files_below(view: PointView, path: str) -> Iterator[Place]:
 
 
 def _version(view: PointView, place: Place) -> _Version | None:
-    """None for what git knows nothing of."""
+    """None for what git does not store."""
     if place.entry.is_link:
         where = view.host_path(place)
         target = files.target(where) if where else None
@@ -229,8 +232,8 @@ def _version(view: PointView, place: Place) -> _Version | None:
 def _difference(name: str, before: _Version | None, after: _Version | None) -> Iterator[bytes]:
     if before == after:
         return
-    one, other = _quoted(f"a/{name}"), _quoted(f"b/{name}")
-    yield b"diff --git %s %s\n" % (one, other)
+    a, b = (quote_name(f"{side}/{name}", ascii_only=True) for side in "ab")
+    yield f"diff --git {a} {b}\n".encode()
     if before is None and after:
         yield f"new file mode {after.mode}\n".encode()
     elif after is None and before:
@@ -245,46 +248,20 @@ def _difference(name: str, before: _Version | None, after: _Version | None) -> I
     yield f"index {ids[0]}..{ids[1]}{same_mode}\n".encode()
     if old == new:
         return
-    if _is_binary(old) or _is_binary(new):
+    if is_binary(old) or is_binary(new):
         yield from _binary(old, new)
         return
-    yield b"--- %s\n" % (_with_tab(one) if before else b"/dev/null")
-    yield b"+++ %s\n" % (_with_tab(other) if after else b"/dev/null")
-    yield from unified(_lines(old), _lines(new))
-
-
-def _quoted(name: str) -> bytes:
-    """As git quotes: only where it has to be."""
-    raw = name.encode(errors="surrogateescape")
-    if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in raw):
-        return raw
-    letters = [
-        f"\\{chr(byte)}" if byte in b'"\\' else chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}"
-        for byte in raw
-    ]
-    return f'"{"".join(letters)}"'.encode()
-
-
-def _with_tab(name: bytes) -> bytes:
-    """`patch` takes a name with spaces for a name and a date, unless a tab ends it."""
-    return name + b"\t" if b" " in name and not name.startswith(b'"') else name
+    yield f"--- {end_name(a) if before else '/dev/null'}\n".encode()
+    yield f"+++ {end_name(b) if after else '/dev/null'}\n".encode()
+    yield from unified(split_lines(old), split_lines(new))
 
 
 def _blob_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _is_binary(content: bytes) -> bool:
-    return b"\0" in content[:_LOOKED_AT_FOR_TEXT]
-
-
-def _lines(content: bytes) -> list[bytes]:
-    *ended, rest = content.split(b"\n")
-    return [line + b"\n" for line in ended] + [rest] * bool(rest)
-
-
 def _binary(old: bytes, new: bytes) -> Iterator[bytes]:
-    """Both directions, so that the patch can be taken back."""
+    """Both directions, so that the patch can be reverted."""
     yield b"GIT binary patch\n"
     for content in (new, old):
         yield b"literal %d\n" % len(content)

@@ -73,6 +73,11 @@ class Place(NamedTuple):
     entry: Entry
 
 
+def printable(path: str) -> str:
+    """A path that can be printed and sent: bytes that are not valid UTF-8 become `\\xNN`."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def below(folder: str, name: str) -> str:
     """The path of a name in a folder."""
     return f"/{name}" if folder == "/" else f"{folder}/{name}"
