@@ -45,7 +45,7 @@ def write_prompt(now: SessionStatus) -> str:
     if now.left_behind:
         head = (
             f"After that point the following had happened. It was lost when the session ended"
-            f" ({plural(len(now.left_behind), 'event')}; `waypoint trace --all` has all of it):"
+            f" ({plural(len(now.left_behind), 'event')}; the session's trace has all of it):"
         )
         parts.append(_listed(head, now.left_behind))
     if now.since:

@@ -1,10 +1,10 @@
 """From changed files to what they mean: packages, repositories, databases, accounts.
 
-Each analyzer is one function that is given two points and the paths that differ between them. It decides by
-the paths alone whether there is anything to look at, reads little, and may fail: a failure is a gap in the
-card, with its reason, and never more than that.
+An analyzer is a function of two points and the paths that differ between them. It decides by the paths alone
+whether there is anything to read, reads little, and may fail: a failure is a gap in the card, with its
+reason, and has no other effect.
 
-    reading.py        how a point is seen, and the limits of looking
+    reading.py        how analyzers read a point, and the limits
     packages.py       dpkg, apk, pip, npm, cargo
     repositories.py   git
     databases.py      SQLite
@@ -84,11 +84,10 @@ def analyze(
     budget_s: float = 1.0,
     analyzers: Mapping[str, Analyzer] = ANALYZERS,
 ) -> Analysis:
-    """What the touched paths mean. Never raises on account of what it reads.
+    """What the touched paths mean. Never raises because of what it reads.
 
-    `old` is None for a point that has nothing before it. `folders` came, went or moved as a whole, so that
-    what is in them is not among the touched. `budget_s` is for each analyzer alone; what one has found when
-    its time is up is kept.
+    `old` is None for the first point. `folders` were created, deleted or moved as a whole, so their files are
+    not among the touched. Each analyzer has `budget_s` seconds; what it has found by then is kept.
     """
     findings: list[Finding] = []
     gaps: list[Gap] = []
@@ -99,7 +98,7 @@ def analyze(
             try:
                 for path in contents(Timed(view, deadline), folder):
                     inside[path] = None
-            except Exception as error:  # noqa: BLE001 - see below
+            except Exception as error:  # noqa: BLE001 - files from a session can break a parser in any way
                 gaps.append(Gap(analyzer="folders", path=shown(folder), reason=describe(error)))
         touched = list(inside)
     for name, analyzer in analyzers.items():
@@ -112,6 +111,6 @@ def analyze(
                     findings.append(outcome)
         except OutOfTime:
             gaps.append(Gap(analyzer=name, reason=f"not done after {budget_s:g} s"))
-        except Exception as error:  # noqa: BLE001 - a label that fails must not fail the card
+        except Exception as error:  # noqa: BLE001 - an analyzer that fails must not fail the card
             gaps.append(Gap(analyzer=name, reason=describe(error)))
     return Analysis(findings=tuple(findings), gaps=tuple(gaps))

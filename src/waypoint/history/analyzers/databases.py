@@ -66,7 +66,6 @@ _SHADOWS = (
     "parent",
     "rowid",
 )
-_SETTINGS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY", "query_only=ON")
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
 

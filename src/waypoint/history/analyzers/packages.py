@@ -1,4 +1,4 @@
-"""Packages: what dpkg, apk, pip, npm and cargo keep about what they installed.
+"""Packages: what dpkg, apk, pip, npm and cargo record about what they installed.
 
 Only what was touched is read. Package lists are compared paragraph by paragraph as bytes, and only the
 paragraphs that differ are parsed.
@@ -54,8 +54,8 @@ def _sortable(version: str, *, words_are_later: bool) -> tuple[int, list[tuple[i
 
 
 def move(before: str | None, after: str | None, *, words_are_later: bool = False) -> PackageMove:
-    """Which way a version went. Good enough for a label: numbers count as numbers, release candidates come
-    before their release (`words_are_later`: not where distributions count, there only `~` does)."""
+    """Whether a version went up or down. Numbers count as numbers, and release candidates come before their
+    release (not with `words_are_later`: in the versions of distributions only `~` comes before)."""
     if before is None:
         return "added"
     if after is None:
@@ -74,13 +74,13 @@ def _compare(
     direct: frozenset[str] | None = None,
     installed: bool = True,
 ) -> Iterator[PackageChange]:
-    """Only what differs. `direct`: the names somebody asked for; None when all of them were."""
+    """Only what differs. `direct`: the names that were asked for; None when all were."""
     for name in sorted(before.keys() | after.keys()):
-        gone = sorted((before.get(name, Counter()) - after.get(name, Counter())).elements())
-        come = sorted((after.get(name, Counter()) - before.get(name, Counter())).elements())
-        for index in range(max(len(gone), len(come))):
-            old = gone[index] if index < len(gone) else None
-            new = come[index] if index < len(come) else None
+        removed = sorted((before.get(name, Counter()) - after.get(name, Counter())).elements())
+        added = sorted((after.get(name, Counter()) - before.get(name, Counter())).elements())
+        for index in range(max(len(removed), len(added))):
+            old = removed[index] if index < len(removed) else None
+            new = added[index] if index < len(added) else None
             yield PackageChange(
                 ecosystem=ecosystem,
                 environment=shown(environment),
@@ -118,21 +118,21 @@ def _dpkg(old: View, new: View, root: str, lists: list[str]) -> Iterator[Outcome
     before = _paragraphs(old, lists)
     after = _paragraphs(new, lists)
     native = _native(after) or _native(before)
-    gone = _dpkg_installed(before - after, native)
-    come = _dpkg_installed(after - before, native)
-    if gone or come:
+    removed = _dpkg_installed(before - after, native)
+    added = _dpkg_installed(after - before, native)
+    if removed or added:
         automatic = _automatic(old, root) | _automatic(new, root)
         direct = frozenset(
-            name for name in gone.keys() | come.keys() if name.partition(":")[0] not in automatic
+            name for name in removed.keys() | added.keys() if name.partition(":")[0] not in automatic
         )
-        yield from _compare("apt", root or "/", gone, come, direct=direct)
+        yield from _compare("apt", root or "/", removed, added, direct=direct)
 
 
 def _paragraphs(view: View, paths: Iterable[str]) -> set[bytes]:
-    found: set[bytes] = set()
+    paragraphs: set[bytes] = set()
     for path in paths:
-        found.update((content(view, path, 64 * MIB) or b"").split(b"\n\n"))
-    return {paragraph.strip(b"\n") for paragraph in found} - {b""}
+        paragraphs.update((content(view, path, 64 * MIB) or b"").split(b"\n\n"))
+    return {paragraph.strip(b"\n") for paragraph in paragraphs} - {b""}
 
 
 def _fields(paragraph: bytes) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _fields(paragraph: bytes) -> dict[str, str]:
 
 
 def _native(paragraphs: set[bytes]) -> str | None:
-    """The architecture of dpkg itself: what is of it needs no suffix."""
+    """The architecture of dpkg itself: packages of this one have no suffix."""
     for paragraph in paragraphs:
         if paragraph.startswith(b"Package: dpkg\n"):
             return _fields(paragraph).get("Architecture")
@@ -150,7 +150,7 @@ def _native(paragraphs: set[bytes]) -> str | None:
 
 
 def _dpkg_installed(paragraphs: set[bytes], native: str | None) -> Installed:
-    found: Installed = {}
+    packages: Installed = {}
     for paragraph in paragraphs:
         fields = _fields(paragraph)
         state = fields.get("Status", "install ok installed").split()[-1:]
@@ -158,8 +158,8 @@ def _dpkg_installed(paragraphs: set[bytes], native: str | None) -> Installed:
         if name and version and state and state[0] in _PRESENT:
             architecture = fields.get("Architecture", "all")
             foreign = native is not None and architecture not in {native, "all"}
-            _add(found, f"{name}:{architecture}" if foreign else name, version)
-    return found
+            _add(packages, f"{name}:{architecture}" if foreign else name, version)
+    return packages
 
 
 def _automatic(view: View, root: str) -> set[str]:
@@ -183,18 +183,18 @@ def _apk(old: View, new: View, path: str) -> Iterator[Outcome]:
     root = path.removesuffix("/lib/apk/db/installed").removesuffix("/usr")
     before, after = _paragraphs(old, [path]), _paragraphs(new, [path])
     world = f"{text(old, f'{root}/etc/apk/world') or ''}\n{text(new, f'{root}/etc/apk/world') or ''}"
-    asked = frozenset(re.split(r"[=<>~@]", word)[0] for word in world.split())
-    gone, come = _apk_installed(before - after), _apk_installed(after - before)
-    yield from _compare("apk", root or "/", gone, come, direct=asked)
+    direct = frozenset(re.split(r"[=<>~@]", word)[0] for word in world.split())
+    removed, added = _apk_installed(before - after), _apk_installed(after - before)
+    yield from _compare("apk", root or "/", removed, added, direct=direct)
 
 
 def _apk_installed(paragraphs: set[bytes]) -> Installed:
-    found: Installed = {}
+    packages: Installed = {}
     for paragraph in paragraphs:
         fields = _fields(paragraph)
         if "P" in fields and "V" in fields:
-            _add(found, fields["P"], fields["V"])
-    return found
+            _add(packages, fields["P"], fields["V"])
+    return packages
 
 
 # pip
@@ -226,30 +226,30 @@ def _is_site(site: str, info: str) -> bool:
 
 
 def _pip(old: View, new: View, site: str, folders: set[str]) -> Iterator[Outcome]:
-    shown: dict[str, str] = {}
-    asked: set[str] = set()
+    written: dict[str, str] = {}
+    requested: set[str] = set()
 
     def installed(view: View) -> Installed:
-        found: Installed = {}
+        packages: Installed = {}
         for folder in sorted(folders):
             if distribution := _distribution(view, f"{site}/{folder}"):
                 name, version = distribution
                 key = re.sub(r"[-_.]+", "-", name).lower()
-                shown[key] = name
-                _add(found, key, version)
+                written[key] = name
+                _add(packages, key, version)
                 if folder.endswith(".egg-info") or view.exists(f"{site}/{folder}/REQUESTED"):
-                    asked.add(key)
-        return found
+                    requested.add(key)
+        return packages
 
     before, after = installed(old), installed(new)
     match = _SITE.match(site)
     environment = (match[1] or "/") if match else site
-    for change in _compare("pip", environment, before, after, direct=frozenset(asked)):
-        yield msgspec.structs.replace(change, name=shown[change.name])
+    for change in _compare("pip", environment, before, after, direct=frozenset(requested)):
+        yield msgspec.structs.replace(change, name=written[change.name])
 
 
 def _distribution(view: View, path: str) -> tuple[str, str] | None:
-    """Name and version of what an info folder describes; None where there is none, or only its remains."""
+    """Name and version of the distribution that an info folder describes; None if there is none."""
     kinds = (f"{path}/METADATA",) if path.endswith(".dist-info") else (f"{path}/PKG-INFO", path)
     for kind in kinds:
         raw = beginning(view, kind, 16 * 1024)
@@ -300,8 +300,8 @@ class _Id(msgspec.Struct):
 
 
 def npm(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
-    """Node packages: what npm noted about node_modules; else each package's own word, as with yarn and pnpm;
-    else, where nothing is installed, the lock file."""
+    """Node packages: npm's own list of node_modules; else the manifest of each package, as with yarn and
+    pnpm; else, where nothing is installed, the lock file."""
     manifests: dict[str, list[str]] = {}
     for path in touched:
         if _IN_NODE_MODULES in path:
@@ -321,19 +321,19 @@ def _npm(old: View, new: View, project: str, inside: list[str]) -> Iterator[Outc
         lock = f"{project}/package-lock.json"
         before, after = _locked(old, lock) or {}, _locked(new, lock) or {}
         installed = is_folder(new, place)
-    elif ".package-lock.json" in inside and _noted(old, place) and _noted(new, place):
+    elif ".package-lock.json" in inside and _has_npm_list(old, place) and _has_npm_list(new, place):
         lock = f"{place}/.package-lock.json"
         before, after = _locked(old, lock) or {}, _locked(new, lock) or {}
     else:
-        whole_system = project.endswith("/lib")  # `npm install -g`: what a package brings along is its own
+        whole_system = project.endswith("/lib")  # `npm install -g`: the packages inside a package are its own
         wanted = [path for path in inside if not (whole_system and _IN_NODE_MODULES in path)]
         before, after = _manifests(old, place, wanted), _manifests(new, place, wanted)
-    direct = _asked(old, project) | _asked(new, project)
+    direct = _requested(old, project) | _requested(new, project)
     yield from _compare("npm", project or "/", before, after, direct=direct or None, installed=installed)
 
 
-def _noted(view: View, place: str) -> bool:
-    """Whether npm's own note describes this folder: it is there, or there is nothing to describe."""
+def _has_npm_list(view: View, place: str) -> bool:
+    """Whether npm's own list describes this folder: it exists, or there is nothing to describe."""
     return is_file(view, f"{place}/.package-lock.json") or not is_folder(view, place)
 
 
@@ -342,23 +342,23 @@ def _locked(view: View, path: str) -> Installed | None:
     if raw is None:
         return None
     lock = msgspec.json.decode(raw, type=_Lock)
-    found: Installed = {}
+    packages: Installed = {}
     for place, entry in lock.packages.items():
         if entry.version and not entry.link and "node_modules/" in place:
-            _add(found, entry.name or place.rpartition("node_modules/")[2], entry.version)
+            _add(packages, entry.name or place.rpartition("node_modules/")[2], entry.version)
     if not lock.packages:
         waiting = list(lock.dependencies.items())
         while waiting:
             name, entry = waiting.pop()
             if entry.version:
-                _add(found, name, entry.version)
+                _add(packages, name, entry.version)
             nested = msgspec.json.decode(entry.dependencies, type=dict[str, _Locked] | None)
             waiting.extend((nested or {}).items())
-    return found
+    return packages
 
 
 def _manifests(view: View, place: str, inside: list[str]) -> Installed:
-    found: Installed = {}
+    packages: Installed = {}
     for path in inside:
         if (match := _PACKAGE_FILE.search(path)) is None:
             continue
@@ -368,13 +368,13 @@ def _manifests(view: View, place: str, inside: list[str]) -> Installed:
         try:
             manifest = msgspec.json.decode(raw, type=_Id)
         except msgspec.DecodeError:
-            continue  # packages bring broken examples of themselves along
+            continue  # packages contain broken examples of manifests
         if manifest.version:
-            _add(found, manifest.name or match[1], manifest.version)
-    return found
+            _add(packages, manifest.name or match[1], manifest.version)
+    return packages
 
 
-def _asked(view: View, project: str) -> frozenset[str]:
+def _requested(view: View, project: str) -> frozenset[str]:
     raw = content(view, f"{project}/package.json", 4 * MIB)
     if raw is None:
         return frozenset()
@@ -391,7 +391,7 @@ class _Crates(msgspec.Struct):
 
 
 def cargo(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
-    """Programs that `cargo install` put in place."""
+    """Programs that `cargo install` installed."""
     for path in touched:
         if path.endswith("/.crates2.json"):
             yield from guarded(path, _cargo(old, new, path))
@@ -403,10 +403,10 @@ def _cargo(old: View, new: View, path: str) -> Iterator[Outcome]:
 
 
 def _crates(view: View, path: str) -> Installed:
-    found: Installed = {}
+    packages: Installed = {}
     raw = content(view, path, 4 * MIB)
     if raw is not None:
         for key in msgspec.json.decode(raw, type=_Crates).installs:
             name, version, *_ = [*key.split(" "), "", ""]
-            _add(found, name, version)
-    return found
+            _add(packages, name, version)
+    return packages

@@ -1,7 +1,7 @@
-"""How analyzers see a point: five read operations, a clock, and suspicion.
+"""How analyzers read a point: a few read operations with limits.
 
-Everything read here was written by whoever works in the session. So: plain files only, never through a
-symbolic link, never more than a stated number of bytes, and never longer than the time that was given.
+Everything read here was written inside the session and is not trusted: regular files only, never through a
+symbolic link, never more than a stated number of bytes, and never beyond the deadline.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class View(Protocol):
 
 Outcome = Finding | Gap
 Analyzer = Callable[[View, View, Sequence[str]], Iterator[Outcome]]
-"""Given the point before, the point after and the paths that differ, says what that means. A generator: what
-it has found when it fails or runs out of time is kept."""
+"""A function of the point before, the point after and the paths that differ. A generator: what it has found
+when it fails or runs out of time is kept."""
 
 
 class OutOfTime(Exception):
@@ -47,11 +47,11 @@ class OutOfTime(Exception):
 
 
 class TooLarge(Exception):
-    """Raised when a file has more bytes than anybody should parse for a label."""
+    """Raised when a file has too many bytes to be parsed for a card."""
 
 
 class Nothing:
-    """The view of a point that does not exist: what the first point is compared with."""
+    """An empty view: the first point is compared with it."""
 
     def exists(self, path: str) -> bool:
         return False
@@ -70,7 +70,7 @@ class Nothing:
 
 
 class Timed:
-    """A view that stops answering when the time is up."""
+    """A view that raises OutOfTime after the deadline."""
 
     def __init__(self, view: View, deadline: float) -> None:
         self._view = view
@@ -102,12 +102,12 @@ class Timed:
 
 
 def deadline_of(view: View) -> float:
-    """When to stop, for work that does not go through the view."""
+    """The deadline, for work that does not go through the view."""
     return view.deadline if isinstance(view, Timed) else time.monotonic() + 10
 
 
 def status(view: View, path: str) -> os.stat_result | None:
-    """None where there is nothing."""
+    """None if the path does not exist."""
     try:
         return view.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -115,27 +115,27 @@ def status(view: View, path: str) -> os.stat_result | None:
 
 
 def is_file(view: View, path: str) -> bool:
-    found = status(view, path)
-    return found is not None and stat.S_ISREG(found.st_mode)
+    entry = status(view, path)
+    return entry is not None and stat.S_ISREG(entry.st_mode)
 
 
 def is_folder(view: View, path: str) -> bool:
-    found = status(view, path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    entry = status(view, path)
+    return entry is not None and stat.S_ISDIR(entry.st_mode)
 
 
 def content(view: View, path: str, limit: int = MIB) -> bytes | None:
-    """A plain file, whole. None where there is none; TooLarge where it does not fit."""
-    found = status(view, path)
-    if found is None or not stat.S_ISREG(found.st_mode):
+    """A whole regular file. None if there is none; raises TooLarge."""
+    entry = status(view, path)
+    if entry is None or not stat.S_ISREG(entry.st_mode):
         return None
-    if found.st_size > limit:
-        raise TooLarge(f"{found.st_size:,} bytes, more than the {limit:,} that are looked at")
+    if entry.st_size > limit:
+        raise TooLarge(f"{entry.st_size:,} bytes, more than the limit of {limit:,}")
     return view.read(path, limit)
 
 
 def beginning(view: View, path: str, size: int) -> bytes | None:
-    """The first bytes of a plain file. None where there is none."""
+    """The first bytes of a regular file. None if there is none."""
     return view.read(path, size) if is_file(view, path) else None
 
 
@@ -145,7 +145,7 @@ def text(view: View, path: str, limit: int = MIB) -> str | None:
 
 
 def names(view: View, path: str) -> list[str]:
-    """The names in a folder, sorted; none where it is no folder."""
+    """The names in a folder, sorted; empty if it is not a folder."""
     return sorted(view.listdir(path)) if is_folder(view, path) else []
 
 
@@ -154,22 +154,22 @@ def shown(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def guarded(path: str, found: Iterator[Outcome]) -> Iterator[Outcome]:
-    """One subject among several: what is wrong with it does not hide the others."""
+def guarded(path: str, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    """One subject among several: if it fails, the others are still analyzed."""
     try:
-        yield from found
+        yield from outcomes
     except OutOfTime:
         raise
     except Exception as error:  # noqa: BLE001 - files from a session can break a parser in any way
         yield Gap(analyzer="", path=shown(path), reason=describe(error))
 
 
-_UNLISTED_AT_MOST = 20_000
-_NOTHING_IN_IT = ("/.git/objects", "/__pycache__")
+_MAX_FILES = 20_000
+_SKIPPED_FOLDERS = ("/.git/objects", "/__pycache__")
 
 
 def contents(view: View, folder: str) -> Iterator[str]:
-    """What is in a folder, and in those in it, as far as analyzers care. TooLarge when it does not end."""
+    """All files below a folder that can matter to an analyzer. Raises TooLarge when there are too many."""
     waiting = [folder]
     seen = 0
     while waiting:
@@ -177,18 +177,18 @@ def contents(view: View, folder: str) -> Iterator[str]:
         for name in names(view, here):
             path = f"{here.rstrip('/')}/{name}"
             if is_folder(view, path):
-                if not path.endswith(_NOTHING_IN_IT):
+                if not path.endswith(_SKIPPED_FOLDERS):
                     waiting.append(path)
             else:
                 yield path
             seen += 1
-            if seen > _UNLISTED_AT_MOST:
-                raise TooLarge(f"more than {_UNLISTED_AT_MOST:,} files in it: not all were looked at")
+            if seen > _MAX_FILES:
+                raise TooLarge(f"more than {_MAX_FILES:,} files in it: not all were analyzed")
 
 
 def describe(error: BaseException) -> str:
-    """An error in half a line."""
-    said = " ".join(str(error).split())[:200]
+    """An error in a few words."""
+    message = " ".join(str(error).split())[:200]
     if isinstance(error, TooLarge | OutOfTime):
-        return said
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

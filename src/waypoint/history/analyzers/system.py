@@ -1,4 +1,4 @@
-"""The system itself: who may log in, what runs by the clock."""
+"""The system: user accounts and cron."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ _LINES = 10
 
 
 def accounts(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
-    """Users that came, went or have another number, home or shell."""
+    """Users that were added or removed, or that have another number, home or shell."""
     if "/etc/passwd" not in touched:
         return
     before, after = _users(old), _users(new)
     for name in sorted(before.keys() | after.keys()):
-        mine, theirs = before.get(name), after.get(name)
-        if mine != theirs:
-            change: Fate = "created" if mine is None else "removed" if theirs is None else "changed"
-            number = (theirs or mine or [""])[0]
+        user_before, user_after = before.get(name), after.get(name)
+        if user_before != user_after:
+            change: Fate = (
+                "created" if user_before is None else "removed" if user_after is None else "changed"
+            )
+            number = (user_after or user_before or [""])[0]
             yield AccountChange(name=name, change=change, uid=int(number) if number.isdecimal() else None)
 
 
 def _users(view: View) -> dict[str, list[str]]:
     """Name to number, group, home and shell."""
-    found: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
     for line in (text(view, "/etc/passwd") or "").splitlines():
         name, *fields = line.split(":")
         if len(fields) == 6:
-            found[name] = [fields[1], fields[2], *fields[4:]]
-    return found
+            users[name] = [fields[1], fields[2], *fields[4:]]
+    return users
 
 
 def cron(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
@@ -46,14 +48,14 @@ def cron(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
 
 def _cron(old: View, new: View, path: str) -> Iterator[Outcome]:
     before, after = text(old, path), text(new, path)
-    mine, theirs = _lines(before), _lines(after)
-    if before == after or (mine == theirs and before is not None and after is not None):
+    lines_before, lines_after = _lines(before), _lines(after)
+    if before == after or (lines_before == lines_after and before is not None and after is not None):
         return
     yield CronChange(
         path=shown(path),
         change="created" if before is None else "removed" if after is None else "changed",
-        added=tuple(line[:200] for line in theirs if line not in mine)[:_LINES],
-        removed=tuple(line[:200] for line in mine if line not in theirs)[:_LINES],
+        added=tuple(line[:200] for line in lines_after if line not in lines_before)[:_LINES],
+        removed=tuple(line[:200] for line in lines_before if line not in lines_after)[:_LINES],
     )
 
 
