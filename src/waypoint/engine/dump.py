@@ -41,7 +41,7 @@ log = logging.getLogger("waypoint")
 _RETRY_SECONDS = (0.02, 0.1, 0.3)
 """The pauses between attempts when the cause of a failure is likely to pass."""
 _MAX_TERMINALS = 128
-"""How many terminals a keeper creates ahead of a restore (MAX_PTYS in native/keeper.c)."""
+"""How many terminals a keeper creates ahead of a restore (MAX_PTYS in native/waypoint.h)."""
 
 Pauses = Generator[list[processes.Process], None, None]
 

@@ -1,35 +1,36 @@
-# What makes a session's bash talk to Waypoint. Read once, at start-up (--rcfile); after a restore it is in
-# bash's memory like everything else.
+# Makes a session's bash report to Waypoint. Read once, at start-up (--rcfile); after a restore it is in bash's
+# memory like everything else. So shells of older checkpoints have older versions of it: what
+# terminal/shell.py types into a shell, and the marks, must stay as they are.
 #
-# Marks, in the manner of OSC 133, each with the shell's key so that no output can be mistaken for one:
-#   J               what follows, up to C, is about jobs that ended or stopped
-#   C;r=RUN;l=N     a command starts (RUN: which one; empty when somebody typed it; N: stashed letters)
-#   E;n=0|1;c=LINE  what was typed, as the history has it (n: whether it is a new line there); then D follows
-#   D;STATUS;r=RUN  it ended
+# Marks, in the form of OSC 133, each with the shell's key so that no output can be mistaken for one:
+#   J               the text that follows, up to C, is about jobs that ended or stopped
+#   C;r=RUN;l=N     a command starts (RUN: its id, empty for a typed command; N: length of the stashed line)
+#   E;n=0|1;c=LINE  the typed line, from the history (n: whether it is a new entry there); D follows
+#   D;STATUS;r=RUN  the command ended
 #   A               the prompt comes next
-#   B;s=STATUS      the prompt stands, readline reads
-# They go to /dev/tty: the shell's own output may be redirected. Only B is part of the prompt and goes where
-# that goes, because nothing else is printed after readline has set up the terminal.
+#   B;s=STATUS      the prompt is complete, readline reads
+# They go to /dev/tty: the shell's own output may be redirected. Only B is part of the prompt and goes to the same
+# place, because nothing else is printed after readline has set up the terminal.
 #
-# Nothing in here may depend on options that people set: -e, -u, -x and so on are off in every function.
+# Nothing in here may depend on shell options of the user: -e, -u, -x and so on are off in every function.
 
 [ -f /etc/bash.bashrc ] && . /etc/bash.bashrc
 [ -f ~/.bashrc ] && . ~/.bashrc
-# Some of those set PATH anew. (A folder of one program: nothing else is put in the shade.)
+# Some of those set PATH anew. (The folder holds one program: no other command is hidden by it.)
 [[ $PATH == /dev/waypoint/bin/inside:* ]] || PATH=/dev/waypoint/bin/inside:${PATH//:'/dev/waypoint/bin/inside'/}
 
 __waypoint_key=$WAYPOINT_KEY __waypoint_number= __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
 unset WAYPOINT_KEY
 
-# What is typed for `exec` is one line:
+# To run a command, Waypoint types one line:
 #   __waypoint_begin RUN COMMAND [INPUT]; if __waypoint_again; then eval ...; else eval ...; fi; ...prompt first
-# A condition can hand the last command's status on to the next one without ending a shell that has
-# `set -e` or running a trap on ERR. (And no word like `if` may come first: after an unexpected end of file
-# in an eval bash does not see it for what it is.)
+# A condition passes the last command's status on to the next one without ending a shell that has `set -e` or
+# running a trap on ERR. (No word like `if` may come first: after an unexpected end of file in an eval bash does not
+# recognize it.)
 __waypoint_begin() {
     builtin local flags=$-
     builtin set +euxv
-    # "-RUN" is a command of Waypoint's own: the history does not show it.
+    # "-RUN" is a command of Waypoint itself: the history does not show it.
     __waypoint_run=${1#-} __waypoint_command=$2 __waypoint_input=$3
     [[ $1 == -* || ! -o history ]] || builtin history -s -- "$2"
     # The trace starts with the command itself.
@@ -43,8 +44,8 @@ __waypoint_again() {
     builtin return "$__waypoint_status"
 }
 
-# Twice before each prompt: first of all, so that the end is told before other people's hooks take their
-# time, and last of all, because hooks change PS1 and an assignment to PROMPT_COMMAND replaces the first.
+# Runs twice before each prompt: before all other prompt commands, so that the end is reported before they take
+# their time, and after all of them, because they change PS1 and an assignment to PROMPT_COMMAND removes the first.
 __waypoint_prompt() {
     builtin local status=$?
     builtin local -
@@ -52,7 +53,7 @@ __waypoint_prompt() {
     if [[ -n $__waypoint_busy ]]; then
         __waypoint_status=$status __waypoint_busy=
         builtin local where=${PWD//[[:cntrl:]]/?}
-        [[ -n $__waypoint_run || -z $__waypoint_number ]] || __waypoint_say
+        [[ -n $__waypoint_run || -z $__waypoint_number ]] || __waypoint_report_line
         __waypoint_number=$HISTCMD
         builtin printf '\e]133;D;%s;k=%s;r=%s;p=%s\a' "$status" "$__waypoint_key" "$__waypoint_run" "$where" >/dev/tty
         __waypoint_run=
@@ -60,7 +61,7 @@ __waypoint_prompt() {
     __waypoint_hook
     [[ $1 == first ]] && builtin return "$status"
     __waypoint_busy=1
-    # What a card tells about the shell; nothing is started for it, and the place is none of the session's own.
+    # The state of the shell, for cards. No process is started for it, and the file is not one of the session.
     { builtin export -p && builtin declare -F && builtin alias -p; } >|/dev/waypoint.state/shell
     [[ $PS1 == *"$__waypoint_ready" ]] || PS1+=$__waypoint_ready
     [[ $PS0 == *"$__waypoint_typed" ]] || PS0+=$__waypoint_typed
@@ -68,8 +69,8 @@ __waypoint_prompt() {
     builtin return "$status"
 }
 
-# What somebody typed, for the record. Only the history has it, and nothing is started to ask it.
-__waypoint_say() {
+# Reports the typed line. Only the history has it, and no process is started to read it.
+__waypoint_report_line() {
     builtin local HISTTIMEFORMAT= line=
     builtin history 1 >|/dev/waypoint.state/line
     builtin read -r -d '' line </dev/waypoint.state/line
@@ -78,8 +79,8 @@ __waypoint_say() {
         "${line//[$'\a\e']/?}" >/dev/tty
 }
 
-# The last of all prompt commands is ours, whatever was done to them; also, the line that hands a command over
-# is not for the history, the command itself is.
+# Makes ours the last of all prompt commands, whatever the user did to them. Also keeps the line that starts a
+# command out of the history; the command itself goes there.
 __waypoint_hook() {
     if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)); then
         [[ ${PROMPT_COMMAND[@]: -1} == "$__waypoint_last" ]] || PROMPT_COMMAND+=("$__waypoint_last")
@@ -89,7 +90,7 @@ __waypoint_hook() {
     [[ $HISTIGNORE == ' __waypoint_begin *'* ]] || HISTIGNORE=' __waypoint_begin *'${HISTIGNORE:+:$HISTIGNORE}
 }
 
-# A line somebody was typing is put aside while a command from elsewhere runs, and comes back after it.
+# A line that the user was typing is set aside while a command of Waypoint runs, and put back afterwards.
 __waypoint_stash() {
     __waypoint_line=$READLINE_LINE __waypoint_point=$READLINE_POINT READLINE_LINE= READLINE_POINT=0
 }
@@ -97,7 +98,7 @@ __waypoint_unstash() {
     READLINE_LINE=$__waypoint_line READLINE_POINT=$__waypoint_point __waypoint_line=
 }
 
-# (`|| :` is for traps on ERR; bash itself brings $? back after each prompt command.)
+# (`|| :` is for traps on ERR; bash itself restores $? after each prompt command.)
 __waypoint_last='{ __waypoint_prompt || :; } 2>/dev/null'
 __waypoint_ready='\[\e]133;B;k='$__waypoint_key';s=$?;r=$__waypoint_run\a\]'
 __waypoint_typed='\e]133;C;k='$__waypoint_key';r=;l=0\a'
@@ -107,7 +108,7 @@ else
     PROMPT_COMMAND="{ __waypoint_prompt first; } 2>/dev/null${PROMPT_COMMAND:+; $PROMPT_COMMAND}"
 fi
 __waypoint_hook
-# No key of these means anything to a terminal: what is typed may have to wait while a command runs.
+# No terminal sends these keys. They are typed by Waypoint around a command.
 for __waypoint_map in emacs vi-insert vi-command; do
     builtin bind -m "$__waypoint_map" -x '"\C-x\C-]s": __waypoint_stash'
     builtin bind -m "$__waypoint_map" -x '"\C-x\C-]u": __waypoint_unstash'
