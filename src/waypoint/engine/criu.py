@@ -50,29 +50,12 @@ class Stage(StrEnum):
     """All processes exist and none has run."""
 
 
-class _RequestType:
-    """enum criu_req_type"""
-
-    DUMP, RESTORE, NOTIFY = 1, 2, 6
-
-
-class _Request:
-    """message criu_req"""
-
-    TYPE, OPTS, NOTIFY_SUCCESS = 1, 2, 3
-
-
-class _Response:
-    """message criu_resp, and in it message criu_notify"""
-
-    TYPE, SUCCESS, NOTIFY = 1, 2, 5
-    SCRIPT = 1
-
-
-class _InheritFd:
-    """message inherit_fd"""
-
-    KEY, FD = 1, 2
+# The numbers of fields by message, and enum criu_req_type.
+_TYPE_DUMP, _TYPE_RESTORE, _TYPE_NOTIFY = 1, 2, 6
+_REQUEST_TYPE, _REQUEST_OPTS, _REQUEST_NOTIFY_SUCCESS = 1, 2, 3  # criu_req
+_RESPONSE_TYPE, _RESPONSE_SUCCESS, _RESPONSE_NOTIFY = 1, 2, 5  # criu_resp
+_NOTIFY_SCRIPT = 1  # criu_notify
+_INHERIT_KEY, _INHERIT_FD = 1, 2  # inherit_fd
 
 
 class _Option:
@@ -153,20 +136,20 @@ def dump_request(pid: int, *, lock_network: bool, track: bool, with_parent: bool
         if with_parent:
             options[_Option.PARENT_IMG] = f"/proc/self/fd/{FIRST_INHERITED_FD}"
     options |= {_Option.PID: pid, _Option.LEAVE_RUNNING: True}
-    return encode({_Request.TYPE: _RequestType.DUMP, _Request.OPTS: options})
+    return encode({_REQUEST_TYPE: _TYPE_DUMP, _REQUEST_OPTS: options})
 
 
 def restore_request(inherit: Sequence[tuple[str, int]], *, lock_network: bool) -> bytes:
     """Restore the tree. `inherit`: names of open files that come from outside the tree, each with the
     descriptor to use in its place."""
     options = _common_options("restore.log", lock_network=lock_network)
-    entries: list[Message] = [{_InheritFd.KEY: key, _InheritFd.FD: fd} for key, fd in inherit]
+    entries: list[Message] = [{_INHERIT_KEY: key, _INHERIT_FD: fd} for key, fd in inherit]
     options[_Option.INHERIT_FD] = entries
-    return encode({_Request.TYPE: _RequestType.RESTORE, _Request.OPTS: options})
+    return encode({_REQUEST_TYPE: _TYPE_RESTORE, _REQUEST_OPTS: options})
 
 
 def _answer(*, success: bool) -> bytes:
-    return encode({_Request.TYPE: _RequestType.NOTIFY, _Request.NOTIFY_SUCCESS: success})
+    return encode({_REQUEST_TYPE: _TYPE_NOTIFY, _REQUEST_NOTIFY_SUCCESS: success})
 
 
 class Conversation:
@@ -191,12 +174,12 @@ class Conversation:
         while True:
             self.proceed()
             response = self._receive()
-            if response.get(_Response.TYPE) != _RequestType.NOTIFY:
-                if not response.get(_Response.SUCCESS):
+            if response.get(_RESPONSE_TYPE) != _TYPE_NOTIFY:
+                if not response.get(_RESPONSE_SUCCESS):
                     raise CriuFailed("CRIU reports a failure")
                 return
             self._waits_for_answer = True
-            script = decode(response.get(_Response.NOTIFY)).get(_Response.SCRIPT)
+            script = decode(response.get(_RESPONSE_NOTIFY)).get(_NOTIFY_SCRIPT)
             yield script.decode() if isinstance(script, bytes) else ""
 
     def proceed(self) -> None:

@@ -171,64 +171,22 @@ _COMMON_MAGIC, _INVENTORY_MAGIC, _PAGEMAP_MAGIC = 0x54564319, 0x58313116, 0x5608
 _IMAGES_VERSION = 2
 
 
-class _FileEntry:
-    """message file_entry"""
-
-    TYPE, ISK, TFD = 1, 4, 12
-    TYPE_INETSK, TYPE_TIMERFD = 4, 17
-
-
-class _InetSocket:
-    """message inet_sk_entry"""
-
-    SRC_ADDR = 11
-
-
-class _Timerfd:
-    """message timerfd_entry: the time left is `V`, the period is `I`."""
-
-    TICKS, SETTIME_FLAGS, VSEC, VNSEC, ISEC, INSEC = 5, 6, 7, 8, 9, 10
-    TFD_TIMER_ABSTIME = 1
-
-
-class _Inventory:
-    """message inventory_entry"""
-
-    IMG_VERSION, DUMP_UPTIME = 1, 8
-    LONG_AFTER = 1 << 60
-
-
-class _PagemapHead:
-    """message pagemap_head"""
-
-    PAGES_ID = 1
-
-
-class _Pagemap:
-    """message pagemap_entry"""
-
-    VADDR, COMPAT_NR_PAGES, FLAGS, NR_PAGES = 1, 2, 4, 5
-    PRESENT = 4
-
-
-class _RemapFilePath:
-    """message remap_file_path_entry"""
-
-    REMAP_TYPE = 3
-    LINKED = 0
-
-
-class _TtyInfo:
-    """message tty_info_entry: the id is twice the index, plus one for a master."""
-
-    ID, SID = 1, 6
-
-
-class _Stats:
-    """message stats_entry, and in it message dump_stats_entry"""
-
-    DUMP = 1
-    FREEZING_TIME, FROZEN_TIME, PAGES_SKIPPED_PARENT, PAGES_WRITTEN = 1, 2, 6, 7
+# The numbers of fields, and values of theirs, by message.
+_FILE_TYPE, _FILE_ISK, _FILE_TFD = 1, 4, 12  # file_entry
+_FILE_TYPE_INETSK, _FILE_TYPE_TIMERFD = 4, 17
+_SOCKET_SRC_ADDR = 11  # inet_sk_entry
+_TIMER_TICKS, _TIMER_SETTIME_FLAGS = 5, 6  # timerfd_entry
+_TIMER_VSEC, _TIMER_VNSEC, _TIMER_ISEC, _TIMER_INSEC = 7, 8, 9, 10  # the time left, and the period
+_TFD_TIMER_ABSTIME = 1
+_INVENTORY_IMG_VERSION, _INVENTORY_DUMP_UPTIME = 1, 8  # inventory_entry
+_LONG_AFTER = 1 << 60
+_PAGEMAP_HEAD_PAGES_ID = 1  # pagemap_head
+_PAGEMAP_VADDR, _PAGEMAP_COMPAT_NR_PAGES, _PAGEMAP_FLAGS, _PAGEMAP_NR_PAGES = 1, 2, 4, 5  # pagemap_entry
+_PAGEMAP_PRESENT = 4
+_REMAP_TYPE, _REMAP_TYPE_LINKED = 3, 0  # remap_file_path_entry
+_TTY_ID, _TTY_SID = 1, 6  # tty_info_entry; the id is twice the index, plus one for a master
+_STATS_DUMP = 1  # stats_entry, and in it a dump_stats_entry:
+_STATS_FREEZING_TIME, _STATS_FROZEN_TIME, _STATS_PAGES_SKIPPED_PARENT, _STATS_PAGES_WRITTEN = 1, 2, 6, 7
 
 
 def read_image(path: Path) -> Iterator[dict[int, int | bytes]]:
@@ -261,21 +219,19 @@ class DumpStats:
 
 def dump_stats(images: Path) -> DumpStats:
     for entry in read_image(images / "stats-dump"):
-        if numbers := decode(entry.get(_Stats.DUMP)):
+        if numbers := decode(entry.get(_STATS_DUMP)):
             return DumpStats(
-                freezing_ms=int(numbers.get(_Stats.FREEZING_TIME, 0)) / 1000,
-                frozen_ms=int(numbers.get(_Stats.FROZEN_TIME, 0)) / 1000,
-                pages_written=int(numbers.get(_Stats.PAGES_WRITTEN, 0)),
-                pages_in_parent=int(numbers.get(_Stats.PAGES_SKIPPED_PARENT, 0)),
+                freezing_ms=int(numbers.get(_STATS_FREEZING_TIME, 0)) / 1000,
+                frozen_ms=int(numbers.get(_STATS_FROZEN_TIME, 0)) / 1000,
+                pages_written=int(numbers.get(_STATS_PAGES_WRITTEN, 0)),
+                pages_in_parent=int(numbers.get(_STATS_PAGES_SKIPPED_PARENT, 0)),
             )
     return DumpStats(0.0, 0.0, 0)
 
 
 def inner_terminals(images: Path) -> dict[int, int]:
     """The terminals that live wholly inside a dumped tree: index → session leader, 0 where there is none."""
-    infos = [
-        (int(entry[_TtyInfo.ID]), int(entry[_TtyInfo.SID])) for entry in read_image(images / "tty-info.img")
-    ]
+    infos = [(int(entry[_TTY_ID]), int(entry[_TTY_SID])) for entry in read_image(images / "tty-info.img")]
     return {tty_id >> 1: session for tty_id, session in infos if tty_id & 1}
 
 
@@ -284,11 +240,11 @@ def bound_addresses(images: Path) -> list[str]:
     (The kernel does not list all of them: not those of connections that could not be made.)"""
     addresses = set()
     for entry in read_image(images / "files.img"):
-        inet_socket = entry.get(_FileEntry.ISK)
-        if entry[_FileEntry.TYPE] != _FileEntry.TYPE_INETSK or not isinstance(inet_socket, bytes):
+        inet_socket = entry.get(_FILE_ISK)
+        if entry[_FILE_TYPE] != _FILE_TYPE_INETSK or not isinstance(inet_socket, bytes):
             continue
         # Repeated: one value for each word of the address in memory.
-        words = [value for number, value in fields(inet_socket) if number == _InetSocket.SRC_ADDR]
+        words = [value for number, value in fields(inet_socket) if number == _SOCKET_SRC_ADDR]
         address = ip_address(b"".join(int(word).to_bytes(4, sys.byteorder) for word in words))
         if isinstance(address, IPv6Address):
             address = address.ipv4_mapped or address
@@ -301,10 +257,7 @@ def has_link_remaps(images: Path) -> bool:
     """Whether CRIU has linked files that had lost their names. The new names exist only until CRIU lets the
     processes go on."""
     remaps = read_image(images / "remap-fpath.img")
-    return any(
-        entry.get(_RemapFilePath.REMAP_TYPE, _RemapFilePath.LINKED) == _RemapFilePath.LINKED
-        for entry in remaps
-    )
+    return any(entry.get(_REMAP_TYPE, _REMAP_TYPE_LINKED) == _REMAP_TYPE_LINKED for entry in remaps)
 
 
 def correct_timers(images: Path) -> None:
@@ -320,17 +273,17 @@ def correct_timers(images: Path) -> None:
     while at + 4 <= len(data):
         start, at = at + 4, at + 4 + int.from_bytes(data[at : at + 4], "little")
         # The type is the first field: all other entries need not be decoded.
-        if data[start : start + 2] != bytes((_FileEntry.TYPE << 3, _FileEntry.TYPE_TIMERFD)):
+        if data[start : start + 2] != bytes((_FILE_TYPE << 3, _FILE_TYPE_TIMERFD)):
             continue
         entry: Message = {**decode(bytes(data[start:at]))}
-        timer: Message = {**decode(decode(bytes(data[start:at]))[_FileEntry.TFD])}
-        has_period = timer[_Timerfd.ISEC] or timer[_Timerfd.INSEC]
-        has_time_left = timer[_Timerfd.VSEC] or timer[_Timerfd.VNSEC]
-        if timer[_Timerfd.TICKS] and has_period and not has_time_left:
-            timer[_Timerfd.VNSEC] = 1
-        if timer[_Timerfd.SETTIME_FLAGS] == _Timerfd.TFD_TIMER_ABSTIME:
-            timer[_Timerfd.SETTIME_FLAGS] = 0
-        body = encode({**entry, _FileEntry.TFD: encode(timer)})
+        timer: Message = {**decode(decode(bytes(data[start:at]))[_FILE_TFD])}
+        has_period = timer[_TIMER_ISEC] or timer[_TIMER_INSEC]
+        has_time_left = timer[_TIMER_VSEC] or timer[_TIMER_VNSEC]
+        if timer[_TIMER_TICKS] and has_period and not has_time_left:
+            timer[_TIMER_VNSEC] = 1
+        if timer[_TIMER_SETTIME_FLAGS] == _TFD_TIMER_ABSTIME:
+            timer[_TIMER_SETTIME_FLAGS] = 0
+        body = encode({**entry, _FILE_TFD: encode(timer)})
         assert len(body) == at - start
         changed = changed or body != data[start:at]
         data[start:at] = body
@@ -345,8 +298,8 @@ def correct_inventory(images: Path) -> None:
     data = path.read_bytes()
     # This image has one magic number, the others have two.
     end = 8 + int.from_bytes(data[4:8], "little")
-    entries = [(number, value) for number, value in fields(data[8:end]) if number != _Inventory.DUMP_UPTIME]
-    entries.append((_Inventory.DUMP_UPTIME, _Inventory.LONG_AFTER))
+    entries = [(number, value) for number, value in fields(data[8:end]) if number != _INVENTORY_DUMP_UPTIME]
+    entries.append((_INVENTORY_DUMP_UPTIME, _LONG_AFTER))
     body = b"".join(encode({number: value}) for number, value in entries)
     path.write_bytes(data[:4] + len(body).to_bytes(4, "little") + body + data[end:])
 
@@ -362,17 +315,15 @@ def write_memory(folder: Path, ranges: Mapping[int, Sequence[tuple[int, int]]]) 
     for pid, pairs in ranges.items():
         entries: list[Message] = [
             {
-                _Pagemap.VADDR: address,
-                _Pagemap.COMPAT_NR_PAGES: 0,
-                _Pagemap.FLAGS: _Pagemap.PRESENT,
-                _Pagemap.NR_PAGES: count,
+                _PAGEMAP_VADDR: address,
+                _PAGEMAP_COMPAT_NR_PAGES: 0,
+                _PAGEMAP_FLAGS: _PAGEMAP_PRESENT,
+                _PAGEMAP_NR_PAGES: count,
             }
             for address, count in pairs
             if count
         ]
         magic = struct.pack("<II", _COMMON_MAGIC, _PAGEMAP_MAGIC)
-        (folder / f"pagemap-{pid}.img").write_bytes(magic + _frame({_PagemapHead.PAGES_ID: pid}, *entries))
-    inventory = _frame(
-        {_Inventory.IMG_VERSION: _IMAGES_VERSION, _Inventory.DUMP_UPTIME: _Inventory.LONG_AFTER}
-    )
+        (folder / f"pagemap-{pid}.img").write_bytes(magic + _frame({_PAGEMAP_HEAD_PAGES_ID: pid}, *entries))
+    inventory = _frame({_INVENTORY_IMG_VERSION: _IMAGES_VERSION, _INVENTORY_DUMP_UPTIME: _LONG_AFTER})
     (folder / "inventory.img").write_bytes(struct.pack("<I", _INVENTORY_MAGIC) + inventory)
