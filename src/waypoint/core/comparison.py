@@ -104,7 +104,8 @@ class Comparison:
             live.terminal.wait_prompt()
             with live.state:
                 self._pool.snapshot(live.box.volume, volume, readonly=True)
-                members = [one for one in processes.below(live.box.pid) if one.comm != "waypoint-anchor"]
+                below = processes.below(live.box.pid)
+                members = [process for process in below if process.comm != "waypoint-anchor"]
                 facts = observe(live.box, live.terminal, members, own_network=row.options.net != "host")
         try:
             view = PointView(volume, base, hide=hidden_paths(row.options, base, self._home))

@@ -66,7 +66,7 @@ class Restore:
             self._present(row.id) as old,
         ):
             row = self._registry.find(row.id)
-            kept = self._keep_present(row, old, point, verb) if old and safety else None
+            safety_point = self._keep_present(row, old, point, verb) if old and safety else None
             size = old.terminal.size if old else None
             live, spare = self._copies.bring_up(
                 row.name, row.options, point, row.id, files_only=files_only, size=size
@@ -78,7 +78,7 @@ class Restore:
                         verb,
                         box=live.box.id,
                         target=point.id,
-                        before=kept.id if kept else None,
+                        before=safety_point.id if safety_point else None,
                         undoes=undoes,
                         actor=actor,
                     )
@@ -96,7 +96,7 @@ class Restore:
             session=self._registry.describe(self._registry.find(row.id)),
             checkpoint=point,
             ready_ms=round(ready_ms, 3),
-            safety=kept,
+            safety=safety_point,
             spare=spare,
         )
 

@@ -149,7 +149,7 @@ class DiskSpace:
         return reasons
 
     def pin(self, point: Checkpoint, *, pinned: bool) -> Checkpoint:
-        """Keeps a point whatever a policy says, or no longer."""
+        """Protects a point from every policy, or no longer."""
         self._store.points.set_pinned(point.id, pinned=pinned)
         return self._store.points.find(point.id) or point
 

@@ -29,7 +29,7 @@ log = logging.getLogger("waypoint")
 PER_SESSION = 2
 """How many a session has by default: the point it stands on, and its newest named one."""
 _MOST = 16
-"""How many there are at once, whatever the sessions want."""
+"""How many there are at once, for all sessions together."""
 _FRESH_SECONDS = 60.0
 """How long one is held. Its monotonic clock runs meanwhile and cannot be set back: its processes see what
 they would see after being stopped for so long. So it is made anew, until its session has been idle for

@@ -211,7 +211,7 @@ class Transfer:
                 hint="what came before it has landed; look again, and land the rest",
             ) from moved
         finally:
-            # What has landed is known as such, whatever became of the rest.
+            # What has landed is recorded, also when the rest fails.
             self._registry.store.landings.add(row.id, stamps)
 
     def _began_ns(self, row: SessionRow, view: PointView) -> int:
@@ -285,20 +285,20 @@ class Transfer:
             if dry_run:
                 return FilesRestored(checkpoint=point, landing=plan.landing)
             _refuse(plan.landing, force=False)
-            kept = None
+            safety_point = None
             if plan.steps:
-                kept = self._keep(row, point) if safety else None
+                safety_point = self._keep_present(row, point) if safety else None
                 # Before, so that an undo finds its way also from the middle of it.
-                before = kept.id if kept else None
+                before = safety_point.id if safety_point else None
                 self._registry.store.operations.record_change(
                     row.id, "restore_files", target=point.id, before=before
                 )
                 for _ in carry_out(plan.steps, then.view, root, times=True, insist=False):
                     pass
             done = msgspec.structs.replace(plan.landing, done=True)
-            return FilesRestored(checkpoint=point, landing=done, safety=kept)
+            return FilesRestored(checkpoint=point, landing=done, safety=safety_point)
 
-    def _keep(self, row: SessionRow, point: Checkpoint) -> Checkpoint:
+    def _keep_present(self, row: SessionRow, point: Checkpoint) -> Checkpoint:
         try:
             intent = f"before files of {point.name or point.label} came back"
             return self._capture.checkpoint(row, Wish(intent, kind="safety", actor="automatic"))
