@@ -62,7 +62,7 @@ def test_a_database_of_every_earlier_version_opens(tmp_path: Path, version: int)
     store = Store(tmp_path / "waypoint.db")
     work = store.sessions.find("work")
     assert work
-    assert (work.head, work.auto, work.policy, work.began) == ("p2", False, None, None)
+    assert (work.head, work.auto, work.policy, work.first_shell) == ("p2", False, None, None)
     assert [row.name for row in store.sessions.all()] == ["work", "other"]
     [start, second] = store.points.all("s1")
     assert (start.name, start.label, start.actor, start.pinned) == ("start", "c1", "person", False)

@@ -63,7 +63,7 @@ class Comparison:
         """A ref, `now` (or None) or `base`, seen from a session."""
         if ref == BASE:
             # What every session starts with is not a change made in it.
-            start = row.began or fresh_shell()
+            start = row.first_shell or fresh_shell()
             yield Moment(self._view(row, None), Facts(shell=start), "the base")
         elif ref in (None, NOW):
             with self._present(row) as present:
@@ -99,7 +99,9 @@ class Comparison:
                 return
             self._pool.snapshot(left, volume, readonly=True)
             # Of its shell no more is known than its last point tells.
-            facts = Facts(shell=self._registry.facts(head).shell if head else row.began or fresh_shell())
+            facts = Facts(
+                shell=self._registry.facts(head).shell if head else row.first_shell or fresh_shell()
+            )
         else:
             live.terminal.wait_prompt()
             with live.state:

@@ -79,7 +79,7 @@ class Fork:
             origin.options,
             box=live.box.id,
             head=point.id,
-            began=origin.began,
+            first_shell=origin.first_shell,
             actor=actor,
             policy=origin.policy,
         )

@@ -69,8 +69,10 @@ class Sessions:
             live.box.keeper.start_anchor()
             self._boxes.start_shell(live, "/root" if (base / "root").is_dir() else "/")
             live.terminal.wait_ready()
-            began = look_at_shell(live.box, live.terminal)
-            row = self._store.sessions.add(live.session_id, name, options, box=live.box.id, began=began)
+            first_shell = look_at_shell(live.box, live.terminal)
+            row = self._store.sessions.add(
+                live.session_id, name, options, box=live.box.id, first_shell=first_shell
+            )
             self._registry.add(live)
             self._registry.trajectory.adopt(live.stream)
             undo.pop_all()

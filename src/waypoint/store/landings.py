@@ -8,7 +8,7 @@ from waypoint.store.database import Database
 
 
 class LandingTable:
-    """Which path of this machine was given which file, for each session."""
+    """For each session, the paths of this machine that it has written and the stamp of each file."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -146,7 +146,7 @@ class Ledger:
     # ---- approvals ---------------------------------------------------------------------------
 
     def ask(self, approval: Approval, session_id: str, created_at: float, expires_at: float) -> None:
-        """The times are those in `approval`: the requester and whoever looks it up see the same."""
+        """The times are those in `approval`: the requester and later readers see the same."""
         self._database.execute(
             "INSERT INTO approvals (id, session, name, digest, command, class, why, actor, created_at,"
             " expires_at, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'waiting')",

@@ -30,7 +30,7 @@ class SessionRow(Record, frozen=True):
     """Whether a point is taken after each command that changed something."""
     policy: str | None = None
     """The session's own rules about commands: the text of a policy file."""
-    began: ShellFact | None = None
+    first_shell: ShellFact | None = None
     """Its shell at the first prompt. What the start-up files of every shell set is not a change of the
     session."""
     tip: int | None = None
@@ -63,7 +63,7 @@ class SessionTable:
         *,
         box: str,
         head: str | None = None,
-        began: ShellFact | None = None,
+        first_shell: ShellFact | None = None,
         actor: Actor = "person",
         policy: str | None = None,
     ) -> SessionRow:
@@ -76,7 +76,7 @@ class SessionTable:
             "options": msgspec.json.encode(options).decode(),
             "head": head,
             "box": box,
-            "began": msgspec.json.encode(began).decode() if began else None,
+            "began": msgspec.json.encode(first_shell).decode() if first_shell else None,
             "policy": policy,
         }
         try:
@@ -138,6 +138,6 @@ def _session(row: sqlite3.Row) -> SessionRow:
         box=row["box"],
         auto=bool(row["auto"]),
         policy=row["policy"],
-        began=msgspec.json.decode(row["began"], type=ShellFact) if row["began"] else None,
+        first_shell=msgspec.json.decode(row["began"], type=ShellFact) if row["began"] else None,
         tip=row["tip"],
     )

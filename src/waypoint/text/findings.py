@@ -120,12 +120,12 @@ def _packages(changes: list[PackageChange]) -> Iterator[str]:
     ):
         members = list(group)
         several = sum(1 for other, _ in environments if other == ecosystem) > 1
-        asked = [change for change in members if change.direct] or members
-        rest = len(members) - len(asked)
-        if len(asked) <= _NAMED:
-            words = ", ".join(_package(change, versions=len(asked) == 1) for change in asked)
+        direct = [change for change in members if change.direct] or members
+        rest = len(members) - len(direct)
+        if len(direct) <= _NAMED:
+            words = ", ".join(_package(change, versions=len(direct) == 1) for change in direct)
             if rest:
-                words += f" (and {rest} with it)" if len(asked) == 1 else f" (and {rest} with them)"
+                words += f" (and {rest} with it)" if len(direct) == 1 else f" (and {rest} with them)"
             where = f" in {environment}" if several else ""
         else:
             words = _signs([change.change for change in members])

@@ -73,17 +73,17 @@ def sqlite(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
     """Every database among the touched files, small or not so small."""
     candidates = _candidates(touched)
     probed = candidates[:_PROBES]
-    found = [path for path in probed if _is_database(old, path) or _is_database(new, path)]
-    for path in found[:_DATABASES]:
+    databases = [path for path in probed if _is_database(old, path) or _is_database(new, path)]
+    for path in databases[:_DATABASES]:
         yield from guarded(path, _examine(old, new, path))
-    if len(found) > _DATABASES:
-        yield Gap(analyzer="", reason=f"{len(found) - _DATABASES} more databases were not looked into")
+    if len(databases) > _DATABASES:
+        yield Gap(analyzer="", reason=f"{len(databases) - _DATABASES} more databases were not analyzed")
     if len(candidates) > _PROBES:
         yield Gap(analyzer="", reason=f"{len(candidates) - _PROBES:,} more files were not tried as databases")
 
 
 def _candidates(touched: Sequence[str]) -> list[str]:
-    """Files that may be one: those that look it first."""
+    """Files that may be databases, the likely ones first."""
     likely: dict[str, None] = {}
     possible: dict[str, None] = {}
     for path in touched:
@@ -101,8 +101,8 @@ def _candidates(touched: Sequence[str]) -> list[str]:
 
 
 def _is_database(view: View, path: str) -> bool:
-    found = status(view, path)
-    if found is None or not stat.S_ISREG(found.st_mode) or found.st_size < 512 or found.st_size % 512:
+    entry = status(view, path)
+    if entry is None or not stat.S_ISREG(entry.st_mode) or entry.st_size < 512 or entry.st_size % 512:
         return False
     return beginning(view, path, len(MAGIC)) == MAGIC
 

@@ -1,8 +1,8 @@
 """What happened in git repositories: which commits a branch has gained and lost, and which files wait.
 
-Commits are told by walking from the new tip of each branch that moved to its old one, so a commit that was
-reset, squashed or rebased away is told as gone, and going back to an earlier point invents nothing. Only the
-changed files of the work tree are held against the index and the ignore rules.
+Commits are found by walking from the new tip of each branch that moved to its old one, so a commit that was
+reset, squashed or rebased away is reported as lost, and going back to an earlier point invents nothing. Only
+the changed files of the work tree are held against the index and the ignore rules.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _common(old: View, new: View, folder: str) -> str:
 
 
 def _find_moved(old: View, new: View, repositories: dict[str, _Repository]) -> None:
-    """One that is gone from a place and has come to another, with all its past, is the same repository."""
+    """A repository that disappeared from one place and appeared at another with the same history has
+    moved."""
     gone: dict[str, Place] = {}
     for folder, repository in repositories.items():
         if not new.exists(f"{folder}/HEAD") and (log := text(old, f"{folder}/logs/HEAD", 16 * MIB)):
@@ -185,7 +186,7 @@ def _above_folded(folder: str) -> str:
     return folder if noisy is None else posixpath.dirname(noisy)
 
 
-# Looking at one
+# Examining one
 
 
 def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]:
@@ -199,7 +200,7 @@ def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]
         objects = Objects(after, before)
         commits, lost = _commits_of_head(before, after, objects)
         moves = _moves(before, after)
-        # A linked worktree shares its branches with the main repository, which tells them.
+        # A linked worktree shares its branches with the main repository, which reports them.
         branches = _branch_moves(before, after, objects) if repository.inside and not place.linked else ()
         files = _Files()
         if change != "removed" and place.work_tree:
