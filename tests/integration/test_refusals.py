@@ -263,6 +263,26 @@ def test_a_killed_shell_is_replaced_and_the_session_lives(fresh: waypoint.Sessio
     assert fresh.run("echo $x $$").output == f"1 {shell}\n"
 
 
+def test_what_a_killed_shell_leaves_behind_does_not_take_the_terminal_from_the_next(
+    fresh: waypoint.Session,
+) -> None:
+    """bash gives the terminal to its own process group after each command of a substitution, even when the
+    shell that the substitution belongs to is gone: a prompt hook that takes its time is enough."""
+    fresh.run("PROMPT_COMMAND+=('__slow=$(/bin/sleep 0.7; /bin/true)')").check()
+    shell = int(fresh.run("echo $$").output)  # answered before the hook has ended
+    keeper = fresh.info.pid
+    assert keeper
+    members = processes.below(keeper)
+    assert [one for one in members if one.group == shell and one.pid != shell], "the hook does not run"
+    os.kill(next(one.host_pid for one in members if one.pid == shell), signal.SIGKILL)
+    eventually(lambda: _answers(fresh, shell))
+    time.sleep(1)
+    assert fresh.run("echo answered", timeout=20).output == "answered\n"
+    assert {"icanon", "echo"} <= set(fresh.run("stty -a </dev/tty").output.split()), (
+        "readline's modes are left"
+    )
+
+
 def _answers(session: waypoint.Session, old_shell: int) -> bool:
     try:
         return session.run("echo $$").output != f"{old_shell}\n"

@@ -299,9 +299,21 @@ class Terminal:
                 self._end_run(run)
             else:
                 self._recording.end_command(None, self._typed_line)
+            if os.WIFSIGNALED(status):
+                self._end_orphans(self.shell.pid)
             self._reset_modes()
             self.shell = None
             self._state_changed.notify_all()
+
+    def _end_orphans(self, shell_pid: int) -> None:
+        """Ends what a killed shell has left in its own process group: command substitutions of prompt
+        hooks, mostly. bash gives the terminal back to that group after each of their commands, so a
+        subshell that lives on would take the terminal from the next shell, which then stops. (Jobs have
+        process groups of their own.)"""
+        for process in processes.below(self._box_pid):
+            if process.group == shell_pid:
+                with contextlib.suppress(OSError):
+                    os.kill(process.host_pid, signal.SIGHUP)
 
     def _reset_modes(self) -> None:
         """Sets the terminal's usual modes. A shell that is killed at its prompt leaves readline's modes
