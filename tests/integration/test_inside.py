@@ -18,7 +18,7 @@ from waypoint.box.box import keepers
 from waypoint.box.plan import inside_path
 from waypoint.errors import SessionBusy
 from waypoint.home import Home
-from waypoint.machine import setup
+from waypoint.machine import natives, setup
 
 FolderOf = Callable[[waypoint.Session], Path]
 
@@ -252,7 +252,7 @@ class TestUpdates:
         """A newer Waypoint has another anchor and another client; both are in the images of older points."""
         folder, sources = tmp_path / "engine", tmp_path / "native"
         shutil.copytree(engine, folder, symlinks=True)
-        shutil.copytree(setup.NATIVE_SOURCES, sources)
+        shutil.copytree(natives.SOURCES, sources)
         monkeypatch.setenv("WAYPOINT_ENGINE", str(folder))
         monkeypatch.setenv("WAYPOINT_SPARES", "off")  # one that was restored before would do
         session = waypoint.session("old", home=small_home)
@@ -260,11 +260,11 @@ class TestUpdates:
         for name in ("anchor.c", "inside.c"):
             with (sources / name).open("a") as source:
                 source.write('const char newer[] __attribute__((used)) = "another version of it";\n')
-        present = setup.natives_hash()
+        present = natives.natives_hash()
         kept = len(list((folder / "bin" / "kept").iterdir()))
         with monkeypatch.context() as newer:
-            newer.setattr(setup, "NATIVE_SOURCES", sources)
-            newer.setattr(setup, "natives_hash", lambda: "newer")
+            newer.setattr(natives, "SOURCES", sources)
+            newer.setattr(natives, "natives_hash", lambda: "newer")
             setup.ensure_engine(tmp_path, lambda _: None, probe=lambda _: None)
         assert len(list((folder / "bin" / "kept").iterdir())) == kept + 2
         # (So that the daemon takes it for its own.)

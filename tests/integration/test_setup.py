@@ -14,7 +14,7 @@ import pytest
 
 from waypoint.engine.criu import criu_argv, criu_environment
 from waypoint.errors import SetupFailed
-from waypoint.machine import apt, setup
+from waypoint.machine import apt, natives, setup
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -134,13 +134,13 @@ def test_new_sources_are_built_into_the_engine_while_it_is_in_use(
 ) -> None:
     folder, sources = tmp_path / "engine", tmp_path / "native"
     shutil.copytree(engine.folder, folder)
-    shutil.copytree(setup.NATIVE_SOURCES, sources)
+    shutil.copytree(natives.SOURCES, sources)
     with (sources / "anchor.c").open("a") as anchor:
         anchor.write("/* changed */\n")
     monkeypatch.setenv("WAYPOINT_ENGINE", str(folder))
-    monkeypatch.setattr(setup, "NATIVE_SOURCES", sources)
-    digest = setup.natives_hash(sources)
-    monkeypatch.setattr(setup, "natives_hash", lambda: digest)
+    monkeypatch.setattr(natives, "SOURCES", sources)
+    digest = natives.natives_hash(sources)
+    monkeypatch.setattr(natives, "natives_hash", lambda: digest)
     place = os.open(folder, os.O_PATH)
     said: list[str] = []
     results: list[setup.Engine] = []
@@ -167,8 +167,8 @@ def test_new_sources_are_built_into_the_engine_while_it_is_in_use(
     assert results[0].natives == digest
     assert results[0].criu == engine.criu
     assert said.count("compiling bin/anchor") == 1
-    assert "another set-up is at work; waiting for it" in said
-    assert not [line for line in said if "fetching" in line]
+    assert "another process is setting up; waiting for it" in said
+    assert not [line for line in said if "downloading" in line]
     assert run_criu(folder, "--version").returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""`waypoint doctor`: each thing is tried, nothing is left behind, nothing makes it fail."""
+"""`waypoint doctor`: each feature is tried, nothing is left behind, and no failure ends it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from waypoint.machine import doctor, setup
+from waypoint.machine import doctor, natives, setup
 from waypoint.machine.doctor import Finding
 
 
@@ -40,7 +40,7 @@ def test_only_what_waypoint_can_do_without_is_optional(findings: dict[str, Findi
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_looking_changes_nothing_on_the_machine(tmp_path: Path) -> None:
+def test_the_checks_change_nothing_on_the_machine(tmp_path: Path) -> None:
     def state() -> list[str]:
         """What the probes make, as it would look if it were on the host: others may be at work here too."""
         table = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -58,14 +58,14 @@ def test_looking_changes_nothing_on_the_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_failed_probe_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ok, said = doctor._apart("echo first >&2; echo the reason >&2; exit 1")
-    assert (ok, said) == (False, "the reason")
+def test_a_failed_check_has_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ok, output = doctor._in_namespace("echo first >&2; echo the reason >&2; exit 1")
+    assert (ok, output) == (False, "the reason")
 
-    def fail(_home: Path) -> doctor._Found:
+    def fail(_home: Path) -> doctor._Result:
         raise OSError(19, "No such device")
 
-    broken = dataclasses.replace(doctor._CHECKS[0], look=fail)
+    broken = dataclasses.replace(doctor._CHECKS[0], check=fail)
     monkeypatch.setattr(doctor, "_CHECKS", (broken, *doctor._CHECKS[1:3]))
     first, *others = doctor.examine(tmp_path)
     assert not first.ok
@@ -82,7 +82,7 @@ def test_without_root_the_rest_is_still_examined(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("release", "ok"), [("5.10.0-9-amd64", False), ("5.15.0", True), ("6.1", True)])
-def test_an_old_kernel_is_told_apart(monkeypatch: pytest.MonkeyPatch, release: str, ok: bool) -> None:
+def test_an_old_kernel_is_recognized(monkeypatch: pytest.MonkeyPatch, release: str, ok: bool) -> None:
     pretended = os.uname_result(("Linux", "host", release, "#1", "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: pretended)
     assert doctor._kernel(Path("/")).ok is ok
@@ -94,13 +94,13 @@ def test_an_unknown_architecture_is_not_supported_yet(monkeypatch: pytest.Monkey
     (check,) = [check for check in doctor._CHECKS if check.name == "architecture"]
     finding = doctor._examine(check, Path("/"))
     assert (finding.ok, finding.version) == (False, "aarch64")
-    assert "not yet" in finding.fix
+    assert "not supported yet" in finding.fix
 
 
 def test_an_engine_of_another_kernel_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WAYPOINT_ENGINE", raising=False)
     criu = setup.Criu("4.2", "host", "a test")
-    old = setup.Engine(tmp_path, criu, os.uname().machine, "2.6.32", setup.natives_hash())
+    old = setup.Engine(tmp_path, criu, os.uname().machine, "2.6.32", natives.natives_hash())
     monkeypatch.setattr(setup, "read_engine", lambda _: old)
     found = doctor._engine(tmp_path)
     assert not found.ok

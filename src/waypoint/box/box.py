@@ -18,6 +18,7 @@ import subprocess
 from pathlib import Path
 from typing import ClassVar
 
+from waypoint.api.hints import Do, Hint
 from waypoint.box.keeper import Hello, Keeper
 from waypoint.box.plan import BoxSpec, inside_path, write_plan
 from waypoint.errors import MachineError, MissingFeature, NoSpace
@@ -153,15 +154,16 @@ def _build_error(report: str) -> MachineError:
     if code in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(
             f"no space left for the box: {operation} {path}",
-            hint="free some with `waypoint rm`, or enlarge the pool",
+            hint=Hint("free some with ", Do("rm", "sessions"), ", or enlarge the pool"),
         )
     if operation in ("mount", "in-mount") and code in (errno.ENODEV, errno.EINVAL):
         return MissingFeature(
-            f"cannot mount {path}: {os.strerror(code)}", hint="`waypoint doctor` lists what this kernel lacks"
+            f"cannot mount {path}: {os.strerror(code)}",
+            hint=Hint(Do("doctor"), " lists what this kernel lacks"),
         )
     return MachineError(
         f"cannot build the box: {operation} {path}: {os.strerror(code)}",
-        hint="`waypoint doctor` may find the cause",
+        hint=Hint(Do("doctor"), " may find the cause"),
     )
 
 

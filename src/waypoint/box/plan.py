@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from waypoint.api.hints import Do, Hint
 from waypoint.box.volume import Layer, examine_base, hidden_paths, prepare_layers
 from waypoint.errors import NotFound, UsageError
 from waypoint.home import Home
@@ -222,7 +223,9 @@ def check_options(options: BoxOptions, base: Path) -> None:
     if not base.is_dir():
         raise NotFound(
             f"the base {base} is not a folder",
-            hint="give a folder with a root file system, or a name from `waypoint base ls`",
+            hint=Hint(
+                "give a folder with a root file system, or the name of a base that ", Do("base_ls"), " lists"
+            ),
         )
     if not any(os.path.lexists(base / shell) for shell in ("bin/bash", "usr/bin/bash")):
         raise UsageError(

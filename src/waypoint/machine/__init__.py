@@ -1,6 +1,6 @@
-"""Setting a machine up, and saying what it has and lacks.
+"""Setting a machine up, and checking what it has and lacks.
 
-**Engine**: a CRIU that works on the running kernel, with its own libraries, and the native programs
-beside it. **Setup**: what puts it there. **Doctor**: each thing Waypoint needs, whether it is there,
-and the command that provides it.
+**Engine**: a CRIU that works on the running kernel, in a prefix with its own loader and libraries, and the
+**native programs** beside it. **Setup**: what puts the engine there. **Doctor**: one finding for each thing
+that Waypoint needs, with what to do if it is missing.
 """

@@ -1,9 +1,8 @@
-"""The distribution's archive of packages, and the programs it brings.
+"""Packages of the distribution.
 
-Two ways to get something from it. `install_missing` installs a package on the machine, as an
-administrator would. `PrivateApt` leaves the machine alone: it fetches a package with everything it
-depends on, from a suite that the machine does not use, into a folder of its own. In both cases it is
-apt that decides what to trust, by the keys that the machine has.
+`install_missing` installs a package on the machine, as an administrator would. `PrivateApt` does not change
+the machine: it downloads a package with everything it depends on, from a suite that the machine does not
+use, into a folder of its own. In both cases apt decides what to trust, by the keys that the machine has.
 """
 
 from __future__ import annotations
@@ -21,19 +20,25 @@ from waypoint.errors import NotRoot, SetupFailed
 Progress = Callable[[str], None]
 
 _APT_GET = (
-    *("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8"),
-    *("apt-get", "-qq", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"),
+    "env",
+    "DEBIAN_FRONTEND=noninteractive",
+    "LC_ALL=C.UTF-8",
+    "apt-get",
+    "-qq",
+    "-y",
+    "--no-install-recommends",
+    "--option=DPkg::Lock::Timeout=300",
 )
-_ROOTS_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def which(program: str) -> str | None:
-    """Where a program is; root's folders are looked in whatever PATH says."""
-    return shutil.which(program) or shutil.which(program, path=_ROOTS_PATH)
+    """The path of a program. root's usual folders are searched too, whatever PATH is."""
+    return shutil.which(program) or shutil.which(program, path=_ROOT_PATH)
 
 
 def run(doing: str, *argv: str) -> str:
-    """The output of a program that must succeed; SetupFailed tells what it complained about."""
+    """The output of a program that must succeed; SetupFailed has its error messages."""
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
@@ -42,15 +47,15 @@ def run(doing: str, *argv: str) -> str:
         raise SetupFailed(f"{doing} failed: {error}") from error
     if done.returncode != 0:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        complaint = " / ".join(lines[-6:]) or f"{argv[0]} ended with {done.returncode}"
-        raise SetupFailed(f"{doing} failed: {complaint}", hint=_hint_for(complaint))
+        reason = " / ".join(lines[-6:]) or f"{argv[0]} ended with {done.returncode}"
+        raise SetupFailed(f"{doing} failed: {reason}", hint=_hint_for(reason))
     return done.stdout
 
 
-def _hint_for(complaint: str) -> str:
-    if re.search(r"Could not (resolve|connect)|Temporary failure|Unable to connect|timed out", complaint):
-        return "the archive of packages cannot be reached: is the network up, is a proxy needed?"
-    if "No space left" in complaint:
+def _hint_for(reason: str) -> str:
+    if re.search(r"Could not (resolve|connect)|Temporary failure|Unable to connect|timed out", reason):
+        return "the package archive cannot be reached: is the network up, is a proxy needed?"
+    if "No space left" in reason:
         return "free some space and run it again"
     return ""
 
@@ -64,7 +69,7 @@ def install_missing(needed: dict[str, str], progress: Progress) -> None:
     if which("apt-get") is None:
         raise SetupFailed(
             f"missing: {', '.join(missing)}",
-            hint=f"install what {packages} is called on this distribution, then run it again",
+            hint=f"install the packages of this distribution that have them (on Debian: {packages})",
         )
     if os.geteuid() != 0:
         raise NotRoot(f"installing {packages} needs root", hint="run it again as root")
@@ -73,20 +78,20 @@ def install_missing(needed: dict[str, str], progress: Progress) -> None:
     try:
         run(f"installing {packages}", *install)
     except SetupFailed:
-        # The lists may be old, or never have been fetched.
-        run("fetching the lists of packages", *_APT_GET, "update")
+        # The package lists may be old, or missing.
+        run("downloading the package lists", *_APT_GET, "update")
         run(f"installing {packages}", *install)
     for program in missing:
         if which(program) is None:
             raise SetupFailed(f"{program} is still missing after installing {packages}")
 
 
-# Which distribution, and where its packages come from ------------------------------------------------
+# ---- the distribution and its sources ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Which distribution this is, and in which of its suites something newer may be, nearest first."""
+    """The distribution of this machine, and its suites that may have newer packages, nearest first."""
 
     name: str
     codename: str
@@ -106,17 +111,17 @@ class Source:
 
 
 def read_distribution(release_file: Path = Path("/etc/os-release")) -> Distribution:
-    """The running distribution; one that is not known has no suites to look in."""
+    """The distribution of this machine. An unknown one has no suites."""
     try:
         text = release_file.read_text()
     except OSError:
         text = ""
     pairs = (line.partition("=") for line in text.splitlines())
-    said = {key: value.strip("\"'") for key, _, value in pairs}
-    family = {said.get("ID", ""), *said.get("ID_LIKE", "").split()}
-    name, codename = said.get("NAME", "this system"), said.get("VERSION_CODENAME", "")
+    fields = {key: value.strip("\"'") for key, _, value in pairs}
+    family = {fields.get("ID", ""), *fields.get("ID_LIKE", "").split()}
+    name, codename = fields.get("NAME", "this system"), fields.get("VERSION_CODENAME", "")
     if "ubuntu" in family:
-        codename = said.get("UBUNTU_CODENAME", codename)
+        codename = fields.get("UBUNTU_CODENAME", codename)
         suites = ((codename, f"{codename}-updates"), ("devel",))
         return Distribution(name, codename, suites, ("main", "universe"), "ubuntu-keyring")
     if "debian" in family:
@@ -126,33 +131,33 @@ def read_distribution(release_file: Path = Path("/etc/os-release")) -> Distribut
 
 def machine_sources(etc: Path = Path("/etc/apt")) -> list[Source]:
     """Every enabled source of binary packages in apt's configuration."""
-    found: list[Source] = []
+    sources: list[Source] = []
     for path in [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*.list"))]:
         if path.is_file():
-            found += parse_one_line_sources(path.read_text(errors="replace"))
+            sources += parse_one_line_sources(path.read_text(errors="replace"))
     for path in sorted((etc / "sources.list.d").glob("*.sources")):
-        found += parse_deb822_sources(path.read_text(errors="replace"))
-    return found
+        sources += parse_deb822_sources(path.read_text(errors="replace"))
+    return sources
 
 
 def parse_one_line_sources(text: str) -> list[Source]:
     """Sources of the form `deb [signed-by=/a/key.gpg] URI suite component…`."""
     shape = re.compile(r"deb\s+(?:\[([^]]*)\]\s*)?(\S+)\s+(\S+)\s*(.*)")
-    found = []
+    sources = []
     for line in text.splitlines():
         match = shape.fullmatch(line.split("#", 1)[0].strip())
         if match is None:
             continue
         options, uri, suite, components = match.groups()
-        given = dict(option.partition("=")[::2] for option in (options or "").split())
-        signed_by = given.get("signed-by", "").replace(",", " ")
-        found.append(Source((uri,), (suite,), tuple(components.split()), signed_by))
-    return found
+        values = dict(option.partition("=")[::2] for option in (options or "").split())
+        signed_by = values.get("signed-by", "").replace(",", " ")
+        sources.append(Source((uri,), (suite,), tuple(components.split()), signed_by))
+    return sources
 
 
 def parse_deb822_sources(text: str) -> list[Source]:
     """Sources in stanzas of `Field: value`; Signed-By may hold a whole key."""
-    found = []
+    sources = []
     uncommented = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for stanza in re.split(r"\n[ \t]*\n", uncommented):
         fields: dict[str, str] = {}
@@ -169,12 +174,12 @@ def parse_deb822_sources(text: str) -> list[Source]:
             uris, suites, components = (
                 tuple(fields.get(name, "").split()) for name in ("uris", "suites", "components")
             )
-            found.append(Source(uris, suites, components, fields.get("signed-by", "")))
-    return found
+            sources.append(Source(uris, suites, components, fields.get("signed-by", "")))
+    return sources
 
 
 def archive_sources(sources: Iterable[Source], distribution: Distribution) -> list[Source]:
-    """Those that look like the distribution's own archive rather than somebody's addition, best first."""
+    """The sources that look like the distribution's own archive, not like an addition to it; best first."""
 
     def fits(source: Source) -> bool:
         releases = [suite for suite in source.suites if not set("-/") & set(suite)]
@@ -187,19 +192,19 @@ def archive_sources(sources: Iterable[Source], distribution: Distribution) -> li
     return sorted((source for source in sources if fits(source)), key=order)
 
 
-# apt, apart from the machine ---------------------------------------------------------------------------
+# ---- an apt of our own ----------------------------------------------------------------------------
 
 
 class Unverifiable(SetupFailed):
-    """Raised when a suite is signed with a key that is not known here."""
+    """Raised when a suite is signed with a key that this machine does not have."""
 
 
 class PrivateApt:
     """apt with sources, lists, cache and package status of its own.
 
-    To it nothing is installed, so a package comes with everything it depends on, down to libc. What else
-    the machine's configuration says (proxies, say) holds; what would weaken the verification of
-    signatures does not. Its folder must be one that apt's own user can enter.
+    For it no package is installed, so a package comes with everything it depends on, down to libc. The rest
+    of the machine's configuration (proxies, for example) applies, except what would weaken the verification
+    of signatures. apt's own user must be able to enter its folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -233,7 +238,7 @@ class PrivateApt:
         (folder / "apt.conf").write_text("\n".join(lines) + "\n")
 
     def use(self, source: Source) -> None:
-        """Fetches the lists of `source`; Unverifiable if a key is missing."""
+        """Downloads the package lists of `source`; Unverifiable if a key is missing."""
         architecture = run("asking dpkg for the architecture", "dpkg", "--print-architecture").strip()
         fields = {
             "Types": "deb",
@@ -246,15 +251,15 @@ class PrivateApt:
         stanza = "".join(f"{key}: {value}\n" for key, value in fields.items() if value)
         (self.folder / "sources" / "waypoint.sources").write_text(stanza)
         try:
-            self._apt_get(f"fetching the list of packages of {source.suites[0]}", "update")
+            self._apt_get(f"downloading the package list of {source.suites[0]}", "update")
         except SetupFailed as error:
             if re.search(r"NO_PUBKEY|Missing key|is not signed", error.message):
                 raise Unverifiable(error.message, hint=error.hint) from error
             raise
 
     def unpack(self, package: str, target: Path) -> None:
-        """Fetches `package` and all that it depends on, and unpacks everything below `target`."""
-        self._apt_get(f"fetching {package}", "--download-only", "install", package)
+        """Downloads `package` and everything it depends on, and unpacks all of it below `target`."""
+        self._apt_get(f"downloading {package}", "--download-only", "install", package)
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted((self.folder / "archives").glob("*.deb")):
             run(f"unpacking {path.name}", "dpkg-deb", "-x", str(path), str(target))
@@ -269,20 +274,20 @@ def open_suites(
 ) -> PrivateApt:
     """An apt in `folder` that offers `suites` of the archive that `source` names.
 
-    A machine that is some years old may not know the keys of newer suites. Its own suite has them by then,
-    in a package that the machine can verify: that is where they are taken from.
+    A machine that is some years old may not have the keys of newer suites. They are then taken from a
+    package of its own suite, which it can verify.
     """
     components = tuple(dict.fromkeys((*distribution.components, *source.components)))
-    wanted = replace(source, suites=suites, components=components)
+    newer = replace(source, suites=suites, components=components)
     apt = PrivateApt(folder)
     try:
-        apt.use(wanted)
+        apt.use(newer)
     except Unverifiable:
         package = distribution.keyring_package
-        progress(f"no key for {suites[0]} on this machine; fetching the newest {package} it can verify")
+        progress(f"this machine has no key of {suites[0]}; downloading the newest {package} it can verify")
         keyring = _newest_keyring(folder / "keyring", source, package)
         try:
-            apt.use(replace(wanted, signed_by=str(keyring)))
+            apt.use(replace(newer, signed_by=str(keyring)))
         except Unverifiable as error:
             raise SetupFailed(
                 f"neither this machine nor the newest {package} it can verify has a key of {suites[0]}",
@@ -297,6 +302,6 @@ def _newest_keyring(folder: Path, source: Source, package: str) -> Path:
     unpacked = folder / "unpacked"
     apt.unpack(package, unpacked)
     for suffix in ("gpg", "pgp"):
-        for found in sorted(unpacked.glob(f"usr/share/keyrings/*-archive-keyring.{suffix}")):
-            return found
+        for keyring in sorted(unpacked.glob(f"usr/share/keyrings/*-archive-keyring.{suffix}")):
+            return keyring
     raise SetupFailed(f"the package {package} has no keyring in it")
