@@ -13,13 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from waypoint.agent import tasks as plan
 from waypoint.agent.asciicast import KINDS, cast
 from waypoint.agent.tasks import Tasks
 from waypoint.agent.trajectory import agent_event, with_blob
+from waypoint.api.agent import AgentStateResult
 from waypoint.api.difference import Card
 from waypoint.api.hints import Do, Hint
+from waypoint.api.request import StatePayload
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.cards import Cards
 from waypoint.core.gate import Gate
@@ -48,20 +51,21 @@ _MOST_SINCE = 500
 CONVERSATION: tuple[EventKind, ...] = ("message", "tool_call", "tool_result")
 
 
-def packed_state(state: Mapping[str, Any] | None, version: str | None) -> AgentState | None:
-    """Agent state as it comes over the socket: `{"text": …}` (JSON) or `{"base64": …}`."""
+def pack_state(state: StatePayload | None, version: str | None) -> AgentState | None:
+    """Agent state as it came over the wire, ready to be stored."""
     if state is None:
         if version is not None:
             raise UsageError("a version without a state", hint="agent_version goes with agent_state")
         return None
-    if "base64" in state:
-        data, is_json = base64.b64decode(state["base64"]), False
+    if state.base64 is not None:
+        data, is_json = state.base64, False
     else:
+        text = state.text or ""
         try:
-            json.loads(state["text"])
+            json.loads(text)
         except ValueError as error:
             raise UsageError(f"the agent state is not JSON: {error}", hint="give it as base64") from error
-        data, is_json = state["text"].encode(), True
+        data, is_json = text.encode(), True
     if len(data) > MOST_STATE_BYTES:
         raise UsageError(
             f"the agent state has {len(data) >> 20} MiB, and the limit is {MOST_STATE_BYTES >> 20} MiB",
@@ -147,16 +151,16 @@ class Journal:
             point = self._store.points.find(point.parent) if point.parent else None
         return point
 
-    def agent_state(self, point: Checkpoint) -> dict[str, Any]:
-        """The agent state of a point: `text` (JSON) or `base64`, neither when it has none."""
-        result: dict[str, Any] = {"checkpoint": point, "agent_version": point.agent_version}
-        if state := self._store.points.agent_state(point.id):
-            kind, data = state
-            if kind == "json":
-                result["text"] = data.decode()
-            else:
-                result["base64"] = base64.b64encode(data).decode()
-        return result
+    def agent_state(self, point: Checkpoint | None) -> AgentStateResult:
+        """What an agent left with a point."""
+        stored = self._store.points.agent_state(point.id) if point else None
+        kind, data = stored or (None, b"")
+        return AgentStateResult(
+            checkpoint=point,
+            agent_version=point.agent_version if point else None,
+            text=data.decode() if kind == "json" else UNSET,
+            base64=base64.b64encode(data).decode() if kind == "bytes" else UNSET,
+        )
 
     # ---- tasks -------------------------------------------------------------------------------
 

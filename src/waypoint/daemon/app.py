@@ -56,7 +56,7 @@ from waypoint.machine import setup
 from waypoint.store import Store
 
 if TYPE_CHECKING:
-    from waypoint.daemon.main import Daemon
+    from waypoint.daemon.server import Server
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class App:
     def __init__(self, home: Home, machine: Machine) -> None:
         self.home = home
         self.started_at = time.time()
-        self.server: Daemon | None = None
+        self.server: Server | None = None
         """The socket in front of it, once there is one."""
 
         # What is known.

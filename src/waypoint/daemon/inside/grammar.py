@@ -1,9 +1,10 @@
 """What may be asked from inside a session: about itself, and nothing else.
 
-A grammar of its own, small and strict: no option here names a file of the host, another session or a plan.
-The session is the one whose box the request came from. A ref means one of its own points, or one that it grew
-from; of all others it is not even said whether they exist. Nothing that moves a session (restore, undo,
-fork, park), lets something out (apply, export, cp) or grants something (approve) is here.
+A small, strict command line. `ALLOWED` lists the verbs, and of each request (api/requests.py) the arguments
+that may be given: no option here names a file of the host, another session or a plan. The session is the one
+whose box the request came from. A ref means one of its own points, or one that it grew from; whether others
+exist is not told. Nothing that moves a session (restore, undo, fork, park), lets something out (apply,
+export, cp) or grants something (approve) is here.
 
 daemon/inside/doors.py brings the requests and takes the answers back.
 """
@@ -11,26 +12,29 @@ daemon/inside/doors.py brings the requests and takes the answers back.
 from __future__ import annotations
 
 import contextlib
+import functools
 import posixpath
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
 from waypoint import __version__
 from waypoint.agent import tasks
-from waypoint.api import hints
+from waypoint.api import hints, requests
+from waypoint.api.request import Request
 from waypoint.core.comparison import BASE, NOW
 from waypoint.core.live import Live
+from waypoint.daemon.connection import Connection
 from waypoint.daemon.inside.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
-from waypoint.daemon.service import VERBS, Connection
+from waypoint.daemon.verbs import handler_of
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
-from waypoint.model import Checkpoint, Task
+from waypoint.model import Checkpoint, Task, TaskState
 from waypoint.store.sessions import SessionRow
 from waypoint.text import views
 
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
 
 _DIFFERENT = 1
 _ROW_BYTES = 500
-"""What keeping something takes, however few words it is."""
+"""What storing something takes, however short it is."""
 _BORN_SECONDS = 10.0
 """How long a fork may take from its first instruction until it is in the database."""
 
@@ -67,82 +71,66 @@ Going back, forking and bringing files out is done from outside.
 """
 
 
+_MANY = 4096
+
+
 @dataclass(frozen=True)
 class Grammar:
-    """What a verb takes: flags, options with a value, and how many words."""
+    """What a verb takes. `fields`: arguments of its request that are options here; a switch for a bool.
+    `flags`, `values`: options that only this grammar has."""
 
-    flags: frozenset[str] = frozenset()
-    values: frozenset[str] = frozenset()
-    most: int = 0
+    verb: str
+    words: str = ""
     least: int = 0
-    usage: str = ""
+    most: int = 0
+    fields: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+    @functools.cache  # noqa: B019 - a few grammars, which live as long as the daemon
+    def options(self) -> dict[str, bool]:
+        """Its options, and whether each takes a value."""
+        types = get_type_hints(requests.kind_of(self.verb))
+        own = {f"--{name.replace('_', '-')}": types[name] is not bool for name in self.fields}
+        return own | dict.fromkeys(self.flags, False) | dict.fromkeys(self.values, True)
+
+    def usage(self, name: str) -> str:
+        shown = [
+            f"[{option} {option.lstrip('-').upper()}]" if takes_value else f"[{option}]"
+            for option, takes_value in self.options().items()
+        ]
+        return " ".join(filter(None, ("waypoint", name, self.words, *shown)))
 
 
-@dataclass
-class Given:
-    """What was given to a verb."""
-
-    flags: set[str] = field(default_factory=set)
-    values: dict[str, str] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
-    """The words behind `--`."""
-
-
-_MANY = 4096
-GRAMMARS: dict[str, Grammar] = {
-    "checkpoint": Grammar(
-        frozenset({"--files-only"}),
-        frozenset({"--name"}),
-        _MANY,
-        usage="[INTENT] [--name NAME] [--files-only]",
-    ),
-    "log": Grammar(frozenset(), frozenset({"-n"}), usage="[-n N]"),
-    "status": Grammar(),
-    "changed": Grammar(most=_MANY, usage="[PATH…]"),
-    "resume": Grammar(),
-    "classify": Grammar(most=_MANY, least=1, usage="CMD…"),
+ALLOWED: dict[str, Grammar] = {
+    "checkpoint": Grammar("checkpoint", "[INTENT]", most=_MANY, fields=("name", "files_only")),
+    "log": Grammar("log", values=("-n",)),
+    "status": Grammar("status"),
+    "changed": Grammar("changed", "[PATH…]", most=_MANY),
+    "resume": Grammar("resume"),
+    "classify": Grammar("classify", "CMD…", 1, _MANY),
     "effect": Grammar(
-        frozenset({"--reversible"}),
-        frozenset({"--target", "--key", "--compensate"}),
-        *(_MANY, 1),
-        usage="WHAT [--target T] [--key K] [--compensate HOW] [--reversible]",
+        "effect", "WHAT", 1, _MANY, fields=("target", "key", "compensate"), flags=("--reversible",)
     ),
-    "show": Grammar(frozenset({"--all"}), most=1, least=1, usage="REF [--all]"),
+    "show": Grammar("show", "REF", 1, 1, flags=("--all",)),
     "diff": Grammar(
-        frozenset({"--stat", "--patch", "--files", "--packages", "--processes", "--shell"}),
+        "diff",
+        "[A [B]] [PATH…]",
         most=_MANY,
-        usage="[A [B]] [PATH…] [--stat|--patch] [--files] [--packages] [--processes] [--shell]",
+        fields=("patch",),
+        flags=("--stat", "--files", "--packages", "--processes", "--shell"),
     ),
     "record": Grammar(
-        frozenset({"--error", "--structured"}),
-        frozenset({"--name", "--call"}),
-        most=_MANY,
-        least=2,
-        usage="WHAT TEXT|- [--name TOOL] [--call ID] [--error] [--structured]",
+        "record", "WHAT TEXT|-", 2, _MANY, fields=("name", "call", "error"), flags=("--structured",)
     ),
-    "task ls": Grammar(most=1, usage="[REF]"),
-    "task add": Grammar(
-        frozenset({"--once"}),
-        frozenset({"--under"}),
-        most=_MANY,
-        least=1,
-        usage="TITLE… [--under TASK] [--once]",
-    ),
-    "task start": Grammar(most=1, least=1, usage="TASK"),
-    "task done": Grammar(
-        frozenset({"--checkpoint"}),
-        frozenset({"--evidence"}),
-        most=_MANY,
-        least=1,
-        usage="TASK [NOTE] [--evidence REF] [--checkpoint]",
-    ),
-    "task fail": Grammar(
-        values=frozenset({"--evidence"}), most=_MANY, least=1, usage="TASK [NOTE] [--evidence REF]"
-    ),
-    "task skip": Grammar(most=_MANY, least=1, usage="TASK [NOTE]"),
+    "task ls": Grammar("tasks", "[REF]", most=1),
+    "task add": Grammar("task_add", "TITLE…", 1, _MANY, fields=("under", "once")),
+    "task start": Grammar("task_set", "TASK", 1, 1),
+    "task done": Grammar("task_set", "TASK [NOTE]", 1, _MANY, fields=("evidence", "checkpoint")),
+    "task fail": Grammar("task_set", "TASK [NOTE]", 1, _MANY, fields=("evidence",)),
+    "task skip": Grammar("task_set", "TASK [NOTE]", 1, _MANY),
 }
-_STATES = {
+_STATES: dict[str, TaskState] = {
     "task start": "in_progress",
     "task done": "completed",
     "task fail": "failed",
@@ -156,32 +144,52 @@ _SECTIONS = {
 }
 
 
-def parse(verb: str, words: Sequence[str], grammar: Grammar) -> Given:
-    """The words of a verb, sorted. Everything that the grammar does not know is refused."""
-    usage = f"waypoint {verb} {grammar.usage}".rstrip()
-    given, rest = Given(), list(words)
+@dataclass
+class Arguments:
+    """The arguments of a request, sorted."""
+
+    flags: set[str] = field(default_factory=set)
+    values: dict[str, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    """The words behind `--`."""
+
+    @property
+    def all_words(self) -> list[str]:
+        return [*self.words, *self.after]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.all_words)
+
+
+def parse(name: str, words: Sequence[str], grammar: Grammar) -> Arguments:
+    """The words of a verb, sorted. What the grammar does not know is refused."""
+    usage, options = grammar.usage(name), grammar.options()
+    arguments, rest = Arguments(), list(words)
     while rest:
         word = rest.pop(0)
         if word == "--":
-            given.after = rest
+            arguments.after = rest
             break
-        name, equals, value = word.partition("=")
-        if word in grammar.flags or word == "--json":
-            given.flags.add(word)
-        elif name in grammar.values or name in ("-s", "--session"):
+        option, equals, value = word.partition("=")
+        if word == "--json" or options.get(word) is False:
+            arguments.flags.add(word)
+        elif options.get(option) or option in ("-s", "--session"):
             if not equals:
                 if not rest:
-                    raise UsageError(f"{name} needs a value", hint=usage)
+                    raise UsageError(f"{option} needs a value", hint=usage)
                 value = rest.pop(0)
-            given.values[name] = value
+            arguments.values[option] = value
         elif word.startswith("-") and word != "-":
-            raise UsageError(f"{verb} has no option {word.partition('=')[0]} inside a session", hint=usage)
+            raise UsageError(f"{name} has no option {option} inside a session", hint=usage)
         else:
-            given.words.append(word)
-    number = len(given.words) + len(given.after)
+            arguments.words.append(word)
+    number = len(arguments.all_words)
     if not grammar.least <= number <= grammar.most:
-        raise UsageError("something is missing" if number < grammar.least else "too many words", hint=usage)
-    return given
+        message = "an argument is missing" if number < grammar.least else "too many arguments"
+        raise UsageError(message, hint=usage)
+    return arguments
 
 
 class Visible:
@@ -208,8 +216,13 @@ class Visible:
         return refs.resolve(rest, self.own, self.points, self._row.head, datetime.now().astimezone())
 
 
-Verb = Callable[["Inside", SessionRow, Given, Asked], tuple[Any, str, int]]
-"""Returns the answer as data, as text, and the exit status."""
+@dataclass(frozen=True)
+class Reply:
+    """An answer as data, as text, and the exit status."""
+
+    data: Mapping[str, Any]
+    text: str
+    status: int = 0
 
 
 class Inside:
@@ -222,50 +235,46 @@ class Inside:
     # ---- one request -------------------------------------------------------------------------
 
     def answer(self, door: Door, asked: Asked) -> Answer:
-        json = _wants_json(asked.words)
+        """Carries a request out. An error of it is an answer, too."""
         try:
             return self._carry_out(door, asked)
         except WaypointError as error:
-            return _refusal(error, json=json)
+            return _refusal(error, json=_wants_json(asked.words))
 
     def _carry_out(self, door: Door, asked: Asked) -> Answer:
-        verb, words = split(asked.words)
-        if verb in ("help", "-h", "--help") or (words and words[0] in ("-h", "--help")):
+        name, words = split(asked.words)
+        if name in ("help", "-h", "--help") or (words and words[0] in ("-h", "--help")):
             return Answer(status=0, out=OVERVIEW)
-        if verb in ("--version", "-V"):
+        if name in ("--version", "-V"):
             return Answer(status=0, out=f"waypoint {__version__}\n")
-        grammar = GRAMMARS.get(verb)
+        grammar = ALLOWED.get(name)
         if grammar is None:
             raise UsageError(
-                f"`waypoint {verb}` is nothing that can be asked from inside a session",
-                hint=f"there are: {', '.join(GRAMMARS)}; the rest is done from outside",
+                f"`waypoint {name}` cannot be asked from inside a session",
+                hint=f"there are: {', '.join(ALLOWED)}; the rest is done from outside",
             )
         if asked.again and _is_lasting(asked):
             raise SessionDead(
-                "the daemon was replaced while it was at this: it may be done or not",
+                "the daemon was replaced while it did this: it may be done or not",
                 hint="`waypoint log` tells; ask again if it is not",
             )
-        given = parse(verb, words, grammar)
+        arguments = parse(name, words, grammar)
         row = self._row(door)
-        named = given.values.get("-s") or given.values.get("--session")
-        if named is not None and named != row.name:
+        session = arguments.values.get("-s") or arguments.values.get("--session")
+        if session is not None and session != row.name:
             raise NotFound(
-                f"there is no session {named!r} in here", hint=f"this is {row.name!r}, and it is all there is"
+                f"there is no session {session!r} in here",
+                hint=f"this is {row.name!r}, and no other can be seen from here",
             )
         if _is_lasting(asked) and not door.words.take(sum(map(len, asked.words)) + _ROW_BYTES):
             raise SessionBusy(
-                "this session has said very much in a short time",
+                "this session has stored very much in a short time",
                 hint=f"more in {door.words.wait_seconds + 0.5:.0f} s; what is large is better kept in a file",
             )
-        if verb == "checkpoint" or "--checkpoint" in given.flags:
-            taking = self._checkpoint if verb == "checkpoint" else self._task_done
-            with self._capturing(door, asked):
-                found, text, status = taking(row, given)
-        elif verb in _STATES:
-            found, text, status = self._task_set(row, given, _STATES[verb])
-        else:
-            found, text, status = _TELLING[verb](self, row, given, asked)
-        return _answer(found, text, status, json="--json" in given.flags)
+        takes_point = name == "checkpoint" or "--checkpoint" in arguments.flags
+        with self._capturing(door, asked) if takes_point else contextlib.nullcontext():
+            reply = _HANDLERS[name](self, row, arguments, asked)
+        return _answer(reply, json="--json" in arguments.flags)
 
     def _row(self, door: Door) -> SessionRow:
         """The session that the door belongs to. A fork runs a moment before it is in the database; a trial
@@ -282,17 +291,15 @@ class Inside:
                 )
             time.sleep(0.05)
 
-    def _call(self, verb: str, row: SessionRow, **args: Any) -> dict[str, Any]:
-        """What a verb of the daemon answers for this session, as it travels."""
-        found = VERBS[verb](self._app, _NOBODY, {**args, "session": row.id, "actor": "agent"})
-        plain: dict[str, Any] = msgspec.to_builtins(found)
-        return plain
-
-    # ---- verbs -------------------------------------------------------------------------------
+    def _ask(self, request: Request[Any]) -> dict[str, Any]:
+        """What the daemon answers to a request, as it travels."""
+        handler = handler_of(requests.verb_of(type(request)))
+        answer: dict[str, Any] = msgspec.to_builtins(handler(self._app, _NO_CLIENT, request))
+        return answer
 
     @contextlib.contextmanager
     def _capturing(self, door: Door, asked: Asked) -> Iterator[None]:
-        """While a request takes a point, which then knows whom it was taken for."""
+        """While a request takes a point, which then knows for whom it was taken."""
         if not door.points.take():
             raise SessionBusy(
                 "this session has asked for many points in a short time",
@@ -307,165 +314,175 @@ class Inside:
             with door.changed:
                 door.capturing = None
 
-    def _checkpoint(self, row: SessionRow, given: Given) -> tuple[Any, str, int]:
-        found = self._call(
-            "checkpoint",
-            row,
-            intent=" ".join((*given.words, *given.after)),
-            name=given.values.get("--name"),
-            files_only="--files-only" in given.flags,
-        )
-        return _taken(found["checkpoint"], "original", found["warnings"])
-
-    def _task_done(self, row: SessionRow, given: Given) -> tuple[Any, str, int]:
-        found, text, status = self._task_set(row, given, "completed")
-        return {**found, "copy": "original"}, f"{text}\n{views.quoted(found['checkpoint'])}", status
-
     def _copied(self, live: Live, point: Checkpoint, own: Own) -> Answer:
-        """For whoever took this point from inside and wakes up in a copy of it."""
+        """For the process that took this point from inside and wakes up in a copy of it."""
         # A fork is in the database only when it runs.
         copy = "restored" if self._app.store.sessions.find(live.session_id) else "forked"
-        found, text, status = _taken(msgspec.to_builtins(point), copy, ())
+        reply = _taken(msgspec.to_builtins(point), copy, ())
         if split(own.words)[0].startswith("task"):
-            held = tasks.load(self._app.store.points.tasks(point.id))
-            shown = [task for task in held if task.checkpoint == point.id]
-            found |= msgspec.to_builtins({"task": shown[0] if shown else None, "tasks": held})
-            text = "\n".join([*tasks.listing(shown), text])
-        return _answer(found, text, status, json=_wants_json(own.words))
+            all_tasks = tasks.load(self._app.store.points.tasks(point.id))
+            shown = [task for task in all_tasks if task.checkpoint == point.id]
+            more = msgspec.to_builtins({"task": shown[0] if shown else None, "tasks": all_tasks})
+            reply = Reply({**reply.data, **more}, "\n".join([*tasks.listing(shown), reply.text]))
+        return _answer(reply, json=_wants_json(own.words))
 
     def _visible(self, row: SessionRow) -> Visible:
         return Visible(row, self._app.store.points.all())
 
-    def _log(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
-        number = given.values.get("-n")
+    # ---- verbs -------------------------------------------------------------------------------
+
+    def _checkpoint(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+        answer = self._ask(
+            requests.Checkpoint(
+                session=row.id,
+                intent=arguments.text,
+                name=arguments.values.get("--name"),
+                files_only="--files-only" in arguments.flags,
+                actor="agent",
+            )
+        )
+        return _taken(answer["checkpoint"], "original", answer["warnings"])
+
+    def _log(self, row: SessionRow, arguments: Arguments, asked: Asked) -> Reply:
+        number = arguments.values.get("-n")
         if number is not None and not (number.isascii() and number.isdigit() and int(number[:9]) > 0):
             raise UsageError(f"-n takes a number, not {number!r}", hint="waypoint log -n 5")
         points = self._visible(row).points
         points = points[-int(number[:9]) :] if number else points
-        found = msgspec.to_builtins({"session": row.name, "head": row.head, "checkpoints": points})
-        return found, str(views.Log(found, width=asked.width)), 0
+        data = msgspec.to_builtins({"session": row.name, "head": row.head, "checkpoints": points})
+        return Reply(data, str(views.Log(data, width=asked.width)))
 
-    def _status(self, row: SessionRow, _: Given, __: Asked) -> tuple[Any, str, int]:
-        found = self._call("status", row)
-        text = str(views.Status(found))
-        return {**found, "session": _own_view(found["session"])}, text, 0
+    def _status(self, row: SessionRow, _: Arguments, __: Asked) -> Reply:
+        answer = self._ask(requests.Status(session=row.id))
+        return Reply({**answer, "session": _own_view(answer["session"])}, str(views.Status(answer)))
 
-    def _changed(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
-        besides = [posixpath.join(asked.cwd, path) for path in (*given.words, *given.after)]
-        found = self._call("changed", row, besides=besides)
-        text = "something has changed" if found["changed"] else "nothing has changed"
-        return found, text, _DIFFERENT if found["changed"] else 0
+    def _changed(self, row: SessionRow, arguments: Arguments, asked: Asked) -> Reply:
+        besides = tuple(posixpath.join(asked.cwd, path) for path in arguments.all_words)
+        answer = self._ask(requests.Changed(session=row.id, besides=besides))
+        text = "something has changed" if answer["changed"] else "nothing has changed"
+        return Reply(answer, text, _DIFFERENT if answer["changed"] else 0)
 
-    def _resume(self, row: SessionRow, _: Given, __: Asked) -> tuple[Any, str, int]:
-        found = self._call("resume", row)
-        return {name: found[name] for name in ("text", "task", "tasks", "checkpoint")}, found["text"], 0
+    def _resume(self, row: SessionRow, _: Arguments, __: Asked) -> Reply:
+        answer = self._ask(requests.Resume(session=row.id, actor="agent"))
+        return Reply({name: answer[name] for name in ("text", "task", "tasks", "checkpoint")}, answer["text"])
 
-    def _classify(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
-        found = self._call("classify", row, command=" ".join((*given.words, *given.after)))
-        return found, str(views.Judgement(found["judgement"])), 0
+    def _classify(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+        answer = self._ask(requests.Classify(command=arguments.text, session=row.id))
+        return Reply(answer, str(views.Judgement(answer["judgement"])))
 
-    def _effect(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
-        args = {name: given.values.get(f"--{name}") for name in ("target", "key", "compensate")}
-        args["class"] = "external-reversible" if "--reversible" in given.flags else "irreversible"
-        what = " ".join((*given.words, *given.after))
-        found = self._call("effect", row, what=what, **args)
-        return found, f"effect {found['effect']['id']}", 0
+    def _effect(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+        answer = self._ask(
+            requests.Effect(
+                what=arguments.text,
+                session=row.id,
+                class_="external-reversible" if "--reversible" in arguments.flags else "irreversible",
+                target=arguments.values.get("--target", ""),
+                key=arguments.values.get("--key", ""),
+                compensate=arguments.values.get("--compensate", ""),
+                actor="agent",
+            )
+        )
+        return Reply(answer, f"effect {answer['effect']['id']}")
 
-    def _show(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
-        (ref,) = (*given.words, *given.after)
-        found = self._call("show", row, ref=self._visible(row).point(ref).id)
-        card = views.Card(found)
-        most = None if "--all" in given.flags else 40
-        return found, "\n".join(text for _, text in card.lines(most)), 0
+    def _show(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+        (ref,) = arguments.all_words
+        answer = self._ask(requests.Show(ref=self._visible(row).point(ref).id, session=row.id))
+        lines = views.Card(answer).lines(None if "--all" in arguments.flags else 40)
+        return Reply(answer, "\n".join(text for _, text in lines))
 
-    def _diff(self, row: SessionRow, given: Given, asked: Asked) -> tuple[Any, str, int]:
-        patch = "--patch" in given.flags
+    def _diff(self, row: SessionRow, arguments: Arguments, asked: Asked) -> Reply:
+        patch = "--patch" in arguments.flags
         if patch and asked.uid:
             raise UsageError(
                 "the text of files is shown to root only",
                 hint="leave --patch out: what changed is told anyway",
             )
-        names = [word for word in given.words if not word.startswith(("/", "."))]
-        points, paths = (
-            names[:2],
-            [*names[2:], *(word for word in given.words if word.startswith(("/", ".")))],
-        )
+        is_path = [word.startswith(("/", ".")) for word in arguments.words]
+        names = [word for word, path in zip(arguments.words, is_path, strict=True) if not path]
+        paths = [*names[2:], *(word for word, path in zip(arguments.words, is_path, strict=True) if path)]
         visible = self._visible(row)
-        ends = [ref if ref in (BASE, NOW) else visible.point(ref).id for ref in points]
-        if not ends:
-            ends = [row.head or BASE]
-        found = self._call(
-            "diff",
-            row,
-            a=ends[0],
-            b=ends[1] if len(ends) > 1 else None,
-            paths=[posixpath.join(asked.cwd, path) for path in (*paths, *given.after)],
-            only=[name for flag in sorted(given.flags) for name in _SECTIONS.get(flag, ())],
-            patch=patch,
+        ends = [ref if ref in (BASE, NOW) else visible.point(ref).id for ref in names[:2]]
+        answer = self._ask(
+            requests.Diff(
+                session=row.id,
+                a=ends[0] if ends else row.head or BASE,
+                b=ends[1] if len(ends) > 1 else None,
+                paths=tuple(posixpath.join(asked.cwd, path) for path in (*paths, *arguments.after)),
+                only=tuple(name for flag in sorted(arguments.flags) for name in _SECTIONS.get(flag, ())),
+                patch=patch,
+            )
         )
-        told = views.Diff(found)
-        if told.patch is not None:
-            text = told.patch
-        else:
-            lines = told.stat() if "--stat" in given.flags else told.lines()
-            text = "\n".join(line for _, line in lines)
-        return found, text, _DIFFERENT if told else 0
+        diff = views.Diff(answer)
+        lines = diff.stat() if "--stat" in arguments.flags else diff.lines()
+        text = diff.patch if diff.patch is not None else "\n".join(line for _, line in lines)
+        return Reply(answer, text, _DIFFERENT if diff else 0)
 
     # ---- what an agent did, and has still to do ------------------------------------------------
 
-    def _record(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
-        what, *rest = (*given.words, *given.after)
+    def _record(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+        what, *rest = arguments.all_words
         content: Any = " ".join(rest)
-        if "--structured" in given.flags or (what == "tool_call" and content.lstrip().startswith("{")):
+        if "--structured" in arguments.flags or (what == "tool_call" and content.lstrip().startswith("{")):
             try:
                 content = msgspec.json.decode(content)
             except (msgspec.DecodeError, RecursionError) as error:
                 raise UsageError(
                     f"that is no JSON: {error}", hint="leave --structured out for text"
                 ) from error
-        # Whoever is meant to have said it: that it was said is the claim of somebody in here.
-        found = self._call(
-            "record",
-            row,
-            what=what,
-            content=content,
-            name=given.values.get("--name"),
-            call=given.values.get("--call"),
-            error="--error" in given.flags,
+        # The actor is not the role: that it was said is the claim of a process in here.
+        answer = self._ask(
+            requests.Record(
+                what=what,
+                session=row.id,
+                content=content,
+                name=arguments.values.get("--name"),
+                call=arguments.values.get("--call"),
+                error="--error" in arguments.flags,
+                actor="agent",
+            )
         )
-        return found, f"event {found['event']}", 0
+        return Reply(answer, f"event {answer['event']}")
 
-    def _tasks(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
-        refs = [self._visible(row).point(ref).id for ref in (*given.words, *given.after)]
-        found = self._call("tasks", row, ref=refs[0] if refs else None)
-        return found, _listing(found["tasks"]) or "there are no tasks: `waypoint task add` makes one", 0
+    def _tasks(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+        refs = [self._visible(row).point(ref).id for ref in arguments.all_words]
+        answer = self._ask(requests.Tasks(session=row.id, ref=refs[0] if refs else None))
+        return Reply(answer, _listing(answer["tasks"]) or "there are no tasks: `waypoint task add` makes one")
 
-    def _task_add(self, row: SessionRow, given: Given, _: Asked) -> tuple[Any, str, int]:
-        found = self._call(
-            "task_add",
-            row,
-            titles=[*given.words, *given.after],
-            under=given.values.get("--under"),
-            once="--once" in given.flags,
+    def _task_add(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+        answer = self._ask(
+            requests.TaskAdd(
+                titles=tuple(arguments.all_words),
+                session=row.id,
+                under=arguments.values.get("--under"),
+                once="--once" in arguments.flags,
+                actor="agent",
+            )
         )
-        return found, _listing(found["added"]), 0
+        return Reply(answer, _listing(answer["added"]))
 
-    def _task_set(self, row: SessionRow, given: Given, state: str) -> tuple[Any, str, int]:
-        task, *note = (*given.words, *given.after)
-        evidence = given.values.get("--evidence")
-        found = self._call(
-            "task_set",
-            row,
-            task=task,
-            state=state,
-            note=" ".join(note),
-            evidence=self._visible(row).point(evidence).id if evidence else None,
-            checkpoint="--checkpoint" in given.flags,
+    def _task_set(self, row: SessionRow, arguments: Arguments, asked: Asked) -> Reply:
+        task, *note = arguments.all_words
+        evidence = arguments.values.get("--evidence")
+        takes_point = "--checkpoint" in arguments.flags
+        answer = self._ask(
+            requests.TaskSet(
+                task=task,
+                state=_STATES[split(asked.words)[0]],
+                session=row.id,
+                note=" ".join(note),
+                evidence=self._visible(row).point(evidence).id if evidence else None,
+                checkpoint=takes_point,
+                actor="agent",
+            )
         )
-        return found, _listing([found["task"]]), 0
+        text = _listing([answer["task"]])
+        if takes_point:
+            return Reply({**answer, "copy": "original"}, f"{text}\n{views.quoted(answer['checkpoint'])}")
+        return Reply(answer, text)
 
 
-_TELLING: dict[str, Verb] = {
+_HANDLERS: dict[str, Callable[[Inside, SessionRow, Arguments, Asked], Reply]] = {
+    "checkpoint": Inside._checkpoint,
     "log": Inside._log,
     "status": Inside._status,
     "changed": Inside._changed,
@@ -477,24 +494,25 @@ _TELLING: dict[str, Verb] = {
     "record": Inside._record,
     "task ls": Inside._tasks,
     "task add": Inside._task_add,
+    **dict.fromkeys(_STATES, Inside._task_set),
 }
 
 
-class _Nobody(Connection):
-    """In place of a connection, for verbs that only answer."""
+class _NoClient(Connection):
+    """Stands for the connection in requests from inside, which only answer."""
 
     def __init__(self) -> None:
         pass
 
-    def event(self, what: Any) -> None:
+    def event(self, body: Any) -> None:
         pass
 
 
-_NOBODY = _Nobody()
+_NO_CLIENT = _NoClient()
 
 
 def split(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The verb, be it of two words, and what comes after it."""
+    """The verb, which may have two words, and what comes after it."""
     verb, *rest = words or ("help",)
     before = []
     if verb == "--json" and rest:
@@ -505,26 +523,26 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _is_lasting(asked: Asked) -> bool:
+    """Whether a request leaves something behind, so that it must not be carried out twice."""
     verb, _ = split(asked.words)
     return verb in ("checkpoint", "effect", "record") or (verb.startswith("task ") and verb != "task ls")
 
 
-def _listing(found: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(tasks.listing(msgspec.convert(found, list[Task])))
+def _listing(listed: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(tasks.listing(msgspec.convert(listed, list[Task])))
 
 
 def _wants_json(words: Sequence[str]) -> bool:
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
-def _taken(point: Mapping[str, Any], copy: str, warnings: Sequence[str]) -> tuple[Any, str, int]:
-    words = views.quoted(point)
+def _taken(point: Mapping[str, Any], copy: str, warnings: Sequence[str]) -> Reply:
     marks = {
         "restored": "  this is the point again: the session was restored to it",
         "forked": "  this is a fork of it",
     }
-    text = "\n".join([words + marks.get(copy, ""), *(f"warning: {one}" for one in warnings)])
-    return {"checkpoint": point, "copy": copy, "warnings": list(warnings)}, text, 0
+    lines = [views.quoted(point) + marks.get(copy, ""), *(f"warning: {warning}" for warning in warnings)]
+    return Reply({"checkpoint": point, "copy": copy, "warnings": list(warnings)}, "\n".join(lines))
 
 
 def _own_view(session: Mapping[str, Any]) -> dict[str, Any]:
@@ -532,8 +550,8 @@ def _own_view(session: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in session.items() if name not in ("options", "pid")}
 
 
-def _answer(found: Any, text: str, status: int, *, json: bool) -> Answer:
-    out = msgspec.json.encode(found).decode() if json else text
+def _answer(reply: Reply, *, json: bool) -> Answer:
+    out = msgspec.json.encode(reply.data).decode() if json else reply.text
     if len(out.encode(errors="replace")) >= MOST_ANSWER_BYTES:
         if json:
             raise UsageError(
@@ -541,14 +559,12 @@ def _answer(found: Any, text: str, status: int, *, json: bool) -> Answer:
             )
         cut = out.encode(errors="replace")[: MOST_ANSWER_BYTES - 200].decode(errors="ignore")
         out = f"{cut}\n… the rest is left out: ask for some paths, or --stat"
-    return Answer(status=status, out=out if out.endswith("\n") or not out else f"{out}\n")
+    return Answer(status=reply.status, out=out if out.endswith("\n") or not out else f"{out}\n")
 
 
 def _refusal(error: WaypointError, *, json: bool) -> Answer:
     if json:
-        return Answer(
-            status=error.exit_status,
-            out=msgspec.json.encode({"error": error.as_dict(hints.in_command)}).decode() + "\n",
-        )
+        out = msgspec.json.encode({"error": error.as_dict(hints.in_command)}).decode()
+        return Answer(status=error.exit_status, out=f"{out}\n")
     hint = "".join(f"\n  {line}" for line in hints.word(error.hint, hints.in_command).splitlines())
     return Answer(status=error.exit_status, err=f"waypoint: {error.message}{hint}\n")

@@ -1,137 +1,114 @@
-"""The daemon's verbs about what an agent did, knows and has still to do (core/journal.py)."""
+"""What an agent did, knows and has still to do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from waypoint.daemon.service import Connection, actor_of, verb
+from waypoint.api import agent as api
+from waypoint.api.hints import Arg, Hint
+from waypoint.daemon.connection import Connection
+from waypoint.daemon.verbs.points import as_stored
 from waypoint.errors import UsageError
-from waypoint.model import EventKind, TaskState
+from waypoint.model import Resumption
 from waypoint.text.resume import describe_event
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
 
-_PIECE = 1 << 16
+_PIECE_BYTES = 1 << 16
 
 
-@verb
-def record(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """Something the agent's side said or did: `what` is a role, tool_call, tool_result or note. `name`,
-    `call`, `error`: of tools. Kept when it is answered."""
-    row = app.registry.find(args.get("session"))
-    more = {name: args.get(name) for name in ("name", "call", "error")}
-    number = app.journal.record(row, args["what"], args.get("content"), actor=actor_of(args), more=more)
-    return {"event": number, "session": row.name}
+def record(app: App, _: Connection, request: api.Record) -> api.Recorded:
+    row = app.registry.find(request.session)
+    more = {"name": request.name, "call": request.call, "error": request.error}
+    number = app.journal.record(row, request.what, request.content, actor=request.actor, more=more)
+    return api.Recorded(event=number, session=row.name)
 
 
-@verb
-def trace(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """What led to `ref`, or to the present. `all`: everything that ever happened in the session; `kinds`,
-    `limit` (the last so many), `after` (an event); `full`: with what is kept apart. `lines`: each event in
-    a few words, "" for what only the terminal showed."""
-    row = app.registry.find_for(args.get("session"), args.get("ref"))
-    if args.get("all") and args.get("ref"):
+def trace(app: App, _: Connection, request: api.Trace) -> api.TraceResult:
+    row = app.registry.find_for(request.session, request.ref)
+    if request.all and request.ref:
         raise UsageError("either a point or everything", hint="leave the one or the other out")
-    limit = args.get("limit")
-    if limit is not None and limit < 1:
-        raise UsageError("how many events? At least 1")
     events = app.journal.trace(
-        *(row, args.get("ref")),
-        kinds=msgspec.convert(args.get("kinds") or [], list[EventKind]),
-        limit=limit,
-        after=args.get("after"),
-        everything=bool(args.get("all")),
-        full=bool(args.get("full")),
+        row,
+        request.ref,
+        kinds=request.kinds,
+        limit=request.limit,
+        after=request.after,
+        everything=request.all,
+        full=request.full,
     )
-    return {"session": row.name, "events": events, "lines": [describe_event(event) for event in events]}
+    lines = tuple(describe_event(event) for event in events)
+    return api.TraceResult(session=row.name, events=tuple(events), lines=lines)
 
 
-@verb
-def event(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """One event, with all that belongs to it."""
-    return {"event": app.journal.event(int(args["event"]))}
+def event(app: App, _: Connection, request: api.Event) -> api.OneEvent:
+    return api.OneEvent(event=app.journal.event(request.event))
 
 
-@verb
-def cast(app: App, connection: Connection, args: dict[str, Any]) -> Any:
-    """What the terminal showed on the way to `ref`, or to the present: an asciicast, as data."""
-    row = app.registry.find_for(args.get("session"), args.get("ref"))
+def cast(app: App, connection: Connection, request: api.Cast) -> api.CastWritten:
+    row = app.registry.find_for(request.session, request.ref)
     piece, size = bytearray(), 0
-    for line in app.journal.cast(row, args.get("ref")):
+    for line in app.journal.cast(row, request.ref):
         piece += line.encode()
-        if len(piece) >= _PIECE:
+        if len(piece) >= _PIECE_BYTES:
             connection.data(bytes(piece))
             size += len(piece)
             piece.clear()
     connection.data(bytes(piece))
-    return {"session": row.name, "bytes": size + len(piece)}
+    return api.CastWritten(session=row.name, bytes=size + len(piece))
 
 
-@verb
-def messages(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """What was said on the way to `ref`, or to the present: messages, tool calls and results."""
-    row = app.registry.find_for(args.get("session"), args.get("ref"))
-    return {"events": app.journal.conversation(app.journal.position(row, args.get("ref")))}
+def messages(app: App, _: Connection, request: api.Messages) -> api.Events:
+    row = app.registry.find_for(request.session, request.ref)
+    return api.Events(events=tuple(app.journal.conversation(app.journal.position(row, request.ref))))
 
 
-@verb
-def agent_state(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """What an agent left with `ref`; without one, with the last point on the way here that has something."""
-    row = app.registry.find_for(args.get("session"), args.get("ref"))
-    if args.get("ref"):
-        return app.journal.agent_state(app.registry.point(row, args["ref"]))
-    point = app.journal.with_state(row)
-    return app.journal.agent_state(point) if point else {"checkpoint": None, "agent_version": None}
+def agent_state(app: App, _: Connection, request: api.AgentState) -> api.AgentStateResult:
+    row = app.registry.find_for(request.session, request.ref)
+    point = app.registry.point(row, request.ref) if request.ref else app.journal.with_state(row)
+    return app.journal.agent_state(point)
 
 
-@verb
-def tasks(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """The tasks of a session, or as they stood at `ref`."""
-    row = app.registry.find_for(args.get("session"), args.get("ref"))
-    return {"session": row.name, "tasks": app.journal.tasks(row, args.get("ref"))}
+def tasks(app: App, _: Connection, request: api.Tasks) -> api.TasksResult:
+    row = app.registry.find_for(request.session, request.ref)
+    return api.TasksResult(session=row.name, tasks=tuple(app.journal.tasks(row, request.ref)))
 
 
-@verb
-def task_add(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """Adds tasks, all or none. `under`: what they are a part of; `once`: those that are there stay."""
-    row = app.registry.find(args.get("session"))
-    titles = msgspec.convert(args["titles"], list[str])
-    if not titles:
-        raise UsageError("which tasks?", hint="give a title for each")
-    made = app.journal.add_tasks(
-        row, titles, parent=args.get("under"), once=bool(args.get("once")), actor=actor_of(args)
+def task_add(app: App, _: Connection, request: api.TaskAdd) -> api.TasksAdded:
+    row = app.registry.find(request.session)
+    added = app.journal.add_tasks(
+        row, request.titles, parent=request.under, once=request.once, actor=request.actor
     )
-    return {"session": row.name, "added": made, "tasks": app.journal.tasks(row)}
+    return api.TasksAdded(session=row.name, added=tuple(added), tasks=tuple(app.journal.tasks(row)))
 
 
-@verb
-def task_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """A task stands otherwise. `evidence`: the point that shows it; `checkpoint`: one is taken for that."""
-    row = app.registry.find(args.get("session"))
-    state, note = msgspec.convert(args["state"], TaskState), args.get("note") or ""
+def task_set(app: App, _: Connection, request: api.TaskSet) -> api.TaskChanged:
+    row = app.registry.find(request.session)
     point = None
-    if args.get("checkpoint"):
-        if state != "completed" or args.get("evidence"):
-            raise UsageError("a point is taken for a task that is done", hint="leave --checkpoint out")
+    if request.checkpoint:
+        if request.state != "completed" or request.evidence:
+            hint = Hint("leave ", Arg("task_set", "checkpoint"), " out")
+            raise UsageError("a point is taken for a task that is done, without other evidence", hint=hint)
         task, point = app.journal.done_with_point(
-            row, args["task"], note=note, actor=actor_of(args), intent=args.get("intent") or ""
+            row, request.task, note=request.note, actor=request.actor, intent=request.intent
         )
     else:
         task = app.journal.set_task(
-            row, args["task"], state, note=note, evidence=args.get("evidence"), actor=actor_of(args)
+            row,
+            request.task,
+            request.state,
+            note=request.note,
+            evidence=request.evidence,
+            actor=request.actor,
         )
-    return {
-        "session": row.name,
-        "task": task,
-        "checkpoint": app.store.points.find(point.id) if point else None,
-        "tasks": app.journal.tasks(row),
-    }
+    return api.TaskChanged(
+        session=row.name,
+        task=task,
+        checkpoint=as_stored(app, point) if point else None,
+        tasks=tuple(app.journal.tasks(row)),
+    )
 
 
-@verb
-def resume(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """Where things stand and what comes next. A session that does not run is brought back first."""
-    return app.journal.resume(app.registry.find(args.get("session")), actor=actor_of(args))
+def resume(app: App, _: Connection, request: api.Resume) -> Resumption:
+    return app.journal.resume(app.registry.find(request.session), actor=request.actor)

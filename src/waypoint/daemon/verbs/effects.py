@@ -1,15 +1,14 @@
-"""The daemon's verbs about effects, policies and approvals (core/gate.py)."""
+"""What was done outside, policies and approvals."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from waypoint.core.gate import Asker
-from waypoint.daemon.service import Connection, actor_of, verb
-from waypoint.errors import UsageError
-from waypoint.model import EffectClass
+from waypoint.api import effects as api
+from waypoint.daemon.connection import Connection
+from waypoint.model import Judgement
 from waypoint.policy.rules import built_in_text
 from waypoint.text.effects import describe_contacts
 
@@ -17,107 +16,80 @@ if TYPE_CHECKING:
     from waypoint.daemon.app import App
 
 
-def asker_of(connection: Connection, args: dict[str, Any]) -> Asker:
-    """Whoever is at the other end: told when a command has to wait, and not waited for when they go."""
-    return Asker(
-        actor=actor_of(args),
-        socket=connection.socket.fileno(),
-        announce=lambda approval: connection.event({"approval": approval}),
+def effects(app: App, _: Connection, request: api.Effects) -> api.EffectsResult:
+    if request.all:
+        ledger = tuple(app.gate.ledger.effects())
+        return api.EffectsResult(session=None, since=None, effects=ledger, contacts=())
+    row = app.registry.find_for(request.session, request.ref)
+    point = app.registry.point(row, request.ref) if request.ref else None
+    contacts = tuple(app.contacts.since(row, point))
+    return api.EffectsResult(
+        session=row.name,
+        since=point,
+        effects=tuple(app.gate.effects(row, point)),
+        contacts=contacts,
+        talked_to=describe_contacts(contacts, amounts=True),
     )
 
 
-@verb
-def effects(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """What was done outside, and which places were talked to; `ref`: since that point. `all`: the effects of
-    every session that ever was."""
-    if args.get("all"):
-        return {"session": None, "since": None, "effects": app.gate.ledger.effects(), "contacts": []}
-    row = app.registry.find_for(args.get("session"), args.get("ref"))
-    point = app.registry.point(row, args["ref"]) if args.get("ref") else None
-    contacts = app.contacts.since(row, point)
-    return {
-        "session": row.name,
-        "since": point,
-        "effects": app.gate.effects(row, point),
-        "contacts": contacts,
-        "talked_to": describe_contacts(contacts, amounts=True),
-    }
-
-
-@verb
-def effect(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """An effect that somebody says they had: `what`, `class`, `target`, `key`, `compensate`."""
-    row = app.registry.find(args.get("session"))
-    made = app.gate.claim(
-        row,
-        args["what"],
-        class_=msgspec.convert(args.get("class") or "irreversible", EffectClass),
-        target=args.get("target") or "",
-        key=args.get("key") or "",
-        compensate=args.get("compensate") or "",
-        actor=actor_of(args),
+def effect(app: App, _: Connection, request: api.Effect) -> api.OneEffect:
+    claimed = app.gate.claim(
+        app.registry.find(request.session),
+        request.what,
+        class_=request.class_,
+        target=request.target,
+        key=request.key,
+        compensate=request.compensate,
+        actor=request.actor,
     )
-    return {"effect": made}
+    return api.OneEffect(effect=claimed)
 
 
-@verb
-def classify(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """What the policy of a session says about `command`. Nothing is run, asked or written down."""
-    row = app.registry.find(args.get("session"))
-    judgement = app.gate.judge(row, args["command"])
+def classify(app: App, _: Connection, request: api.Classify) -> api.Classified:
+    row = app.registry.find(request.session)
+    judgement = app.gate.judge(row, request.command)
     redactor = app.registry.redactor(row)
     clean, _count = redactor.redact_json(msgspec.to_builtins(judgement))
     for shown, part in zip(clean["parts"], judgement.parts, strict=True):
-        shown["key"] = redactor.redact(part.key).text  # what makes it the same effect again: it opens nothing
-    reason = judgement.why or (f"it is {judgement.class_}")
-    return {
-        "session": row.name,
-        "ruling": judgement.decision,
-        "reason": redactor.redact(reason).text,
-        "judgement": clean,
-    }
+        # A key says whether two effects are the same. It opens nothing, so it is redacted like text.
+        shown["key"] = redactor.redact(part.key).text
+    reason = judgement.why or f"it is {judgement.class_}"
+    return api.Classified(
+        session=row.name,
+        ruling=judgement.decision,
+        reason=redactor.redact(reason).text,
+        judgement=msgspec.convert(clean, Judgement),
+    )
 
 
-@verb
-def policy(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """The files that hold for a session, as they were written, and what they come to."""
-    row = app.registry.find(args.get("session"))
-    found = app.gate.policy(row)
-    return {
-        "session": row.name,
-        "decisions": found.decisions,
-        "expires_seconds": found.expires_seconds,
-        "own": row.policy,
-        "home": app.gate.home_text(),
-        "built_in": built_in_text() if args.get("built_in") else None,
-    }
+def policy(app: App, _: Connection, request: api.Policy) -> api.PolicyFiles:
+    row = app.registry.find(request.session)
+    combined = app.gate.policy(row)
+    return api.PolicyFiles(
+        session=row.name,
+        decisions=combined.decisions,
+        expires_seconds=combined.expires_seconds,
+        own=row.policy,
+        home=app.gate.home_text(),
+        built_in=built_in_text() if request.built_in else None,
+    )
 
 
-@verb
-def policy_set(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """Rules of its own for a session, or with `everywhere` for all of this home; without `text`: none."""
-    text = args.get("text")
-    if text is not None and not isinstance(text, str):
-        raise UsageError("a policy is a text")
-    row = None if args.get("everywhere") else app.registry.find(args.get("session"))
-    app.gate.set_policy(row, text)
-    return {"session": row.name if row else None, "set": text is not None}
+def policy_set(app: App, _: Connection, request: api.PolicySet) -> api.PolicyChanged:
+    row = None if request.everywhere else app.registry.find(request.session)
+    app.gate.set_policy(row, request.text)
+    return api.PolicyChanged(session=row.name if row else None, set=request.text is not None)
 
 
-@verb
-def approvals(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """What waits for somebody's word; `all`: what was decided, too."""
-    session_id = app.registry.find(args["session"]).id if args.get("session") else None
-    return {"approvals": app.gate.ledger.approvals(waiting=not args.get("all"), session_id=session_id)}
+def approvals(app: App, _: Connection, request: api.Approvals) -> api.ApprovalsResult:
+    session_id = app.registry.find(request.session).id if request.session else None
+    waiting = app.gate.ledger.approvals(waiting=not request.all, session_id=session_id)
+    return api.ApprovalsResult(approvals=tuple(waiting))
 
 
-@verb
-def approve(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """Lets the one command run that waits as `id`, once."""
-    return {"approval": app.gate.approvals.decide(args["id"], granted=True, note=args.get("note") or "")}
+def approve(app: App, _: Connection, request: api.Approve) -> api.OneApproval:
+    return api.OneApproval(approval=app.gate.approvals.decide(request.id, granted=True, note=request.note))
 
 
-@verb
-def deny(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """It does not run; `note`: why, for whoever asked."""
-    return {"approval": app.gate.approvals.decide(args["id"], granted=False, note=args.get("note") or "")}
+def deny(app: App, _: Connection, request: api.Deny) -> api.OneApproval:
+    return api.OneApproval(approval=app.gate.approvals.decide(request.id, granted=False, note=request.note))

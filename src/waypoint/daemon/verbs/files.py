@@ -1,18 +1,16 @@
-"""The verbs that carry files between sessions, their points and this machine."""
+"""Files between sessions, their points and this machine."""
 
 from __future__ import annotations
 
-import base64
-import os
-import socket
-import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from waypoint.api import files as api
+from waypoint.api.request import Path, path_from_wire
 from waypoint.core.transfer import Request
-from waypoint.daemon.service import Connection, verb
+from waypoint.daemon.connection import Connection
 from waypoint.errors import UsageError
 from waypoint.kernel.placement import Folder
+from waypoint.model import FilesRestored
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
@@ -20,129 +18,89 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1 << 18
 
 
-def _outside(connection: Connection) -> Folder:
+def _client_root(connection: Connection) -> Folder:
     """The root that the client sees: its paths mean what they mean to it."""
-    credentials = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid = struct.unpack("3i", credentials)[0]
     try:
-        return Folder.root_of(pid)
+        return Folder.root_of(connection.peer)
     except OSError:
         return Folder.open("/")
 
 
-def _path(given: Any) -> str:
-    """A path as it was sent: text, or its bytes in base64 where they are no text."""
-    if isinstance(given, dict):
-        return os.fsdecode(base64.b64decode(given["base64"]))
-    if not isinstance(given, str) or "\0" in given:
-        raise UsageError(f"{given!r} is no path")
-    return given
+def _local_path(path: Path) -> str:
+    name = path_from_wire(path)
+    if not name.startswith("/"):
+        raise UsageError(f"{name!r} is no path from the root of this machine")
+    return name
 
 
-def _paths(given: Any) -> list[str]:
-    return [_path(one) for one in given or ()]
-
-
-def _outside_path(given: Any) -> str:
-    path = _path(given)
-    if not path.startswith("/"):
-        raise UsageError(f"{path!r} is no path from the root of this machine")
-    return path
-
-
-def _request(args: dict[str, Any]) -> Request:
-    source = args.get("source")
+def _selection(request: api.Apply | api.Export) -> Request:
     return Request(
-        ref=args.get("ref"),
-        since=args.get("since"),
-        source=None if source is None else _path(source),
-        paths=_paths(args.get("paths")),
+        ref=request.ref,
+        since=request.since,
+        source=None if request.source is None else path_from_wire(request.source),
+        paths=[path_from_wire(path) for path in request.paths],
     )
 
 
-@verb
-def apply(app: App, connection: Connection, args: dict[str, Any]) -> Any:
-    """What changed in a session, onto a folder of this machine."""
-    row = app.registry.find(args.get("session"))
-    with _outside(connection) as outside:
-        found = app.transfer.apply(
+def apply(app: App, connection: Connection, request: api.Apply) -> api.Applied:
+    row = app.registry.find(request.session)
+    with _client_root(connection) as root:
+        landing = app.transfer.apply(
             row,
-            outside,
-            _outside_path(args["to"]),
-            _request(args),
-            delete=bool(args.get("delete")),
-            force=bool(args.get("force")),
-            dry_run=bool(args.get("dry_run")),
+            root,
+            _local_path(request.to),
+            _selection(request),
+            delete=request.delete,
+            force=request.force,
+            dry_run=request.dry_run,
         )
-    return {"landing": found}
+    return api.Applied(landing=landing)
 
 
-@verb
-def export(app: App, connection: Connection, args: dict[str, Any]) -> Any:
-    """The same as a tar or a patch, in data frames before the result."""
-    row = app.registry.find(args.get("session"))
-    waiting = bytearray()
+def export(app: App, connection: Connection, request: api.Export) -> api.Exported:
+    row = app.registry.find(request.session)
+    unsent = bytearray()
 
     def write(data: bytes) -> None:
-        waiting.extend(data)
-        while len(waiting) >= _PIECE_BYTES:
-            connection.data(bytes(waiting[:_PIECE_BYTES]))
-            del waiting[:_PIECE_BYTES]
+        unsent.extend(data)
+        while len(unsent) >= _PIECE_BYTES:
+            connection.data(bytes(unsent[:_PIECE_BYTES]))
+            del unsent[:_PIECE_BYTES]
 
-    found = app.transfer.export(
-        row,
-        write,
-        _request(args),
-        patch=bool(args.get("patch")),
-        whiteouts=bool(args.get("whiteouts")),
+    exported = app.transfer.export(
+        row, write, _selection(request), patch=request.patch, whiteouts=request.whiteouts
     )
-    if waiting:
-        connection.data(bytes(waiting))
-    return {"exported": found}
+    if unsent:
+        connection.data(bytes(unsent))
+    return api.Exported(exported=exported)
 
 
-@verb
-def copy_in(app: App, connection: Connection, args: dict[str, Any]) -> Any:
-    """Files and folders of this machine into a live session."""
-    row = app.registry.find(args.get("session"))
-    sources = _some([_outside_path(one) for one in args["sources"]])
-    with _outside(connection) as outside:
-        found = app.transfer.copy_in(
-            row, outside, sources, _path(args["target"]), follow=bool(args.get("follow"))
+def copy_in(app: App, connection: Connection, request: api.CopyIn) -> api.CopyDone:
+    row = app.registry.find(request.session)
+    sources = [_local_path(path) for path in request.sources]
+    with _client_root(connection) as root:
+        copied = app.transfer.copy_in(
+            row, root, sources, path_from_wire(request.target), follow=request.follow
         )
-    return {"copied": found}
+    return api.CopyDone(copied=copied)
 
 
-@verb
-def copy_out(app: App, connection: Connection, args: dict[str, Any]) -> Any:
-    """Files and folders of a session, or of one of its points, to this machine."""
-    row = app.registry.find(args.get("session"))
-    with _outside(connection) as outside:
-        found = app.transfer.copy_out(
-            row,
-            outside,
-            _some(_paths(args["sources"])),
-            _outside_path(args["target"]),
-            ref=args.get("ref"),
-            follow=bool(args.get("follow")),
+def copy_out(app: App, connection: Connection, request: api.CopyOut) -> api.CopyDone:
+    row = app.registry.find(request.session)
+    sources = [path_from_wire(path) for path in request.sources]
+    with _client_root(connection) as root:
+        copied = app.transfer.copy_out(
+            row, root, sources, _local_path(request.target), ref=request.ref, follow=request.follow
         )
-    return {"copied": found}
+    return api.CopyDone(copied=copied)
 
 
-def _some(paths: Sequence[str]) -> Sequence[str]:
-    if not paths:
-        raise UsageError("what is to be copied?")
-    return paths
-
-
-@verb
-def restore_files(app: App, _: Connection, args: dict[str, Any]) -> Any:
-    """Single files and folders of a point, back in the live session."""
+def restore_files(app: App, _: Connection, request: api.RestoreFiles) -> FilesRestored:
     return app.transfer.restore_files(
-        app.registry.find(args.get("session")),
-        args["ref"],
-        _paths(args["paths"]),
-        delete=bool(args.get("delete")),
-        safety=bool(args.get("safety", True)),
-        dry_run=bool(args.get("dry_run")),
+        app.registry.find(request.session),
+        request.ref,
+        [path_from_wire(path) for path in request.paths],
+        delete=request.delete,
+        safety=request.safety,
+        dry_run=request.dry_run,
     )

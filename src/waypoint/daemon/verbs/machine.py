@@ -1,0 +1,131 @@
+"""Space, imported bases, the daemon itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from waypoint import __version__
+from waypoint.api import machine as api
+from waypoint.api import wire
+from waypoint.api.request import Nothing
+from waypoint.bases import store as bases
+from waypoint.daemon.connection import Answered, Connection
+from waypoint.daemon.verbs.points import find_point
+from waypoint.errors import UsageError
+from waypoint.history.retention import RetentionPolicy, parse_duration
+from waypoint.home import Home
+from waypoint.kernel.pool.lifecycle import close_pool
+from waypoint.model import DiskUse, Forgotten, Pruned
+from waypoint.store.database import iso
+
+if TYPE_CHECKING:
+    from waypoint.daemon.app import App
+
+_POOL_SECONDS = 10
+
+
+# ---- space ---------------------------------------------------------------------------------------
+
+
+def forget(app: App, _: Connection, request: api.Forget) -> Forgotten:
+    if request.refs:
+        if request.policy:
+            raise UsageError("either points or a policy", hint="leave the one or the other out")
+        points = [find_point(app, request.session, ref) for ref in request.refs]
+        return app.space.forget_points(points, force=request.force, dry_run=request.dry_run)
+    policy = _retention(request.policy or api.Retention())
+    policy.check()
+    row = None if request.all else app.registry.find(request.session)
+    return app.space.forget(row, policy, dry_run=request.dry_run, only=request.only)
+
+
+def _retention(policy: api.Retention) -> RetentionPolicy:
+    age = policy.older_than
+    rules = msgspec.to_builtins(policy)
+    rules["older_than"] = parse_duration(age) if isinstance(age, str) else age
+    return msgspec.convert(rules, RetentionPolicy)
+
+
+def prune(app: App, _: Connection, request: api.Prune) -> Pruned:
+    return app.space.prune(automatic=request.auto, dry_run=request.dry_run)
+
+
+def du(app: App, _: Connection, request: api.Du) -> DiskUse:
+    return app.space.du(app.registry.find(request.session) if request.session else None)
+
+
+# ---- bases ---------------------------------------------------------------------------------------
+
+
+def base_import(app: App, connection: Connection, request: api.BaseImport) -> api.BaseImported:
+    def progress(text: str) -> None:
+        connection.event({"progress": text})
+
+    return api.BaseImported(base=bases.import_base(app.pool, request.name, request.file, progress))
+
+
+def base_ls(app: App, _: Connection, __: api.BaseLs) -> api.Bases:
+    return api.Bases(bases=tuple(bases.list_bases(app.pool)))
+
+
+def base_rm(app: App, _: Connection, request: api.BaseRm) -> Nothing:
+    users = [row.name for row in app.store.sessions.all() if row.options.base == request.name]
+    bases.remove_base(app.pool, request.name, used_by=users)
+    return Nothing()
+
+
+# ---- the daemon ----------------------------------------------------------------------------------
+
+
+def ping(app: App, _: Connection, __: api.Ping) -> api.Pong:
+    return api.Pong(version=__version__, api=wire.API, pid=os.getpid(), started_at=iso(app.started_at))
+
+
+def daemon_status(app: App, _: Connection, __: api.DaemonStatus) -> api.DaemonStatusResult:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    use = app.pool.usage()
+    return api.DaemonStatusResult(
+        pid=os.getpid(),
+        version=__version__,
+        started_at=iso(app.started_at),
+        sessions=len(app.store.sessions.all()),
+        home=str(app.home.path),
+        pool=api.PoolStatus(
+            kind=app.pool.kind,
+            total_bytes=use.total_bytes,
+            used_bytes=use.used_bytes,
+            free_bytes=use.free_bytes,
+        ),
+        warnings=tuple(app.space.warnings(telling=False)),
+        spares=tuple(app.spares.held()),
+        rss_bytes=pages * os.sysconf("SC_PAGESIZE"),
+    )
+
+
+def daemon_stop(app: App, connection: Connection, request: api.DaemonStop) -> Answered:
+    assert app.server
+    app.server.close(keep=connection)
+    closed = False
+    if request.sessions:
+        app.sessions.stop_all()
+    app.close()
+    if request.sessions:
+        app.network.teardown()
+        app.store.close()
+        closed = _close_pool(app.home)
+    connection.result(api.DaemonStopped(pid=os.getpid(), pool_closed=closed))
+    app.server.stopping.set()
+    return Answered()
+
+
+def _close_pool(home: Home) -> bool:
+    """Closes the pool. The kernel lets go of the mounts of an ended box in its own time."""
+    deadline = time.monotonic() + _POOL_SECONDS
+    while not (closed := close_pool(home.path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return closed

@@ -1,0 +1,160 @@
+"""Sessions as they run: starting and ending them, commands, programs, the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from waypoint.api import sessions as api
+from waypoint.api import wire
+from waypoint.api.request import Nothing
+from waypoint.core.gate import Asker
+from waypoint.daemon.connection import Answered, Connection
+from waypoint.daemon.streams import ProgramStreams, forward_output, serve_terminal
+from waypoint.errors import WaypointError
+from waypoint.model import Actor, RunResult, Size
+from waypoint.policy.rules import check as check_policy
+from waypoint.terminal.recording import ProgramOutput
+
+if TYPE_CHECKING:
+    from waypoint.daemon.app import App
+
+
+def new(app: App, _: Connection, request: api.New) -> api.OneSession:
+    policy = request.policy
+    if policy is not None:
+        check_policy(policy)  # before anything is made
+        if request.join and request.name and app.store.sessions.find(request.name):
+            policy = None  # a session that exists keeps its rules
+    session = app.sessions.new(request.name, request.options, request.size, join=request.join)
+    if policy is not None:
+        app.store.sessions.set_policy(session.id, policy)
+    if request.auto:
+        app.store.sessions.set_auto(session.id, auto=True)
+        session = app.registry.describe(app.registry.find(session.id))
+    return api.OneSession(session=session)
+
+
+def ls(app: App, _: Connection, __: api.Ls) -> api.Sessions:
+    return api.Sessions(sessions=tuple(app.registry.describe_all()))
+
+
+def session(app: App, _: Connection, request: api.Session) -> api.OneSession:
+    return api.OneSession(session=app.registry.describe(app.registry.find(request.session)))
+
+
+def park(app: App, _: Connection, request: api.Park) -> api.Parked:
+    session, point = app.sessions.park(app.registry.find(request.session))
+    return api.Parked(session=session, checkpoint=point)
+
+
+def rm(app: App, _: Connection, request: api.Rm) -> api.Removed:
+    rows = [app.registry.find(name) for name in request.sessions]
+    for row in rows:
+        app.sessions.remove(row)
+    return api.Removed(removed=tuple(row.name for row in rows))
+
+
+def auto(app: App, _: Connection, request: api.Auto) -> api.OneSession:
+    row = app.registry.find(request.session)
+    app.store.sessions.set_auto(row.id, auto=request.on)
+    return api.OneSession(session=app.registry.describe(app.registry.find(row.id)))
+
+
+# ---- commands and programs -----------------------------------------------------------------------
+
+
+def _asker(connection: Connection, actor: Actor) -> Asker:
+    """The client: it is told when a command has to wait, and the wait ends when the client goes away."""
+    return Asker(
+        actor=actor,
+        socket=connection.socket.fileno(),
+        announce=lambda approval: connection.event({"approval": approval}),
+    )
+
+
+def exec_(app: App, connection: Connection, request: api.Exec) -> RunResult:
+    if not request.stream:
+        return _run(app, connection, request, None)
+    with forward_output(connection) as on_output:
+        return _run(app, connection, request, on_output)
+
+
+def _run(
+    app: App, connection: Connection, request: api.Exec, on_output: Callable[[bytes], None] | None
+) -> RunResult:
+    row = app.registry.find(request.session)
+    asker = _asker(connection, request.actor)
+    with app.gate.passing(row, request.command, asker, stdin=request.stdin) as passed:
+        result = app.commands.run(
+            row,
+            request.command,
+            timeout=request.timeout,
+            stdin=request.stdin,
+            on_terminal=request.on_terminal,
+            limit=request.limit,
+            on_output=on_output,
+            actor=request.actor,
+        )
+        passed.ended(result.exit_code, timed_out=result.timed_out)
+    if passed.warnings:
+        result = msgspec.structs.replace(result, warnings=passed.warnings)
+    # Before the answer: the next command must not be part of the point after this one.
+    app.auto.after_command(row, request.command)
+    return result
+
+
+def interrupt(app: App, _: Connection, request: api.Interrupt) -> api.Interrupted:
+    live = app.registry.live(app.registry.find(request.session))
+    return api.Interrupted(interrupted=live.terminal.interrupt(request.command))
+
+
+def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
+    row, argv = app.registry.find(request.session), list(request.argv)
+    output = ProgramOutput(argv, request.cwd)
+    with app.gate.passing(row, argv, _asker(connection, request.actor)) as passed:
+        program, pipes = app.commands.spawn(row, argv, request.cwd, request.env, shell_env=request.shell_env)
+        connection.result(api.Spawned(pid=program.pid, warnings=passed.warnings))
+        streams = ProgramStreams(connection, pipes, output)
+        program.ended.wait()
+        passed.ended(program.exit_code)
+    streams.finish()
+    event = output.record(program.exit_code)
+    with contextlib.suppress(WaypointError):
+        live = app.registry.live(row)
+        live.stream.add(event.kind, event.body, actor=request.actor, data=event.data)
+    with contextlib.suppress(wire.Closed, OSError):
+        if program.exit_code is not None:
+            connection.result(api.Exited(exit_code=program.exit_code))
+        # The thread that feeds the program reads from here: neither side would notice a mere close.
+        connection.socket.shutdown(socket.SHUT_RDWR)
+    return Answered()
+
+
+# ---- the terminal --------------------------------------------------------------------------------
+
+
+def attach(app: App, connection: Connection, request: api.Attach) -> Answered:
+    row = app.registry.find(request.session)
+    live = app.registry.live(row)
+    connection.result(api.OneSession(session=app.registry.describe(row)))
+    serve_terminal(app, connection, row.id, live, Size(rows=request.rows, columns=request.columns))
+    return Answered()
+
+
+def type_(app: App, _: Connection, request: api.Type) -> Nothing:
+    app.registry.live(app.registry.find(request.session)).terminal.write(request.data)
+    return Nothing()
+
+
+def screen(app: App, _: Connection, request: api.Screen) -> api.ScreenResult:
+    terminal = app.registry.live(app.registry.find(request.session)).terminal
+    with terminal.lock:
+        shown = terminal.screen
+        return api.ScreenResult(
+            text=shown.text(), rows=shown.rows, columns=shown.columns, cursor=shown.cursor, title=shown.title
+        )

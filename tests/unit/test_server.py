@@ -1,0 +1,150 @@
+"""The daemon's socket without a machine: dispatch, errors, a process that runs out of file descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import inspect
+import logging
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+
+from waypoint.api import requests, wire
+from waypoint.daemon import app as app_module
+from waypoint.daemon import verbs
+from waypoint.daemon.connection import Answered, Connection
+from waypoint.daemon.inside.grammar import ALLOWED, parse
+from waypoint.daemon.server import Server
+from waypoint.errors import NotFound, UsageError
+
+
+@pytest.mark.parametrize("verb", requests.VERBS)
+def test_every_verb_has_a_handler_of_its_request_and_result(verb: str) -> None:
+    handler = verbs.handler_of(verb)
+    names = {"App": app_module.App}
+    hints = get_type_hints(handler, {**inspect.getmodule(handler).__dict__, **names})
+    result = hints.pop("return")
+    app, connection, request = hints.values()
+    assert (app, connection, request) == (app_module.App, Connection, requests.kind_of(verb))
+    assert result in (requests.result_of(requests.kind_of(verb)), Answered)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Any:
+    home = SimpleNamespace(socket=tmp_path / "socket", log=tmp_path / "log")
+    background = SimpleNamespace(foreground=contextlib.nullcontext)
+    return Server(SimpleNamespace(home=home, background=background, dedupe=None))  # type: ignore[arg-type]
+
+
+class Client:
+    """A connection to a server that accepts on a thread of its own."""
+
+    def __init__(self, server: Server) -> None:
+        self._own, theirs = socket.socketpair()
+        threading.Thread(target=server._serve_client, args=(theirs,), daemon=True).start()
+        assert wire.decode(wire.receive(self._own)[1])["api"] == wire.API
+
+    def ask(self, verb: str, **args: Any) -> Any:
+        wire.send(self._own, wire.Envelope(verb, msgspec.Raw(msgspec.json.encode(args))))
+        return wire.decode(wire.receive(self._own)[1])
+
+    def close(self) -> None:
+        self._own.close()
+
+
+def test_errors_of_ours_are_internal_and_wrong_arguments_are_not(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_app: Any, _connection: Any, request: Any) -> Any:
+        raise {"key": KeyError("x"), "type": TypeError("y"), "known": NotFound("no session")}[request.session]
+
+    monkeypatch.setattr("waypoint.daemon.server.handler_of", lambda _: fail)
+    with contextlib.closing(Client(server)) as client, caplog.at_level(logging.ERROR):
+        for kind in ("key", "type"):
+            error = client.ask("session", session=kind)["error"]
+            assert error["code"] == "internal"
+            assert "log" in error["hint"]
+        assert len(caplog.records) == 2, "a bug is in the log"
+        assert client.ask("session", session="known")["error"]["code"] == "not_found"
+        wrong = client.ask("session", sessions=["x"])["error"]
+        assert (wrong["code"], wrong["message"]) == ("usage", "session has no argument 'sessions'")
+        assert client.ask("fly")["error"]["code"] == "usage"
+        assert len(caplog.records) == 2, "what a client did wrong is not"
+
+
+def test_a_process_without_descriptors_accepts_again_later(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    listener.listen()
+    failures = iter([OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "aborted")])
+
+    class Failing:
+        def accept(self) -> Any:
+            for failure in failures:
+                raise failure
+            return listener.accept()
+
+    thread = threading.Thread(target=server._accept, args=(Failing(),), daemon=True)
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5)
+            client.connect(str(tmp_path / "socket"))
+            assert wire.decode(wire.receive(client)[1])["api"] == wire.API
+    assert "Too many open files" in caplog.text
+    server.stopping.set()
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as last:
+        last.connect(str(tmp_path / "socket"))
+    thread.join(5)
+    assert not thread.is_alive()
+    listener.close()
+
+
+def test_a_daemon_that_ends_tells_clients_to_ask_again(server: Server) -> None:
+    with contextlib.closing(Client(server)) as client:
+        server._closing = True
+        assert client.ask("ping") == {"again": True}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_may_be_asked_from_inside_is_part_of_a_request(name: str) -> None:
+    grammar = ALLOWED[name]
+    fields = requests.kind_of(grammar.verb).__struct_fields__
+    assert set(grammar.fields) <= set(fields)
+    assert not set(grammar.fields) & {"session", "to", "sources", "target_path", "file", "plan", "everywhere"}
+    assert grammar.verb not in {"restore", "undo", "redo", "fork", "park", "rm", "apply", "export", "copy_in"}
+    assert grammar.verb not in {
+        "copy_out",
+        "approve",
+        "deny",
+        "policy_set",
+        "exec",
+        "spawn",
+        "forget",
+        "prune",
+    }
+    with pytest.raises(UsageError, match="no option --nonsense"):
+        parse(name, ["--nonsense"], grammar)
+
+
+def test_a_request_from_inside_is_sorted() -> None:
+    words = ["record", "user", "--name=x", "--call", "1", "--error", "hello", "--", "--json"]
+    arguments = parse("record", words[1:], ALLOWED["record"])
+    assert arguments.all_words == ["user", "hello", "--json"]
+    assert arguments.values == {"--name": "x", "--call": "1"}
+    assert arguments.flags == {"--error"}
+    with pytest.raises(UsageError, match="needs a value"):
+        parse("record", ["a", "b", "--name"], ALLOWED["record"])
+    with pytest.raises(UsageError, match="missing") as caught:
+        parse("show", [], ALLOWED["show"])
+    assert caught.value.hint == "waypoint show REF [--all]"
+    with pytest.raises(UsageError, match="too many"):
+        parse("status", ["x"], ALLOWED["status"])
