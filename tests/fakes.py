@@ -25,7 +25,7 @@ from waypoint.core.engine import TrackedMemory
 from waypoint.daemon.app import App, Machine
 from waypoint.engine.images import DumpStats, TreeState
 from waypoint.errors import MachineError, NotFound
-from waypoint.home import Home
+from waypoint.home import Home, Settings
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.flows import Flow, Flows
 from waypoint.kernel.network.veth import Network
@@ -350,7 +350,7 @@ class World:
             ram=FakeRam(),
             make_builder=lambda _contacts: self.builder,
         )
-        self.app = App(self.home, machine)
+        self.app = App(self.home, machine, Settings(spares=0))
         return self.app
 
     def settle(self) -> None:

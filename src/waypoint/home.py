@@ -1,17 +1,33 @@
-"""Where Waypoint keeps things: one home folder, and one run folder that a reboot empties.
+"""Where Waypoint keeps things, and what the environment sets.
 
-Two homes on one machine do not see each other: everything that lives outside the home (the run folder,
-network interfaces, firewall table, cgroups) carries the home's tag in its name.
+One home folder, and one run folder that a reboot empties. Two homes on one machine do not see each other:
+everything that lives outside the home (the run folder, network interfaces, firewall table, cgroups) carries
+the home's tag in its name.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast, get_args
+
+from waypoint.api.sizes import parse_size
+from waypoint.errors import UsageError
+from waypoint.model import Actor
+
+T = TypeVar("T")
 
 DEFAULT_HOME = "/var/lib/waypoint"
+SPARES = 2
+"""How many spares a session has by default: for the point it stands on, and for its newest named one."""
+MOST_SPARES = 16
+"""How many spares there are at once, whatever the sessions want."""
+SPARE_SECONDS = 60.0
+"""How long a spare is held. Its monotonic clock runs meanwhile and cannot be set back: its processes see what
+they would see after being stopped for so long. So it is made anew, until its session has been idle for
+long."""
 
 
 class Home(NamedTuple):
@@ -58,7 +74,70 @@ class Home(NamedTuple):
         return self.path / "daemon.log"
 
 
+class Settings(NamedTuple):
+    """What the WAYPOINT_* variables set, read once when a process starts."""
+
+    home: str = DEFAULT_HOME
+    """WAYPOINT_HOME: where Waypoint keeps things."""
+    engine: str | None = None
+    """WAYPOINT_ENGINE: the folder of the engine, if it is not in the home."""
+    session: str | None = None
+    """WAYPOINT_SESSION: the session that a command means when it names none."""
+    actor: Actor | None = None
+    """WAYPOINT_ACTOR: who asks; a person when it is not set."""
+    pool_size_bytes: int | None = None
+    """WAYPOINT_POOL_SIZE: the size of a pool that is about to be made (`20G`)."""
+    spares: int = SPARES
+    """WAYPOINT_SPARES: how many points of a session have a spare (`off`, or a number)."""
+    spare_bytes: int | None = None
+    """WAYPOINT_SPARE_BYTES: how much memory all spares may hold."""
+    spare_seconds: float = SPARE_SECONDS
+    """WAYPOINT_SPARE_SECONDS: how long a spare is held."""
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """The settings of this process; UsageError naming the variable that is malformed."""
+
+        def read(name: str, parse: Callable[[str], T], default: T, example: str) -> T:
+            text = environment.get(name)
+            if not text:
+                return default
+            try:
+                return parse(text)
+            except ValueError as error:
+                raise UsageError(f"{name} is {text!r}: {error}", hint=f"write {example}") from error
+
+        return cls(
+            home=environment.get("WAYPOINT_HOME") or DEFAULT_HOME,
+            engine=environment.get("WAYPOINT_ENGINE") or None,
+            session=environment.get("WAYPOINT_SESSION") or None,
+            actor=read("WAYPOINT_ACTOR", _actor, None, f"one of: {', '.join(get_args(Actor))}"),
+            pool_size_bytes=read("WAYPOINT_POOL_SIZE", parse_size, None, "512M or 20G"),
+            spares=read("WAYPOINT_SPARES", _spares, SPARES, "`off` or a number"),
+            spare_bytes=read("WAYPOINT_SPARE_BYTES", parse_size, None, "512M or a number of bytes"),
+            spare_seconds=read("WAYPOINT_SPARE_SECONDS", _seconds, SPARE_SECONDS, "a number of seconds"),
+        )
+
+
+def _actor(text: str) -> Actor | None:
+    if text not in get_args(Actor):
+        raise ValueError("there is no such actor")
+    return cast("Actor", text)
+
+
+def _spares(text: str) -> int:
+    if text != "off" and not text.isdecimal():
+        raise ValueError("that is no number of spares")
+    return 0 if text == "off" else min(int(text), MOST_SPARES)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError("that is no length of time")
+    return seconds
+
+
 def locate(path: str | os.PathLike[str] | None = None) -> Home:
-    """The home that was asked for, else WAYPOINT_HOME, else the default one."""
-    chosen = path or os.environ.get("WAYPOINT_HOME") or DEFAULT_HOME
-    return Home(Path(os.path.realpath(chosen)))
+    """The home in this folder, else in WAYPOINT_HOME, else the default one."""
+    return Home(Path(os.path.realpath(path or os.environ.get("WAYPOINT_HOME") or DEFAULT_HOME)))

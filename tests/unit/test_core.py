@@ -21,7 +21,6 @@ from waypoint.terminal.terminal import Terminal
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("WAYPOINT_SPARES", "off")
     monkeypatch.setattr(Terminal, "_foreground_group", lambda _: None)  # there is no process in it
     made = World(tmp_path)
     yield made

@@ -13,6 +13,7 @@ from waypoint.core import spares
 from waypoint.core.background import Background
 from waypoint.core.spares import Spares, Wanted
 from waypoint.errors import NotFound
+from waypoint.home import Settings
 from waypoint.store import Store
 
 MEGABYTE = 1 << 20
@@ -52,8 +53,8 @@ def world() -> World:
 
 @pytest.fixture
 def made(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Spares[Twin]]:
-    monkeypatch.setenv("WAYPOINT_SPARE_BYTES", str(10 * MEGABYTE))
-    found: Spares[Twin] = Spares(Store(tmp_path / "db"), Background())
+    settings = Settings(spare_bytes=10 * MEGABYTE)
+    found: Spares[Twin] = Spares(Store(tmp_path / "db"), Background(), settings)
     found.start(world.make, world.end)
     yield found
     world.go.set()
@@ -170,26 +171,20 @@ def test_one_that_died_is_not_given_away(made: Spares[Twin], world: World) -> No
 def test_one_that_was_held_for_long_is_made_anew(
     made: Spares[Twin], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WAYPOINT_SPARE_SECONDS", "0.05")
+    made.settings = made.settings._replace(spare_seconds=0.05)
     want(made, "a", "p1")
     until(lambda: len(world.made) > 2)
-    monkeypatch.setenv("WAYPOINT_SPARE_SECONDS", "60")
+    made.settings = made.settings._replace(spare_seconds=60)
 
 
 def test_an_idle_session_keeps_none(
     made: Spares[Twin], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WAYPOINT_SPARE_SECONDS", "0.05")
+    made.settings = made.settings._replace(spare_seconds=0.05)
     monkeypatch.setattr(spares, "_IDLE_SECONDS", 0.2)
     want(made, "a", "p1")
     until(lambda: made.held() == ["p1"])
     until(lambda: made.held() == [])
-
-
-def test_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, meant in (("off", 0), ("0", 0), ("3", 3), ("1000", 16), ("nonsense", 0), ("", 2)):
-        monkeypatch.setenv("WAYPOINT_SPARES", given)
-        assert spares.per_session() == meant
 
 
 def test_one_that_just_fits_is_not_thrown_away_for_the_memory_it_takes_itself(
@@ -200,7 +195,7 @@ def test_one_that_just_fits_is_not_thrown_away_for_the_memory_it_takes_itself(
     def machine_bytes() -> tuple[int, int]:
         return 1000 * MEGABYTE, 100 * MEGABYTE - size_bytes * (len(world.made) - len(world.ended))
 
-    monkeypatch.delenv("WAYPOINT_SPARE_BYTES")
+    made.settings = made.settings._replace(spare_bytes=None)
     monkeypatch.setattr(spares, "_machine_bytes", machine_bytes)
     want(made, "a", "p1", size_bytes=size_bytes)
     until(lambda: made.held() == ["p1"])

@@ -96,7 +96,8 @@ class Terminal:
 
     async def detach(self) -> None:
         """Ends `output`. The session goes on."""
-        await self._connection.write(b"d")
+        with contextlib.suppress(wire.Closed):
+            await self._connection.write(b"d")
 
     async def close(self) -> None:
         self._connection.close()

@@ -70,12 +70,16 @@ class Console:
     @property
     def session(self) -> str | None:
         """The session named by -s or WAYPOINT_SESSION; None: the only session there is."""
-        return self.arguments.session or os.environ.get("WAYPOINT_SESSION") or None
+        from waypoint.home import Settings
+
+        return self.arguments.session or Settings.read().session
 
     def call(self, verb: str, args: Mapping[str, Any], doing: str) -> Any:
         """Sends a request to the daemon and shows the progress. The actor is WAYPOINT_ACTOR, by default a
         person."""
-        actor = os.environ.get("WAYPOINT_ACTOR")
+        from waypoint.home import Settings
+
+        actor = Settings.read().actor
         with self.progress(doing):
             takes_actor = actor and "actor" in requests.kind_of(verb).__struct_fields__
             return self.client.call(verb, {"actor": actor, **args} if takes_actor else args)

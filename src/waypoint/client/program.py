@@ -96,7 +96,8 @@ class Terminal:
 
     def detach(self) -> None:
         """Ends `output`. The session goes on."""
-        self._connection.write(b"d")
+        with contextlib.suppress(wire.Closed):
+            self._connection.write(b"d")
 
     def close(self) -> None:
         self._connection.close()

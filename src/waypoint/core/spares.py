@@ -20,20 +20,13 @@ from typing import Generic, Protocol, TypeVar
 
 from waypoint.core.background import SPARES, Background
 from waypoint.errors import WaypointError
+from waypoint.home import MOST_SPARES, Settings
 from waypoint.kernel import locks
 from waypoint.kernel.memory import machine_bytes
 from waypoint.store import Store
 
 log = logging.getLogger("waypoint")
 
-PER_SESSION = 2
-"""How many a session has by default: the point it stands on, and its newest named one."""
-_MOST = 16
-"""How many there are at once, for all sessions together."""
-_FRESH_SECONDS = 60.0
-"""How long one is held. Its monotonic clock runs meanwhile and cannot be set back: its processes see what
-they would see after being stopped for so long. So it is made anew, until its session has been idle for
-long."""
 _IDLE_SECONDS = 600.0
 """The spares of a session that has taken no point and made no restore for so long go."""
 _PRESSURE = b"some 150000 1000000"
@@ -58,12 +51,6 @@ class Wanted:
     size_bytes: int
 
 
-def per_session() -> int:
-    """How many a session has that does not say: WAYPOINT_SPARES (`off`, or a number), or the usual number."""
-    setting = os.environ.get("WAYPOINT_SPARES") or str(PER_SESSION)
-    return min(int(setting), _MOST) if setting.isdecimal() else 0
-
-
 def _machine_bytes() -> tuple[int, int]:
     """How much memory the machine has, and how much of it is free."""
     try:
@@ -74,12 +61,9 @@ def _machine_bytes() -> tuple[int, int]:
 
 
 def budget_bytes(held_bytes: int = 0) -> int:
-    """How much memory all of them may hold: WAYPOINT_SPARE_BYTES, or an eighth of what the machine has, but
-    no more than a quarter of what would be free without those that are held now. (Else one that just fits
-    would be too large as soon as it is there, and be thrown away and made again for ever.)"""
-    setting = os.environ.get("WAYPOINT_SPARE_BYTES")
-    if setting:
-        return int(setting) if setting.isdecimal() else 0
+    """How much memory all of them may hold when nothing is set: an eighth of what the machine has, but no
+    more than a quarter of what would be free without those that are held now. (Else one that just fits would
+    be too large as soon as it is there, and be thrown away and made again for ever.)"""
     total, free = _machine_bytes()
     return min(total // 8, (free + held_bytes) // 4)
 
@@ -90,17 +74,11 @@ class _Held(Generic[T]):
     until: float
 
 
-def fresh_seconds() -> float:
-    """How long one may be held: WAYPOINT_SPARE_SECONDS, or a minute."""
-    setting = os.environ.get("WAYPOINT_SPARE_SECONDS") or ""
-    return float(setting) if setting.replace(".", "", 1).isdecimal() else _FRESH_SECONDS
-
-
 class Spares(Generic[T]):
     """The spares of one home. None is made before `start`."""
 
-    def __init__(self, store: Store, background: Background) -> None:
-        self._store, self._background = store, background
+    def __init__(self, store: Store, background: Background, settings: Settings) -> None:
+        self._store, self._background, self.settings = store, background, settings
         self._make: Callable[[str], T] | None = None
         self._end: Callable[[T], None] = lambda _: None
         self._changed = locks.condition("spares")
@@ -126,7 +104,7 @@ class Spares(Generic[T]):
         row = self._store.sessions.find(session_id)
         number = 0
         if row and row.state == "live":
-            number = per_session() if row.options.spares is None else row.options.spares
+            number = self.settings.spares if row.options.spares is None else row.options.spares
         points = self._store.points.likely_targets(session_id, number) if number else []
         self.want(session_id, [Wanted(point, size_bytes) for point, size_bytes in points])
 
@@ -204,12 +182,14 @@ class Spares(Generic[T]):
         of any, and those of sessions that were used last before others."""
         now = time.monotonic()
         sizes = {wish.point: wish.size_bytes for _, points in self._wanted.values() for wish in points}
-        left = budget_bytes(sum(sizes.get(point, 0) for point in self._held))
+        held_bytes = sum(sizes.get(point, 0) for point in self._held)
+        limit = self.settings.spare_bytes
+        left = budget_bytes(held_bytes) if limit is None else limit
         chosen: list[str] = []
         recent = [points for at, points in reversed(self._wanted.values()) if now < at + _IDLE_SECONDS]
         for rank in range(max(map(len, recent), default=0)):
             for points in recent:
-                if rank >= len(points) or points[rank].point in chosen or len(chosen) == _MOST:
+                if rank >= len(points) or points[rank].point in chosen or len(chosen) == MOST_SPARES:
                     continue
                 if points[rank].size_bytes <= left and points[rank].point not in self._failed:
                     left -= points[rank].size_bytes
@@ -260,7 +240,7 @@ class Spares(Generic[T]):
         with self._changed:
             self._making = None
             if spare is not None:
-                self._held[point] = _Held(spare, time.monotonic() + fresh_seconds())
+                self._held[point] = _Held(spare, time.monotonic() + self.settings.spare_seconds)
             else:
                 self._failed.add(point)
             self._changed.notify_all()

@@ -6,7 +6,6 @@ daemon left; then the daemon can serve. Nothing else in the daemon constructs an
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Do, Hint
-from waypoint.api.sizes import parse_size
 from waypoint.core.auto import AutoPoints
 from waypoint.core.background import Background
 from waypoint.core.bisect import Bisect
@@ -45,8 +43,8 @@ from waypoint.core.transfer import Transfer
 from waypoint.core.trials import Trials
 from waypoint.daemon.inside.grammar import Inside
 from waypoint.engine import probe
-from waypoint.errors import MissingFeature, UsageError
-from waypoint.home import Home
+from waypoint.errors import MissingFeature
+from waypoint.home import Home, Settings
 from waypoint.kernel import atomic
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.veth import Network
@@ -74,7 +72,7 @@ class Machine:
 class App:
     """Everything behind the socket of one home."""
 
-    def __init__(self, home: Home, machine: Machine) -> None:
+    def __init__(self, home: Home, machine: Machine, settings: Settings) -> None:
         self.home = home
         self.started_at = time.time()
         self.server: Server | None = None
@@ -89,7 +87,7 @@ class App:
         self.registry = registry = Registry(home, self.pool, store, self.trajectory)
         self.background = background = Background()
         self.remains = Remains(home, self.pool, store)
-        self.spares: Spares[Twin] = Spares(store, background)
+        self.spares: Spares[Twin] = Spares(store, background, settings)
 
         # What watches: it exists before anything runs.
         self.inside = Inside(self)
@@ -172,21 +170,10 @@ class App:
         self.trajectory.stop()
 
 
-def _pool_size() -> int | None:
-    """The cap of a pool that is about to be made, from the environment; None for the usual one."""
-    given = os.environ.get("WAYPOINT_POOL_SIZE")
-    if not given:
-        return None
-    try:
-        return parse_size(given)
-    except ValueError as error:
-        raise UsageError(f"WAYPOINT_POOL_SIZE: {error}", hint="write 512M or 20G") from error
-
-
-def this_machine(home: Home) -> Machine:
+def this_machine(home: Home, settings: Settings) -> Machine:
     """The machine that the daemon runs on, or an error that says what is missing."""
     engine_folder = _engine_folder(home)
-    pool = open_pool(home.path, size_bytes=_pool_size())
+    pool = open_pool(home.path, size_bytes=settings.pool_size_bytes)
     network = Network(home.tag)
     kernel_data = _kernel_data(home, engine_folder)
     return Machine(

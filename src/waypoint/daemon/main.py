@@ -23,7 +23,7 @@ from waypoint.box.box import allow_many_files
 from waypoint.daemon.app import App, this_machine
 from waypoint.daemon.server import Server
 from waypoint.errors import DaemonError, InternalError, NotRoot, WaypointError
-from waypoint.home import Home, locate
+from waypoint.home import Home, Settings, locate
 
 log = logging.getLogger("waypoint")
 
@@ -44,7 +44,7 @@ def main() -> int:
     os.setsid()
     with os.fdopen(writer, "w") as report:
         try:
-            home = locate()
+            home, settings = locate(), Settings.read()
             listener, _lock = _claim(home)
             if listener is None:
                 report.write(_READY)
@@ -53,7 +53,7 @@ def main() -> int:
                 filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
             )
             allow_many_files()
-            server = Server(App(home, this_machine(home)))
+            server = Server(App(home, this_machine(home, settings), settings))
         except WaypointError as error:
             _write_error(report, error)
             return 1

@@ -34,6 +34,7 @@ from pathlib import Path
 
 from waypoint.api.hints import Do, Hint
 from waypoint.errors import MissingFeature, NotRoot, SetupFailed
+from waypoint.home import Settings
 from waypoint.kernel import atomic
 from waypoint.machine import criu_prefix, natives
 from waypoint.machine.apt import Progress, install_missing
@@ -71,7 +72,7 @@ class Engine:
 
 def engine_dir(home: Path) -> Path:
     """Where the engine is: WAYPOINT_ENGINE if set, else in Waypoint's home."""
-    folder = os.environ.get("WAYPOINT_ENGINE")
+    folder = Settings.read().engine
     return Path(folder) if folder else home / "engine"
 
 
