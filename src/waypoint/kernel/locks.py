@@ -13,10 +13,10 @@ import threading
 from types import TracebackType
 
 ORDER: tuple[str, ...] = (
-    "disk space",
     "session move",
     "terminal turn",
     "session state",
+    "disk space",
     "cards",
     "trials",
     "dedupe",
