@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import waypoint
 from waypoint import errors
+from waypoint.api import requests
 from waypoint.api.hints import Do, Hint
 from waypoint.bench.results import OURS, Figure, Machine, Report, Skipped, Unit, Window
 from waypoint.client.checkpoint import Checkpoint
@@ -88,9 +89,11 @@ class Bench:
         try:
             yield Session(self.client, name)
         finally:
-            names = [row["name"] for row in self.client.call("ls")["sessions"]]
-            if names:
-                self.client.call("rm", {"sessions": names})
+            self.remove(self.client.sessions())
+
+    def remove(self, sessions: Sequence[Session]) -> None:
+        if sessions:
+            self.client.ask(requests.Rm(sessions=tuple(session.name for session in sessions)))
 
     # ---- operations, timed ---------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class Bench:
     def wait_for_spare(self, point: Checkpoint) -> bool:
         """Waits until a point has its spare. False if it gets none in time."""
         deadline = time.monotonic() + _SPARE_SECONDS
-        while point.id not in self.client.call("daemon_status")["spares"]:
+        while point.id not in self.client.daemon.status().spares:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.005)
@@ -288,7 +291,7 @@ def throwaway_home(below: Path, engine: Path) -> Iterator[tuple[Path, Path]]:
     finally:
         try:
             if home.exists():
-                Client(home).call("daemon_stop", {"sessions": True})
+                Client(home).daemon.stop(sessions=True)
                 setup.uninstall(home, lambda _: None)
         finally:
             if before is None:

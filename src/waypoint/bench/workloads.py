@@ -433,7 +433,7 @@ def fan_out(bench: Bench) -> None:
                 bench.add("fan-out", case, "fork", "until", until)
                 idle = sum(memory_of(fork.info.pid or 0) for fork in forks) / count
                 bench.add("fan-out", case, "memory per idle fork", "", idle, unit="bytes")
-                bench.client.call("rm", {"sessions": [fork.name for fork in forks]})
+                bench.remove(forks)
 
 
 def _is_running(fork: Session) -> bool:
@@ -494,10 +494,10 @@ def depth(bench: Bench) -> None:
 
 def _daemon_resources(bench: Bench) -> dict[str, float]:
     """The resources that the daemon uses."""
-    status = bench.client.call("daemon_status")
-    pid = status["pid"]
+    status = bench.client.daemon.status()
+    pid = status.pid
     return {
-        "memory of the daemon": status["rss_bytes"],
+        "memory of the daemon": status.rss_bytes,
         "descriptors of the daemon": len(os.listdir(f"/proc/{pid}/fd")),
         "mounts": len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines()),
     }
@@ -551,7 +551,7 @@ def api(bench: Bench) -> None:
             bench.add("api", "run true", "run", "api", now_ms() - began)
         for _ in range(bench.rounds(1000, 300)):
             began = now_ms()
-            bench.client.call("ping")
+            bench.client.daemon.ping()
             bench.add("api", "ping", "ping", "api", now_ms() - began)
         environment = {**os.environ, "WAYPOINT_HOME": str(bench.home.path)}
         verbs = (("--version",), ("ls",), ("log", "-s", session.name), ("exec", "-s", session.name, "true"))

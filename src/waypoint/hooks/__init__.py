@@ -1,5 +1,6 @@
-"""Coding agents: what their hooks tell becomes points and a record; the policy speaks through their prompts.
+"""Hooks of coding agents: they record what the agent does, take points, and apply the policy.
 
-`events` is what all agents have in common, `claude` and `codex` are their formats, `handler` does
-what a hook is there for, `config` writes hooks into an agent's own files and takes them out again.
+**events** is what the agents have in common: a hook event, and the protocol of an agent. **claude** and
+**codex** translate the formats of those agents. **handler** does the work of a hook. **routes** reach the
+session, through the daemon or from inside. **config** adds hooks to an agent's own files and removes them.
 """

@@ -1,33 +1,32 @@
 """Claude Code: hooks in `.claude/settings*.json`, MCP servers in `.mcp.json`.
 
-A hook is given one JSON object on stdin; what it prints as JSON and an exit status of 0 is its answer.
-Before a tool runs it may say `allow`, `ask` (the agent asks its user, showing the reason) or `deny` (the
-model is told why).
+A hook gets one JSON object on stdin and answers with JSON on stdout and exit status 0. Before a tool runs the
+answer may be `allow`, `ask` (the agent asks its user and shows the reason) or `deny` (the model gets the
+reason).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from waypoint.hooks.events import Event, Happening, Ruling, mapping, text
+from waypoint.hooks.events import EventName, HookEvent, Permission, mapping, permission_answer, text
 
-_EVENTS: dict[str, Event] = {
-    "SessionStart": "start",
+_EVENTS: dict[str, EventName] = {
+    "SessionStart": "session_start",
     "UserPromptSubmit": "prompt",
-    "PreToolUse": "before",
-    "PostToolUse": "after",
-    "PostToolUseFailure": "after",
-    "Stop": "stop",
+    "PreToolUse": "before_tool",
+    "PostToolUse": "after_tool",
+    "PostToolUseFailure": "after_tool",
+    "Stop": "turn_end",
 }
 _SHELLS = frozenset({"Bash"})
-OWN_TOOLS = "mcp__waypoint__"
+_OWN_TOOLS = "mcp__waypoint__"
 
 
 class Claude:
     """Claude Code."""
 
     name = "claude"
-    title = "Claude Code"
     own_folders: tuple[str, ...] = (
         ".claude",
         ".claude.json",
@@ -36,29 +35,20 @@ class Claude:
         ".config/claude",
     )
 
-    def read(self, told: dict[str, Any]) -> Happening:
-        event = _EVENTS.get(text(told.get("hook_event_name")), "other")
-        tool, given = text(told.get("tool_name")), mapping(told.get("tool_input"))
-        return Happening(
-            event=event,
-            conversation=text(told.get("session_id")),
-            words=text(told.get("prompt" if event == "prompt" else "last_assistant_message")),
+    def parse(self, payload: dict[str, Any]) -> HookEvent:
+        name = _EVENTS.get(text(payload.get("hook_event_name")), "other")
+        tool, tool_input = text(payload.get("tool_name")), mapping(payload.get("tool_input"))
+        return HookEvent(
+            name=name,
+            conversation=text(payload.get("session_id")),
+            text=text(payload.get("prompt" if name == "prompt" else "last_assistant_message")),
             tool=tool,
-            input=given,
-            result=told.get("tool_response", told.get("error")),
-            call=text(told.get("tool_use_id")),
-            command=text(given.get("command")) if tool in _SHELLS else None,
-            own=tool.startswith(OWN_TOOLS),
+            input=tool_input,
+            result=payload.get("tool_response", payload.get("error")),
+            call=text(payload.get("tool_use_id")),
+            command=text(tool_input.get("command")) if tool in _SHELLS else None,
+            own_tool=tool.startswith(_OWN_TOOLS),
         )
 
-    def rule(self, ruling: Ruling, reason: str) -> dict[str, Any] | None:
-        return {
-            "hookSpecificOutput": {
-                "hookEventName": "PreToolUse",
-                "permissionDecision": ruling,
-                "permissionDecisionReason": reason,
-            }
-        }
-
-    def tell(self, words: str) -> dict[str, Any] | None:
-        return {"hookSpecificOutput": {"hookEventName": "SessionStart", "additionalContext": words}}
+    def permission(self, permission: Permission, reason: str) -> dict[str, Any] | None:
+        return permission_answer(permission, reason)

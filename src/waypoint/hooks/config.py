@@ -1,8 +1,8 @@
-"""Hooks in an agent's own files: put in beside what is there, taken out again, nothing else touched.
+"""Adds Waypoint's hooks and its MCP server to an agent's own files, and removes them. Nothing else changes.
 
-JSON files are read, changed and written with their own indentation and order; TOML files are not written
-anew at all, the lines that are ours stand between two marks. Doing it twice is doing it once. A file that
-cannot be read is left as it is, and the error says so.
+JSON files are written with their own indentation and order. In TOML files our lines stand between two marks,
+and all other text stays as it is. Adding twice changes nothing. A file that cannot be parsed is not changed,
+and the error says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from waypoint.kernel import atomic
 
 _OURS = re.compile(r"\bwaypoint\b.*\bhook\b.* (claude|codex)$", re.DOTALL)
 _BEGIN, _END = "# >>> waypoint", "# <<< waypoint"
-_NO_END = " (the line before had no end)"
+_NO_NEWLINE = " (the line before had no end)"
+"""Added to the first mark if we ended the line before it. In files of users: must not change."""
+_NOT_CHANGED = "it was not changed; correct it first"
 _SERVER = "waypoint"
 _OWN_FOLDERS = (".claude", ".codex")
 _SECONDS = 60
@@ -33,17 +35,17 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to be put in."""
+class Installation:
+    """What is added to an agent's files."""
 
     command: tuple[str, ...]
-    """What starts Waypoint, its options included."""
+    """The command that starts Waypoint, with options."""
     session: str | None = None
     allow: bool = False
     mcp: bool = True
 
     def hook(self, agent: str) -> list[str]:
-        """What runs it. The agent's name comes last: some add what they tell as one more argument."""
+        """The command of the hook. The agent's name comes last: some agents append the event to it."""
         session = ("-s", self.session) if self.session else ()
         allow = ("--allow",) if self.allow else ()
         return [*self.command, "hook", *session, *allow, agent]
@@ -54,7 +56,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Edit:
-    """One file, as it is and as it is to be. None: it is not there."""
+    """One file, before and after. None: it does not exist."""
 
     path: Path
     before: str | None
@@ -66,7 +68,7 @@ class Edit:
         return self.before != self.after
 
     def write(self) -> None:
-        """Replaces the file as a whole; where the path is a link, the file that it leads to."""
+        """Replaces the whole file; if the path is a link, the file it points to."""
         if not self.changes:
             return
         target = Path(os.path.realpath(self.path))
@@ -75,7 +77,7 @@ class Edit:
                 target.unlink()
                 if target.parent.name in _OWN_FOLDERS:
                     with contextlib.suppress(OSError):
-                        target.parent.rmdir()  # made for it, and empty again
+                        target.parent.rmdir()  # it was made for this file
                 return
             target.parent.mkdir(parents=True, exist_ok=True)
             atomic.write(target, self.after)
@@ -83,17 +85,17 @@ class Edit:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
 
 
-def edits(agent: str, folder: Path, wanted: Wanted | None) -> list[Edit]:
-    """What is to be done in a folder. `wanted`: None to take everything of ours out."""
-    return _EDITS[agent](folder, wanted)
+def edits(agent: str, folder: Path, installation: Installation | None) -> list[Edit]:
+    """The changes to the files in a folder. None: those that remove everything of ours."""
+    return _EDITS[agent](folder, installation)
 
 
-def found(agent: str, folder: Path) -> list[str]:
-    """The hooks and servers of ours that are in a folder, one line each."""
-    return [line for edit in edits(agent, folder, None) if edit.changes for line in _ours(edit)]
+def installed(agent: str, folder: Path) -> list[str]:
+    """Our hooks and servers in the files of a folder, one line each."""
+    return [line for edit in edits(agent, folder, None) if edit.changes for line in _own_entries(edit)]
 
 
-def _ours(edit: Edit) -> Iterator[str]:
+def _own_entries(edit: Edit) -> Iterator[str]:
     if edit.path.suffix == ".toml":
         blocks = re.findall(rf"^{_BEGIN}.*?\n(.*?)^{_END}$", edit.before or "", re.DOTALL | re.MULTILINE)
         yield from (f"{edit.path}: {' · '.join(block.splitlines())}" for block in blocks)
@@ -111,29 +113,29 @@ def _ours(edit: Edit) -> Iterator[str]:
 # ---- Claude Code ---------------------------------------------------------------------------------
 
 
-def _claude(folder: Path, wanted: Wanted | None) -> list[Edit]:
-    # A project's own settings may be shared with others, on whose machines this path leads nowhere.
+def _claude(folder: Path, installation: Installation | None) -> list[Edit]:
+    # The settings of a project may be shared with other machines, on which our path does not exist.
     at_home = folder.resolve() == Path.home().resolve()
     settings = folder / ".claude" / ("settings.json" if at_home else "settings.local.json")
     hooks = None
-    if wanted:
-        command = shlex.join(wanted.hook("claude"))
+    if installation:
+        command = shlex.join(installation.hook("claude"))
         hooks = {
             "SessionStart": [_group(command)],
             "UserPromptSubmit": [_group(command)],
             "PreToolUse": [_group(command, "Bash")],
             "PostToolUse": [_group(command, _TOOLS)],
-            "PostToolUseFailure": [_group(command, _TOOLS)],  # a command that failed has done things, too
+            "PostToolUseFailure": [_group(command, _TOOLS)],  # a command that failed may have changed files
             "Stop": [_group(command)],
         }
-    made = [_json(settings, lambda content: _with_hooks(content, hooks))]
+    changes = [_json(settings, lambda content: _with_hooks(content, hooks))]
     if at_home:
-        return made  # its servers are in a file that the agent itself keeps writing to
+        return changes  # the servers of all projects are in a file that the agent itself writes
     server = None
-    if wanted and wanted.mcp:
-        program, *args = wanted.server()
+    if installation and installation.mcp:
+        program, *args = installation.server()
         server = {"type": "stdio", "command": program, "args": args}
-    return [*made, _json(folder / ".mcp.json", lambda content: _with_server(content, server))]
+    return [*changes, _json(folder / ".mcp.json", lambda content: _with_server(content, server))]
 
 
 def _group(command: str, matcher: str | None = None) -> Json:
@@ -142,29 +144,29 @@ def _group(command: str, matcher: str | None = None) -> Json:
 
 
 def _with_hooks(content: Json, hooks: dict[str, list[Json]] | None) -> Json:
-    there = content.get("hooks", {})
-    if not isinstance(there, dict) or not all(isinstance(groups, list) for groups in there.values()):
-        raise UsageError('its "hooks" are not what they should be')
-    kept = {event: _without_ours(groups) for event, groups in there.items()}
+    before = content.get("hooks", {})
+    if not isinstance(before, dict) or not all(isinstance(groups, list) for groups in before.values()):
+        raise UsageError('its "hooks" have an unknown form')
+    after = {event: _without_ours(groups) for event, groups in before.items()}
     for event, groups in (hooks or {}).items():
-        kept[event] = [*kept.get(event, []), *groups]
-    kept = {event: groups for event, groups in kept.items() if groups or there.get(event) == []}
-    if kept:
-        return {**content, "hooks": kept}
-    return content if there == {} else {key: value for key, value in content.items() if key != "hooks"}
+        after[event] = [*after.get(event, []), *groups]
+    after = {event: groups for event, groups in after.items() if groups or before.get(event) == []}
+    if after:
+        return {**content, "hooks": after}
+    return content if before == {} else {key: value for key, value in content.items() if key != "hooks"}
 
 
 def _without_ours(groups: list[Any]) -> list[Any]:
-    kept = []
+    others = []
     for group in groups:
         handlers = group.get("hooks") if isinstance(group, dict) else None
         if not isinstance(handlers, list):
-            kept.append(group)
+            others.append(group)
             continue
-        others = [one for one in handlers if not _is_ours(one)]
-        if others or not handlers:
-            kept.append({**group, "hooks": others})
-    return kept
+        other_handlers = [handler for handler in handlers if not _is_ours(handler)]
+        if other_handlers or not handlers:
+            others.append({**group, "hooks": other_handlers})
+    return others
 
 
 def _is_ours(handler: Any) -> bool:
@@ -172,13 +174,13 @@ def _is_ours(handler: Any) -> bool:
 
 
 def _with_server(content: Json, server: Json | None) -> Json:
-    there = content.get("mcpServers", {})
-    if not isinstance(there, dict):
-        raise UsageError('its "mcpServers" are not what they should be')
-    servers = {name: one for name, one in there.items() if name != _SERVER or server is not None}
+    before = content.get("mcpServers", {})
+    if not isinstance(before, dict):
+        raise UsageError('its "mcpServers" have an unknown form')
+    servers = {name: other for name, other in before.items() if name != _SERVER or server is not None}
     if server is not None:
         servers[_SERVER] = server
-    if servers or there == {}:
+    if servers or before == {}:
         return {**content, "mcpServers": servers} if servers else content
     return {key: value for key, value in content.items() if key != "mcpServers"}
 
@@ -186,10 +188,10 @@ def _with_server(content: Json, server: Json | None) -> Json:
 # ---- Codex ---------------------------------------------------------------------------------------
 
 
-def _codex(folder: Path, wanted: Wanted | None) -> list[Edit]:
+def _codex(folder: Path, installation: Installation | None) -> list[Edit]:
     hooks = None
-    if wanted:
-        command = shlex.join(wanted.hook("codex"))
+    if installation:
+        command = shlex.join(installation.hook("codex"))
         hooks = {
             "SessionStart": [_group(command)],
             "UserPromptSubmit": [_group(command)],
@@ -199,46 +201,45 @@ def _codex(folder: Path, wanted: Wanted | None) -> list[Edit]:
         }
     return [
         _json(folder / ".codex" / "hooks.json", lambda content: _with_hooks(content, hooks)),
-        _toml(folder / ".codex" / "config.toml", wanted),
+        _toml(folder / ".codex" / "config.toml", installation),
     ]
 
 
-def _toml(path: Path, wanted: Wanted | None) -> Edit:
+def _toml(path: Path, installation: Installation | None) -> Edit:
     import tomllib
 
     before = _read(path)
-    plain = _without_marks(before or "")
+    after = _without_marks(before or "")
     notes: list[str] = []
     try:
-        content = tomllib.loads(plain)
+        content = tomllib.loads(after)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="it was left as it is; mend it first") from error
-    after = plain
-    if wanted:
+        raise UsageError(f"{path} is no TOML: {error}", hint=_NOT_CHANGED) from error
+    if installation:
         if "notify" in content:
             notes.append(
-                "`notify` is somebody else's already and stays so: hooks alone tell when a turn is over"
+                "`notify` is set already and stays as it is: only the hooks report the end of a turn"
             )
         else:
-            # A key of the top level has to stand before the first table.
-            after = _marked([f"notify = {_toml_words(wanted.hook('codex'))}"]) + after
-        if wanted.mcp and _SERVER in content.get("mcp_servers", {}):
-            notes.append(f"[mcp_servers.{_SERVER}] is there already and stays as it is")
-        elif wanted.mcp:
-            program, *args = wanted.server()
+            # A key of the top level has to come before the first table.
+            after = _marked([f"notify = {_toml_words(installation.hook('codex'))}"]) + after
+        if installation.mcp and _SERVER in content.get("mcp_servers", {}):
+            notes.append(f"[mcp_servers.{_SERVER}] is set already and stays as it is")
+        elif installation.mcp:
+            program, *args = installation.server()
             lines = [
                 f"[mcp_servers.{_SERVER}]",
                 f"command = {json.dumps(program, ensure_ascii=False)}",
                 f"args = {_toml_words(args)}",
             ]
-            ended = not after or after.endswith("\n")
-            after += _marked(lines) if ended else f"\n{_marked(lines, _NO_END)}"
+            has_newline = not after or after.endswith("\n")
+            after += _marked(lines) if has_newline else f"\n{_marked(lines, _NO_NEWLINE)}"
         tomllib.loads(after)
     return Edit(path, before, after if after or before == "" else None, tuple(notes))
 
 
 def _toml_words(words: list[str]) -> str:
-    return json.dumps(words, ensure_ascii=False)  # a list of strings is written the same way in both
+    return json.dumps(words, ensure_ascii=False)  # TOML and JSON write a list of strings in the same way
 
 
 def _marked(lines: list[str], remark: str = "") -> str:
@@ -247,7 +248,9 @@ def _marked(lines: list[str], remark: str = "") -> str:
 
 def _without_marks(content: str) -> str:
     block = rf"{_BEGIN}{{}}\n.*?^{_END}\n"
-    content = re.sub(rf"\n{block.format(re.escape(_NO_END))}", "", content, flags=re.DOTALL | re.MULTILINE)
+    content = re.sub(
+        rf"\n{block.format(re.escape(_NO_NEWLINE))}", "", content, flags=re.DOTALL | re.MULTILINE
+    )
     return re.sub(rf"^{block.format('')}", "", content, flags=re.DOTALL | re.MULTILINE)
 
 
@@ -256,17 +259,16 @@ def _without_marks(content: str) -> str:
 
 def _json(path: Path, change: Callable[[Json], Json]) -> Edit:
     before = _read(path)
-    hint = "it was left as it is; mend it first, or add what `waypoint hooks show` says by hand"
     try:
         content = json.loads(before) if before and before.strip() else {}
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}", hint=hint) from error
+        raise UsageError(f"{path} is no JSON: {error}", hint=_NOT_CHANGED) from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is not what it should be: an object", hint=hint)
+        raise UsageError(f"{path} is not a JSON object", hint=_NOT_CHANGED)
     try:
         changed = change(content)
     except UsageError as error:
-        raise UsageError(f"{path}: {error.message}", hint=hint) from error
+        raise UsageError(f"{path}: {error.message}", hint=_NOT_CHANGED) from error
     if changed == content:
         return Edit(path, before, before)
     if not changed:
@@ -282,7 +284,7 @@ def _read(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="it was left as it is") from error
+        raise UsageError(f"{path} cannot be read: {error}", hint="it was not changed") from error
 
 
-_EDITS: dict[str, Callable[[Path, Wanted | None], list[Edit]]] = {"claude": _claude, "codex": _codex}
+_EDITS: dict[str, Callable[[Path, Installation | None], list[Edit]]] = {"claude": _claude, "codex": _codex}

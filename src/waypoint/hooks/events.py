@@ -1,49 +1,61 @@
-"""What an agent tells in a hook, whichever agent it is, and what it can be answered."""
+"""A hook event, independent of the agent that sends it, and the protocol of an agent."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Protocol
 
-Event = Literal["start", "prompt", "before", "after", "stop", "other"]
-Ruling = Literal["allow", "ask", "deny"]
+EventName = Literal["session_start", "prompt", "before_tool", "after_tool", "turn_end", "other"]
+Permission = Literal["allow", "ask", "deny"]
 
 
-class Happening(NamedTuple):
-    """One thing that an agent tells."""
+class HookEvent(NamedTuple):
+    """One event of an agent."""
 
-    event: Event
+    name: EventName
     conversation: str = ""
-    """The agent's own name for what it is in the middle of."""
-    words: str = ""
-    """What the user said, or (at a stop) what the agent said last."""
+    """The agent's id of the conversation."""
+    text: str = ""
+    """The user's prompt or, at the end of a turn, the agent's last message."""
     tool: str = ""
     input: dict[str, Any] = {}  # noqa: RUF012 - never changed
     result: Any = None
     call: str = ""
-    """The agent's name for this call of a tool."""
+    """The agent's id of this tool call."""
     command: str | None = None
-    """The command line, where the tool is a shell."""
-    own: bool = False
-    """Whether the tool is one of Waypoint's own: what it did is on record already."""
+    """The command line, if the tool is a shell."""
+    own_tool: bool = False
+    """Whether the tool is one of Waypoint's own: its result is recorded already."""
 
 
 class Agent(Protocol):
-    """What is particular about an agent."""
+    """The format of one coding agent."""
 
     name: str
     """As in `waypoint hook NAME`."""
-    title: str
     own_folders: tuple[str, ...]
-    """Below the home folder: what it writes about itself there is no change of the session."""
+    """Folders in the user's home that the agent writes to for itself: no change of the session."""
 
-    def read(self, told: dict[str, Any]) -> Happening:
-        """What it tells, in common words."""
+    def parse(self, payload: dict[str, Any]) -> HookEvent:
+        """The event that the agent sends to its hook."""
 
-    def rule(self, ruling: Ruling, reason: str) -> dict[str, Any] | None:
-        """The answer to a "before" that makes it allow, ask its user, or deny; None to say nothing."""
+    def permission(self, permission: Permission, reason: str) -> dict[str, Any] | None:
+        """The answer to `before_tool`; None for no answer."""
 
-    def tell(self, words: str) -> dict[str, Any] | None:
-        """The answer to a "start" that puts words before the model; None to say nothing."""
+
+def session_context(text: str) -> dict[str, Any]:
+    """The answer to `session_start` that adds a text to the model's context. The same for all agents."""
+    return {"hookSpecificOutput": {"hookEventName": "SessionStart", "additionalContext": text}}
+
+
+def permission_answer(permission: Permission, reason: str) -> dict[str, Any]:
+    """The answer to `before_tool`. The same for all agents."""
+    return {
+        "hookSpecificOutput": {
+            "hookEventName": "PreToolUse",
+            "permissionDecision": permission,
+            "permissionDecisionReason": reason,
+        }
+    }
 
 
 def text(value: Any) -> str:

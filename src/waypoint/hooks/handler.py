@@ -1,8 +1,7 @@
-"""What a hook is there for: a record, a point after what changed something, the policy before what may not.
+"""The work of a hook: it records the event, takes a point if the session changed, and applies the policy.
 
-A hook must never break the agent. Whatever fails here becomes a note on stderr and an exit status of 0;
-what speaks against a tool call is only ever the policy. And it must be quick: one or two questions to the
-daemon, and a capture only where something changed.
+A hook must not break the agent. An error becomes a note on stderr and exit status 0; only the policy can stop
+a tool call. A hook must be quick: one or two requests to the daemon, and a capture only after a change.
 """
 
 from __future__ import annotations
@@ -15,130 +14,129 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from waypoint.api.hints import Do, in_command
 from waypoint.errors import UsageError, WaypointError
 from waypoint.hooks.claude import Claude
 from waypoint.hooks.codex import Codex
-from waypoint.hooks.events import Agent, Happening, Ruling
+from waypoint.hooks.events import Agent, HookEvent, Permission, session_context
 from waypoint.kernel import atomic
+from waypoint.model import Judged
 
 AGENTS: Mapping[str, Agent] = {"claude": Claude(), "codex": Codex()}
 
 _STATE = "/run/waypoint-hooks"
-_MOST_INTENT = 120
-_MOST_RESULT_CHARACTERS = 20_000
-_MOST_STANDING_CHARACTERS = 6000
+_MAX_INTENT_CHARACTERS = 120
+_MAX_RESULT_CHARACTERS = 20_000
+_MAX_CONTEXT_CHARACTERS = 6000
 
 
-class Decided(NamedTuple):
-    """What the policy says about a command."""
+class Verdict(NamedTuple):
+    """What the policy says about a command of an agent."""
 
-    ruling: Ruling
+    permission: Permission
     reason: str
-    outside: tuple[Mapping[str, Any], ...] = ()
-    """The parts of it that act on the outside."""
+    outside: tuple[Judged, ...] = ()
+    """The parts of the command that act outside the session."""
 
 
-class Way(Protocol):
-    """How the session is reached: by the daemon's socket, or from inside of it."""
+class Route(Protocol):
+    """How the session is reached (routes.py)."""
 
-    def standing(self) -> str:
-        """Where work that was begun stands, in words for a prompt; nothing where none was."""
+    def resume_text(self) -> str:
+        """The state of unfinished work, as a text for a prompt; empty if there is none."""
 
     def changed(self, besides: Sequence[str]) -> bool:
-        """Whether anything is different from the last point."""
+        """Whether the session is different from the last point. `besides`: paths that do not count."""
 
     def checkpoint(self, intent: str) -> None:
-        """Takes a point, in the agent's name."""
+        """Takes a point, with the agent as actor."""
 
     def record(self, what: str, content: Any, name: str = "", call: str = "") -> None:
-        """Adds to what is on record: a role and its words, a tool's call or its result."""
+        """Adds an event to the trajectory: a message with its role, a tool call or its result."""
 
-    def classify(self, command: str) -> Decided:
-        """What the policy says."""
+    def classify(self, command: str) -> Verdict:
+        """What the policy says about a command."""
 
-    def effect(self, part: Mapping[str, Any]) -> None:
-        """Writes down that a part of a command acted on the outside."""
+    def effect(self, part: Judged) -> None:
+        """Adds an effect outside to the ledger."""
 
 
-def read(agent: Agent, given: str) -> Happening:
+def parse(agent: Agent, payload: str) -> HookEvent:
     try:
-        told = json.loads(given)
+        fields = json.loads(payload)
     except ValueError as error:
-        raise UsageError(f"that is no JSON: {error}", hint="an agent gives it, as its hooks say") from error
-    if not isinstance(told, dict):
-        raise UsageError("that is no hook: an object was expected")
-    return agent.read(told)
+        raise UsageError(f"the event is not JSON: {error}", hint="an agent sends it to its hook") from error
+    if not isinstance(fields, dict):
+        raise UsageError("the event is not a JSON object")
+    return agent.parse(fields)
 
 
-def answer(agent: Agent, happening: Happening, way: Way, *, allow: bool = False) -> dict[str, Any] | None:
-    """Does what is to be done, and returns what the agent is to be told. `allow`: say so, too, when there is
-    nothing against a command, so that the agent need not ask."""
-    match happening.event:
-        case "start":
-            words = way.standing()
-            return agent.tell(_first_part(words)) if words else None
+def answer(agent: Agent, event: HookEvent, route: Route, *, allow: bool = False) -> dict[str, Any] | None:
+    """Handles an event; returns the answer for the agent. `allow`: explicitly allow a command that the policy
+    does not object to, so that the agent need not ask its user."""
+    match event.name:
+        case "session_start":
+            text = route.resume_text()
+            return session_context(_shorten(text)) if text else None
         case "prompt":
-            _remember(happening, {"intent": _first_line(happening.words)})
-            _record(way, "user", happening.words)
-        case "before" if happening.command:
-            return _rule(agent, happening.command, way, allow=allow)
-        case "after":
-            _record_call(way, happening)
-            if happening.command:
-                _write_down(way, happening.command)
-            _keep(agent, happening, way)
-        case "stop":
-            if happening.words and _recall(happening).get("said") != _mark(happening.words):
-                _remember(happening, {"said": _mark(happening.words)})
-                _record(way, "assistant", happening.words)
-            _keep(agent, happening, way)
+            _save_state(event, {"intent": _first_line(event.text)})
+            _record(route, "user", event.text)
+        case "before_tool" if event.command:
+            verdict = route.classify(event.command)
+            if verdict.permission == "allow" and not allow:
+                return None  # the agent's own rules decide
+            return agent.permission(verdict.permission, verdict.reason)
+        case "after_tool":
+            _record_call(route, event)
+            if event.command:
+                _record_effects(route, event.command)
+            _checkpoint_if_changed(agent, event, route)
+        case "turn_end":
+            if event.text and _load_state(event).get("said") != _digest(event.text):
+                _save_state(event, {"said": _digest(event.text)})
+                _record(route, "assistant", event.text)
+            _checkpoint_if_changed(agent, event, route)
     return None
 
 
-def _first_part(words: str) -> str:
-    if len(words) <= _MOST_STANDING_CHARACTERS:
-        return words
-    return f"{words[:_MOST_STANDING_CHARACTERS]}…\n(cut; `waypoint resume` tells all of it)"
+def _shorten(text: str) -> str:
+    if len(text) <= _MAX_CONTEXT_CHARACTERS:
+        return text
+    return f"{text[:_MAX_CONTEXT_CHARACTERS]}…\n(cut; {in_command(Do('resume'))} prints all of it)"
 
 
-def _rule(agent: Agent, command: str, way: Way, *, allow: bool) -> dict[str, Any] | None:
-    decided = way.classify(command)
-    if decided.ruling == "allow" and not allow:
-        return None  # the agent's own rules go on holding
-    return agent.rule(decided.ruling, decided.reason)
-
-
-def _keep(agent: Agent, happening: Happening, way: Way) -> None:
-    """A point, if anything changed but for what the agent writes about itself."""
+def _checkpoint_if_changed(agent: Agent, event: HookEvent, route: Route) -> None:
+    """Files that the agent writes for itself do not count as a change."""
     home = os.path.expanduser("~")
     besides = [_STATE, *(os.path.join(home, folder) for folder in agent.own_folders)]
-    if way.changed(besides):
-        way.checkpoint(_intent(happening))
+    if route.changed(besides):
+        route.checkpoint(_intent(event))
 
 
-def _record_call(way: Way, happening: Happening) -> None:
-    _record(way, "tool_call", happening.input, happening.tool, happening.call)
-    if not happening.own and happening.result:
-        found = happening.result
-        words = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
-        _record(way, "tool_result", words[:_MOST_RESULT_CHARACTERS], happening.tool, happening.call)
+def _record_call(route: Route, event: HookEvent) -> None:
+    _record(route, "tool_call", event.input, event.tool, event.call)
+    if not event.own_tool and event.result:
+        result = (
+            event.result if isinstance(event.result, str) else json.dumps(event.result, ensure_ascii=False)
+        )
+        _record(route, "tool_result", result[:_MAX_RESULT_CHARACTERS], event.tool, event.call)
 
 
-def _write_down(way: Way, command: str) -> None:
-    """What the agent's own shell did outside: no gate of ours has seen it."""
+def _record_effects(route: Route, command: str) -> None:
+    """The agent's own shell ran the command, so it has not passed the gate of the session."""
     try:
-        for part in way.classify(command).outside:
-            way.effect(part)
+        for part in route.classify(command).outside:
+            route.effect(part)
     except WaypointError as error:
-        note(f"its effects are not written down: {error.message}")
+        note(f"its effects are not recorded: {error.message}")
 
 
-def _record(way: Way, what: str, content: Any, name: str = "", call: str = "") -> None:
-    """A record that fails must not cost the point that comes after it."""
+def _record(route: Route, what: str, content: Any, name: str = "", call: str = "") -> None:
+    """If this fails, the point after it is taken all the same."""
     if not content and what != "tool_call":
         return
     try:
-        way.record(what, content, name, call)
+        route.record(what, content, name, call)
     except WaypointError as error:
         note(f"not recorded: {error.message}")
 
@@ -146,58 +144,58 @@ def _record(way: Way, what: str, content: Any, name: str = "", call: str = "") -
 # ---- intents -------------------------------------------------------------------------------------
 
 
-def _intent(happening: Happening) -> str:
-    """What the user wanted, and which step of it this is."""
-    wanted = str(_recall(happening).get("intent", ""))
-    step = _step(happening)
-    if not wanted:
+def _intent(event: HookEvent) -> str:
+    """The user's prompt, and the present step."""
+    prompt = str(_load_state(event).get("intent", ""))
+    step = _step(event)
+    if not prompt:
         return step
-    return f"{wanted} ({step})" if step else wanted
+    return f"{prompt} ({step})" if step else prompt
 
 
-def _step(happening: Happening) -> str:
-    if not happening.tool:
+def _step(event: HookEvent) -> str:
+    if not event.tool:
         return ""
-    given = happening.input
-    what = next((given[key] for key in ("description", "command", "file_path", "path") if given.get(key)), "")
+    keys = ("description", "command", "file_path", "path")
+    what = next((event.input[key] for key in keys if event.input.get(key)), "")
     if isinstance(what, str) and what.startswith("/"):
         what = os.path.basename(what)
-    tool = happening.tool.rpartition("__")[2] or happening.tool
+    tool = event.tool.rpartition("__")[2] or event.tool
     return f"{tool}: {_first_line(str(what), 60)}" if what else tool
 
 
-def _first_line(words: str, most: int = _MOST_INTENT) -> str:
-    line = next((line.strip() for line in words.splitlines() if line.strip()), "")
-    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+def _first_line(text: str, max_characters: int = _MAX_INTENT_CHARACTERS) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= max_characters else f"{line[: max_characters - 1].rstrip()}…"
 
 
-# ---- what is remembered between two hooks --------------------------------------------------------
+# ---- state between two hooks of a conversation ---------------------------------------------------
 
 
-def _state_path(happening: Happening) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]", "", happening.conversation)[:64] or "only"
+def _state_path(event: HookEvent) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]", "", event.conversation)[:64] or "only"
     return os.path.join(_STATE, f"{name}.json")
 
 
-def _recall(happening: Happening) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError), open(_state_path(happening)) as file:
-        found = json.load(file)
-        return found if isinstance(found, dict) else {}
+def _load_state(event: HookEvent) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError), open(_state_path(event)) as file:
+        state = json.load(file)
+        return state if isinstance(state, dict) else {}
     return {}
 
 
-def _remember(happening: Happening, what: Mapping[str, Any]) -> None:
-    path = _state_path(happening)
+def _save_state(event: HookEvent, changes: Mapping[str, Any]) -> None:
+    path = _state_path(event)
     with contextlib.suppress(OSError):
         os.makedirs(_STATE, mode=0o700, exist_ok=True)
-        atomic.write(path, json.dumps({**_recall(happening), **what}), mode=0o600)
+        atomic.write(path, json.dumps({**_load_state(event), **changes}), mode=0o600)
 
 
-def _mark(words: str) -> str:
+def _digest(text: str) -> str:
     import hashlib
 
-    return hashlib.sha256(words.encode(errors="replace")).hexdigest()[:16]
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
 def note(text: str) -> None:
-    print(f"waypoint: {text}", file=sys.stderr)  # noqa: T201 - the one thing a hook may say aloud
+    print(f"waypoint: {text}", file=sys.stderr)  # noqa: T201 - a hook reports errors on stderr only

@@ -1,46 +1,48 @@
-"""The two ways from a hook to the session: the daemon's socket, or the narrow door inside a session."""
+"""How a hook reaches its session: through the daemon's socket, or from inside the session."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from waypoint.api.effects import Classified, Classify
 from waypoint.errors import WaypointError, from_dict
-from waypoint.hooks.handler import Decided
+from waypoint.hooks.handler import Verdict
 
 if TYPE_CHECKING:
     from waypoint.client.client import Client
+    from waypoint.model import Judged
 
 DOOR = "/dev/waypoint.inside/replies"
-"""There where a session can ask about itself."""
+"""Exists inside a session."""
 PROGRAM = "/dev/waypoint/bin/inside/waypoint"
 _INSIDE_SECONDS = 60.0
-_OUTSIDE = ("external-reversible", "irreversible")
-_MOST_CHARACTERS = 30_000
-"""What can be said through the door at once is limited."""
+_MAX_CHARACTERS = 30_000
+"""Of one text in a request from inside."""
 
 
-def decided(found: Mapping[str, Any]) -> Decided:
-    """What the policy says, as far as an agent is concerned: what is only written down may go on."""
-    ruling = found["ruling"]
-    parts = found["judgement"]["parts"]
-    outside = tuple(part for part in parts if part["class"] in _OUTSIDE and part["decision"] != "allow")
-    return Decided("allow" if ruling == "record" else ruling, found["reason"], outside)
+def verdict(answer: Classified) -> Verdict:
+    """What the policy says, for an agent: a command that is only recorded may run."""
+    permission = "allow" if answer.ruling == "record" else answer.ruling
+    outside = tuple(part for part in answer.judgement.outside if part.decision != "allow")
+    return Verdict(permission, answer.reason, outside)
 
 
-class Outside:
-    """By the SDK."""
+class DaemonRoute:
+    """Through the daemon, with the SDK."""
 
     def __init__(self, client: Client, session: str) -> None:
-        from waypoint.client.session import Session  # an agent inside does without
+        from waypoint.client.session import Session  # not needed inside
 
         self._client = client
         self._session = Session(client, session, "agent")
 
-    def standing(self) -> str:
-        found = self._session.resume()
-        return found.text if found.info.tasks or found.info.checkpoint else ""
+    def resume_text(self) -> str:
+        resumed = self._session.resume()
+        return resumed.text if resumed.info.tasks or resumed.info.checkpoint else ""
 
     def changed(self, besides: Sequence[str]) -> bool:
         return self._session.changed(besides=besides)
@@ -51,26 +53,25 @@ class Outside:
     def record(self, what: str, content: Any, name: str = "", call: str = "") -> None:
         self._session.record(what, content, name=name or None, call=call or None)
 
-    def effect(self, part: Mapping[str, Any]) -> None:
+    def classify(self, command: str) -> Verdict:
+        return verdict(self._client.ask(Classify(command=command, session=self._session.name)))
+
+    def effect(self, part: Judged) -> None:
         self._session.effect(
-            part["command"],
-            reversible=part["class"] == "external-reversible",
-            target=part["target"],
-            key=part["key"],
-            compensate=part["compensate"],
+            part.command,
+            reversible=part.class_ == "external-reversible",
+            target=part.target,
+            key=part.key,
+            compensate=part.compensate,
         )
 
-    def classify(self, command: str) -> Decided:
-        found = self._client.call("classify", {"session": self._session.name, "command": command})
-        return decided(found)
 
+class InsideRoute:
+    """From inside, with the program that every session has. It can only ask about its own session."""
 
-class Inside:
-    """By the program that every session has. It asks about its own session and nothing else."""
-
-    def standing(self) -> str:
-        found = self._ask("resume")
-        return str(found["text"]) if found["tasks"] or found["checkpoint"] else ""
+    def resume_text(self) -> str:
+        answer = self._ask("resume")
+        return str(answer["text"]) if answer["tasks"] or answer["checkpoint"] else ""
 
     def changed(self, besides: Sequence[str]) -> bool:
         return bool(self._ask("changed", "--", *besides)["changed"])
@@ -79,24 +80,24 @@ class Inside:
         self._ask("checkpoint", "--", intent)
 
     def record(self, what: str, content: Any, name: str = "", call: str = "") -> None:
-        words = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        if len(words) > _MOST_CHARACTERS:
-            content = words = f"{words[:_MOST_CHARACTERS]}…"
-        more = [] if isinstance(content, str) else ["--structured"]
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        if len(text) > _MAX_CHARACTERS:
+            content = text = f"{text[:_MAX_CHARACTERS]}…"
+        options = [] if isinstance(content, str) else ["--structured"]
         for option, value in (("--name", name), ("--call", call)):
-            more += [option, value] if value else []
-        self._ask("record", *more, "--", what, words)
+            options += [option, value] if value else []
+        self._ask("record", *options, "--", what, text)
 
-    def classify(self, command: str) -> Decided:
-        return decided(self._ask("classify", "--", command))
+    def classify(self, command: str) -> Verdict:
+        return verdict(msgspec.convert(self._ask("classify", "--", command), Classified))
 
-    def effect(self, part: Mapping[str, Any]) -> None:
-        more: list[str] = []
-        for name in ("target", "key", "compensate"):
-            more += [f"--{name}", part[name]] if part[name] else []
-        if part["class"] == "external-reversible":
-            more.append("--reversible")
-        self._ask("effect", *more, "--", part["command"])
+    def effect(self, part: Judged) -> None:
+        options: list[str] = []
+        for option, value in (("target", part.target), ("key", part.key), ("compensate", part.compensate)):
+            options += [f"--{option}", value] if value else []
+        if part.class_ == "external-reversible":
+            options.append("--reversible")
+        self._ask("effect", *options, "--", part.command)
 
     def _ask(self, verb: str, *words: str) -> Any:
         import subprocess
@@ -110,9 +111,9 @@ class Inside:
             check=False,
         )
         try:
-            found = json.loads(done.stdout)
+            answer = json.loads(done.stdout)
         except ValueError:
             raise WaypointError(done.stderr.strip() or f"exit status {done.returncode}") from None
-        if "error" in found:
-            raise from_dict(found["error"])
-        return found
+        if "error" in answer:
+            raise from_dict(answer["error"])
+        return answer

@@ -12,8 +12,8 @@ from waypoint.errors import UsageError, WaypointError
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
-    from waypoint.hooks.config import Edit, Wanted
-    from waypoint.hooks.handler import Way
+    from waypoint.hooks.config import Edit, Installation
+    from waypoint.hooks.handler import Route
 
 _AGENTS = ("claude", "codex")
 _AGENT = argument("agent", choices=_AGENTS, help="the coding agent")
@@ -65,8 +65,8 @@ def hook(console: Console) -> int:
     agent = handler.AGENTS[arguments.agent]
     try:
         payload = arguments.payload if arguments.payload is not None else sys.stdin.read()
-        event = handler.read(agent, payload)
-        if event.event == "other" or (event.event == "before" and not event.command):
+        event = handler.parse(agent, payload)
+        if event.name == "other" or (event.name == "before_tool" and not event.command):
             return 0
         route = _route(console)
         if route is None:
@@ -85,13 +85,13 @@ def hook(console: Console) -> int:
     return 0
 
 
-def _route(console: Console) -> Way | None:
+def _route(console: Console) -> Route | None:
     """How the session is reached; None if the agent works in no session."""
     from waypoint.hooks import routes
 
     if os.path.exists(routes.DOOR):
-        return routes.Inside()
-    return routes.Outside(console.client, console.session) if console.session else None
+        return routes.InsideRoute()
+    return routes.DaemonRoute(console.client, console.session) if console.session else None
 
 
 # The configuration of an agent ----------------------------------------------------------------------------
@@ -113,12 +113,12 @@ def hooks_install(console: Console) -> int:
     arguments = console.arguments
     if not Path(arguments.dir).is_dir():
         raise UsageError(f"no such folder: {arguments.dir}", hint="--dir is the folder of the project")
-    wanted = _wanted(console)
-    _edit(console, wanted, unchanged="unchanged")
+    installation = _installation(console)
+    _edit(console, installation, unchanged="unchanged")
     if arguments.agent == "codex":
         console.hint("Codex runs new hooks only after you have trusted them: type /hooks in it")
     if arguments.agent == "claude" and Path(arguments.dir).resolve() == Path.home().resolve():
-        command = " ".join(wanted.server())
+        command = " ".join(installation.server())
         console.hint(f"to add the MCP server for all projects: claude mcp add -s user waypoint -- {command}")
     return 0
 
@@ -143,11 +143,11 @@ def hooks_uninstall(console: Console) -> int:
     examples=("waypoint hooks show", "waypoint hooks show codex --dir ~/project"),
 )
 def hooks_show(console: Console) -> int:
-    from waypoint.hooks.config import found
+    from waypoint.hooks.config import installed
 
     arguments = console.arguments
     agents = [arguments.agent] if arguments.agent else _AGENTS
-    hooks = {agent: found(agent, Path(arguments.dir)) for agent in agents}
+    hooks = {agent: installed(agent, Path(arguments.dir)) for agent in agents}
     text = "\n".join(line for lines in hooks.values() for line in lines)
     console.result({"hooks": hooks}, text or None)
     if not text:
@@ -155,13 +155,13 @@ def hooks_show(console: Console) -> int:
     return 0
 
 
-def _wanted(console: Console) -> Wanted:
+def _installation(console: Console) -> Installation:
     from waypoint.home import DEFAULT_HOME
-    from waypoint.hooks.config import Wanted
+    from waypoint.hooks.config import Installation
 
     arguments, home = console.arguments, str(console.home.path)
     command = _launcher() if home == DEFAULT_HOME else (*_launcher(), "--home", home)
-    return Wanted(command, console.session, allow=arguments.allow, mcp=not arguments.no_mcp)
+    return Installation(command, console.session, allow=arguments.allow, mcp=not arguments.no_mcp)
 
 
 def _launcher() -> tuple[str, ...]:
@@ -177,12 +177,12 @@ def _launcher() -> tuple[str, ...]:
     return (installed,) if installed else (sys.executable, "-P", "-m", "waypoint")
 
 
-def _edit(console: Console, wanted: Wanted | None, *, unchanged: str) -> None:
-    """Changes the files of the agent and prints what was done to each. `wanted` None removes everything."""
+def _edit(console: Console, installation: Installation | None, *, unchanged: str) -> None:
+    """Changes the files of the agent and prints what was done to each. None removes everything."""
     from waypoint.hooks.config import edits
 
     arguments = console.arguments
-    changes = edits(arguments.agent, Path(arguments.dir), wanted)
+    changes = edits(arguments.agent, Path(arguments.dir), installation)
     lines = []
     for edit in changes:
         edit.write()

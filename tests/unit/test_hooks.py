@@ -1,4 +1,4 @@
-"""Hooks in agents' own configuration files, and what agents tell in their own formats."""
+"""Hooks in agents' own configuration files, and the formats of their events."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from waypoint import errors
 from waypoint.hooks import handler
 from waypoint.hooks.claude import Claude
 from waypoint.hooks.codex import Codex
-from waypoint.hooks.config import Wanted, edits, found
+from waypoint.hooks.config import Installation, edits, installed
 
-WANTED = Wanted(("/opt/way point/waypoint",), session="work")
+INSTALLATION = Installation(("/opt/way point/waypoint",), session="work")
 
 
-def install(agent: str, folder: Path, wanted: Wanted | None = WANTED) -> list[str]:
-    done = edits(agent, folder, wanted)
-    for edit in done:
+def install(agent: str, folder: Path, installation: Installation | None = INSTALLATION) -> list[str]:
+    changes = edits(agent, folder, installation)
+    for edit in changes:
         edit.write()
-    return [note for edit in done for note in edit.notes]
+    return [note for edit in changes for note in edit.notes]
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -43,7 +43,7 @@ THEIRS: dict[str, Any] = {
 
 
 class TestClaude:
-    def test_hooks_stand_beside_what_is_there_and_go_without_a_trace(self, tmp_path: Path) -> None:
+    def test_hooks_are_added_to_the_settings_and_removed_without_a_trace(self, tmp_path: Path) -> None:
         settings = tmp_path / ".claude" / "settings.local.json"
         settings.parent.mkdir()
         settings.write_text(json.dumps(THEIRS, indent=4, ensure_ascii=False))
@@ -77,19 +77,19 @@ class TestClaude:
         install("claude", tmp_path, None)
         assert files(tmp_path) == before
 
-    def test_twice_is_once_and_another_session_takes_the_place(self, tmp_path: Path) -> None:
+    def test_installing_twice_changes_nothing_and_another_session_replaces(self, tmp_path: Path) -> None:
         install("claude", tmp_path)
         once = files(tmp_path)
-        assert not any(edit.changes for edit in edits("claude", tmp_path, WANTED))
+        assert not any(edit.changes for edit in edits("claude", tmp_path, INSTALLATION))
         install("claude", tmp_path)
         assert files(tmp_path) == once
-        install("claude", tmp_path, Wanted(WANTED.command, session="other"))
+        install("claude", tmp_path, Installation(INSTALLATION.command, session="other"))
         assert "work" not in "".join(files(tmp_path).values())
         install("claude", tmp_path, None)
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("content", ["{", "[]", '{"hooks": 3}', '{"hooks": {"Stop": {}}}', "// hi\n{}"])
-    def test_a_file_that_is_not_understood_is_left_as_it_is(self, tmp_path: Path, content: str) -> None:
+    def test_an_invalid_file_is_left_as_it_is(self, tmp_path: Path, content: str) -> None:
         settings = tmp_path / ".claude" / "settings.local.json"
         settings.parent.mkdir()
         settings.write_text(content)
@@ -113,10 +113,10 @@ class TestClaude:
         install("claude", tmp_path)
         assert list(files(tmp_path)) == [".claude/settings.json"]
 
-    def test_show_finds_them(self, tmp_path: Path) -> None:
-        assert found("claude", tmp_path) == []
+    def test_installed_hooks_are_listed(self, tmp_path: Path) -> None:
+        assert installed("claude", tmp_path) == []
         install("claude", tmp_path)
-        lines = "\n".join(found("claude", tmp_path))
+        lines = "\n".join(installed("claude", tmp_path))
         assert "hook -s work claude" in lines
         assert ".mcp.json" in lines
 
@@ -124,7 +124,7 @@ class TestClaude:
 class TestCodex:
     CONFIG = '# mine\nmodel = "o9"\n\n[mcp_servers.other]\ncommand = "x"\n\n[features]\nhooks = true'
 
-    def test_what_is_there_stays_to_the_letter(self, tmp_path: Path) -> None:
+    def test_other_text_stays_unchanged(self, tmp_path: Path) -> None:
         config = tmp_path / ".codex" / "config.toml"
         config.parent.mkdir()
         config.write_text(self.CONFIG)
@@ -143,7 +143,7 @@ class TestCodex:
         assert config.read_text() == self.CONFIG
         assert list(files(tmp_path)) == [".codex/config.toml"]
 
-    def test_a_notify_of_somebody_else_stays(self, tmp_path: Path) -> None:
+    def test_a_notify_of_the_user_stays(self, tmp_path: Path) -> None:
         config = tmp_path / ".codex" / "config.toml"
         config.parent.mkdir()
         config.write_text('notify = ["say"]\n[mcp_servers.waypoint]\ncommand = "theirs"\n')
@@ -153,7 +153,7 @@ class TestCodex:
         assert written["notify"] == ["say"]
         assert written["mcp_servers"]["waypoint"] == {"command": "theirs"}
 
-    def test_nothing_is_left_where_nothing_was(self, tmp_path: Path) -> None:
+    def test_files_that_were_made_are_removed(self, tmp_path: Path) -> None:
         install("codex", tmp_path)
         install("codex", tmp_path, None)
         assert list(tmp_path.iterdir()) == []
@@ -168,8 +168,8 @@ class TestCodex:
 
 
 class TestFormats:
-    def test_what_claude_tells(self) -> None:
-        told = {
+    def test_events_of_claude(self) -> None:
+        payload = {
             "session_id": "s1",
             "hook_event_name": "PostToolUse",
             "tool_name": "Bash",
@@ -177,49 +177,53 @@ class TestFormats:
             "tool_response": {"stdout": "x"},
             "tool_use_id": "toolu_1",
         }
-        found = Claude().read(told)
-        assert (found.event, found.command, found.conversation) == ("after", "ls", "s1")
-        assert found.result == {"stdout": "x"}
-        prompt = Claude().read({"hook_event_name": "UserPromptSubmit", "prompt": "do it", "session_id": "s1"})
-        assert (prompt.event, prompt.words) == ("prompt", "do it")
-        edit = Claude().read({"hook_event_name": "PreToolUse", "tool_name": "Edit", "tool_input": {}})
+        event = Claude().parse(payload)
+        assert (event.name, event.command, event.conversation) == ("after_tool", "ls", "s1")
+        assert event.result == {"stdout": "x"}
+        prompt = Claude().parse(
+            {"hook_event_name": "UserPromptSubmit", "prompt": "do it", "session_id": "s1"}
+        )
+        assert (prompt.name, prompt.text) == ("prompt", "do it")
+        edit = Claude().parse({"hook_event_name": "PreToolUse", "tool_name": "Edit", "tool_input": {}})
         assert edit.command is None
-        assert Claude().read({"hook_event_name": "PreCompact"}).event == "other"
-        assert Claude().read({"tool_name": "mcp__waypoint__run", "hook_event_name": "PostToolUse"}).own
+        assert Claude().parse({"hook_event_name": "PreCompact"}).name == "other"
+        assert Claude().parse({"tool_name": "mcp__waypoint__run", "hook_event_name": "PostToolUse"}).own_tool
 
-    def test_claude_asks_its_user_codex_is_told_no(self) -> None:
-        asks = Claude().rule("ask", "it is a push")
+    def test_claude_asks_its_user_codex_denies(self) -> None:
+        asks = Claude().permission("ask", "it is a push")
         assert asks
         assert asks["hookSpecificOutput"]["permissionDecision"] == "ask"
-        denies = Codex().rule("ask", "it is a push")
+        denies = Codex().permission("ask", "it is a push")
         assert denies
         assert denies["hookSpecificOutput"]["permissionDecision"] == "deny"
-        assert denies["hookSpecificOutput"]["permissionDecisionReason"].startswith("it is a push. A person")
-        assert Codex().rule("allow", "") is None
+        assert denies["hookSpecificOutput"]["permissionDecisionReason"].startswith(
+            "it is a push. The user has"
+        )
+        assert Codex().permission("allow", "") is None
 
-    def test_what_codex_tells(self) -> None:
-        over = {
+    def test_events_of_codex(self) -> None:
+        turn_end = {
             "type": "agent-turn-complete",
             "thread-id": "t1",
             "input-messages": ["fix it"],
             "last-assistant-message": "done",
         }
-        found = Codex().read(over)
-        assert (found.event, found.words, found.conversation) == ("stop", "done", "t1")
+        event = Codex().parse(turn_end)
+        assert (event.name, event.text, event.conversation) == ("turn_end", "done", "t1")
         words = {"tool_name": "shell", "tool_input": {"command": ["bash", "-lc", "git push"]}}
-        assert Codex().read({"hook_event_name": "PreToolUse", **words}).command == "git push"
+        assert Codex().parse({"hook_event_name": "PreToolUse", **words}).command == "git push"
         patch = {"tool_name": "apply_patch", "tool_input": {"command": "*** Begin Patch"}}
-        assert Codex().read({"hook_event_name": "PostToolUse", **patch}).command is None
+        assert Codex().parse({"hook_event_name": "PostToolUse", **patch}).command is None
 
-    @pytest.mark.parametrize("given", ["", "{", "3", "[]", '"x"'])
-    def test_what_is_no_hook_is_said_so(self, given: str) -> None:
+    @pytest.mark.parametrize("payload", ["", "{", "3", "[]", '"x"'])
+    def test_an_invalid_event_is_refused(self, payload: str) -> None:
         with pytest.raises(errors.UsageError):
-            handler.read(Claude(), given)
+            handler.parse(Claude(), payload)
 
     @pytest.mark.parametrize(
-        "told",
+        "payload",
         [{}, {"hook_event_name": 3}, {"hook_event_name": "PostToolUse", "tool_input": "x", "tool_name": 1}],
     )
-    def test_odd_fields_are_nothing_to_fall_over(self, told: dict[str, Any]) -> None:
+    def test_fields_of_a_wrong_type_are_ignored(self, payload: dict[str, Any]) -> None:
         for agent in handler.AGENTS.values():
-            agent.read(told)
+            agent.parse(payload)
