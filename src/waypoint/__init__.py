@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     )
     from waypoint.model import Checkpoint as CheckpointInfo
     from waypoint.model import Session as SessionInfo
-    from waypoint.text.views import Bisection, Card, Diff, Judgement, Plan, Status
+    from waypoint.text.views import Bisection, Card, Comparison, Diff, Judgement, Plan, Status
 
 _MODULES = {
     "api.hints": (
@@ -198,6 +198,7 @@ _MODULES = {
     "text.views": (
         "Bisection",
         "Card",
+        "Comparison",
         "Diff",
         "Judgement",
         "Plan",
@@ -227,6 +228,7 @@ __all__ = [
     "CheckpointInfo",
     "Client",
     "CommandFailed",
+    "Comparison",
     "ConfirmationNeeded",
     "Conflict",
     "Copied",

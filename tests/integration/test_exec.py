@@ -426,7 +426,7 @@ def test_a_daemon_started_by_a_program_stays_in_the_session_and_its_checkpoints(
     assert stdout.startswith(b"started\n")
     assert program.exit_code == 0
     point = session.checkpoint()
-    assert any("--pipe" in said for said in point.info.coverage)
+    assert any("end at a restore" in said for said in point.info.coverage)
     fork = point.fork(name="copy")[0]
     beats = len(fork.run("cat /tmp/beats").output)
     until(lambda: len(fork.run("cat /tmp/beats").output) > beats + 3)  # it does not die of a broken pipe

@@ -11,6 +11,7 @@ from waypoint.aio.checkpoint import Checkpoint
 from waypoint.aio.connection import Transport
 from waypoint.aio.session import Session
 from waypoint.api import machine, requests
+from waypoint.text import views
 
 
 class Bases:
@@ -99,6 +100,23 @@ class Client(Transport):
     async def checkpoints(self) -> list[Checkpoint]:
         """The points of all sessions, oldest first."""
         return [Checkpoint(self, point) for point in (await self.ask(requests.Log(all=True))).checkpoints]
+
+    async def compare(
+        self,
+        *candidates: str,
+        base: str | None = None,
+        verify: str | None = None,
+        timeout: float | None = None,
+        actor: model.Actor = "person",
+    ) -> views.Comparison:
+        """Several sessions or points side by side: what each changed since they parted, its verdict, its
+        cost. `candidates`: names of sessions, as they are now, or `SESSION:REF`. `base`: compared with that
+        point. `verify`: a command that is run in a throwaway fork of each; a session that has changed since
+        its last point gets one first."""
+        request = requests.Compare(
+            candidates=candidates, base=base, verify=verify, timeout=timeout, actor=actor
+        )
+        return views.Comparison(await self.ask_plain(request))
 
     async def effects(self) -> list[model.Effect]:
         """What every session that ever was has done outside."""

@@ -95,6 +95,7 @@ _METHODS = {
     "base_ls": "client.bases.list",
     "base_rm": "client.bases.remove",
     "classify": "s.judge",
+    "compare": "client.compare",
     "daemon_status": "client.daemon.status",
     "daemon_stop": "client.daemon.stop",
     "du": "client.du",
@@ -255,8 +256,8 @@ def _metavar(name: str) -> str:
 
 _TOOLS = {
     **{name: name for name in (
-        "approvals", "checkpoint", "diff", "effect", "effects", "fork", "log", "new", "preview", "record",
-        "restore", "resume", "show", "status", "tasks", "trace", "undo", "verify",
+        "approvals", "checkpoint", "compare", "diff", "effect", "effects", "fork", "log", "new", "preview",
+        "record", "restore", "resume", "show", "status", "tasks", "trace", "undo", "verify",
     )},
     "classify": "judge", "exec": "run", "ls": "sessions", "rm": "stop", "task_add": "task",
     "task_set": "task",

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from waypoint import model
 from waypoint.api.difference import Card, Difference, PlanWords, RestorePlan, Section
-from waypoint.api.request import Request, Result, Seconds
+from waypoint.api.request import Request, Result, Seconds, Some
 
 
 class SessionHead(Result, frozen=True):
@@ -118,6 +118,42 @@ class Bisection(Result, frozen=True):
     sections: tuple[Section, ...]
     difference: Difference
     steps: tuple[Trial, ...]
+
+
+class Compared(Result, frozen=True):
+    """One candidate, and what it did since the base of the comparison. `live`: the session as it is now."""
+
+    name: str
+    session: str
+    point: model.Checkpoint | None
+    live: bool
+    summary: str
+    files: dict[str, int]
+    """How many files were created, modified, deleted, renamed."""
+    sections: tuple[Section, ...]
+    unique_bytes: int | None
+    commands: int
+    commands_ms: float
+    effects: int
+
+
+class CompareResult(Result, frozen=True):
+    """Candidates side by side. `base`: the point they are compared with; None: the base of the session."""
+
+    base: model.Checkpoint | None
+    candidates: tuple[Compared, ...]
+
+
+class Compare(Request[CompareResult], frozen=True):
+    """Several sessions or points side by side: what each changed since they parted, its verdict, its cost.
+    `candidates`: names of sessions, as they are now, or `SESSION:REF`. `base`: compared with that point.
+    `verify`: a command that is run in a throwaway fork of each."""
+
+    candidates: Some
+    base: str | None = None
+    verify: str | None = None
+    timeout: Seconds | None = None
+    actor: model.Actor = "person"
 
 
 class Log(Request[LogResult], frozen=True):

@@ -40,7 +40,7 @@ R = TypeVar("R")
 SUBJECTS = {
     "sessions": "new ls session park rm auto exec interrupt spawn attach type screen",
     "points": "checkpoint restore undo redo fork verify tag tags note pin",
-    "history": "log show status changed diff preview ops bisect",
+    "history": "log show status changed diff preview ops bisect compare",
     "files": "apply export copy_in copy_out restore_files",
     "agent": "record trace event cast messages agent_state tasks task_add task_set resume",
     "effects": "effects effect classify policy policy_set approvals approve deny",

@@ -12,6 +12,7 @@ from waypoint.api import machine, requests
 from waypoint.client.checkpoint import Checkpoint
 from waypoint.client.connection import Transport
 from waypoint.client.session import Session
+from waypoint.text import views
 
 
 class Bases:
@@ -100,6 +101,23 @@ class Client(Transport):
     def checkpoints(self) -> list[Checkpoint]:
         """The points of all sessions, oldest first."""
         return [Checkpoint(self, point) for point in self.ask(requests.Log(all=True)).checkpoints]
+
+    def compare(
+        self,
+        *candidates: str,
+        base: str | None = None,
+        verify: str | None = None,
+        timeout: float | None = None,
+        actor: model.Actor = "person",
+    ) -> views.Comparison:
+        """Several sessions or points side by side: what each changed since they parted, its verdict, its
+        cost. `candidates`: names of sessions, as they are now, or `SESSION:REF`. `base`: compared with that
+        point. `verify`: a command that is run in a throwaway fork of each; a session that has changed since
+        its last point gets one first."""
+        request = requests.Compare(
+            candidates=candidates, base=base, verify=verify, timeout=timeout, actor=actor
+        )
+        return views.Comparison(self.ask_plain(request))
 
     def effects(self) -> list[model.Effect]:
         """What every session that ever was has done outside."""

@@ -19,6 +19,7 @@ from waypoint.core.background import Background
 from waypoint.core.bisect import Bisect
 from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxBuilder, HostBuilder
+from waypoint.core.candidates import Candidates
 from waypoint.core.capture import Capture
 from waypoint.core.cards import Cards
 from waypoint.core.commands import Commands
@@ -156,6 +157,9 @@ class App:
         self.plans = Plans(registry, self.comparison, self.contacts, self.gate)
         self.trials = Trials(registry, self.copies, self.commands)
         self.bisect = Bisect(registry, self.trials, self.gate)
+        self.candidates = Candidates(
+            registry, self.comparison, self.capture, self.trials, self.gate, self.space
+        )
         self.transfer = Transfer(registry, self.comparison, self.capture)
         self.journal = Journal(registry, self.capture, self.restore, self.cards, self.gate)
 

@@ -595,3 +595,42 @@ class Effects(Answer):
         for why in one["details"].get("unseen", ()):
             lines.append(("dim", f"       not seen   {shown(why)}"))
         return lines
+
+
+class Comparison(Answer):
+    """Several sessions or points side by side, for choosing one of them."""
+
+    @property
+    def base(self) -> dict[str, Any] | None:
+        """The point that they are compared with; None: the base of the session."""
+        base: dict[str, Any] | None = self.data["base"]
+        return base
+
+    @property
+    def candidates(self) -> list[dict[str, Any]]:
+        """`name`, `session`, `point`, `live`, `summary`, `files`, `sections`, `unique_bytes`, `commands`,
+        `commands_ms`, `effects` of each."""
+        return list(self.data["candidates"])
+
+    def lines(self, most: int = 8) -> Lines:
+        lines: Lines = [("plain", f"Compared with {quoted(self.base) if self.base else 'the base'}:")]
+        for candidate in self.candidates:
+            mark = candidate["point"]["verdict"] if candidate["point"] else None
+            lines.append((verdict_manner(mark), f"{candidate['name']}  {verdict(mark)}"))
+            unique = candidate["unique_bytes"]
+            cost = [] if unique is None else [f"costs {size(unique)}"]
+            took = milliseconds(candidate["commands_ms"])
+            cost.append(f"{plural(candidate['commands'], 'command')} in {took}")
+            if candidate["effects"]:
+                cost.append(f"{plural(candidate['effects'], 'effect')} outside")
+            summary = candidate["summary"] or "nothing changed"
+            lines.append(("plain", f"    {' · '.join((summary, *cost))}"))
+            for section in candidate["sections"]:
+                shown_lines = [line["text"] for line in section["lines"][:most]]
+                more = len(section["lines"]) - len(shown_lines)
+                rest = f" … {more:,} more" if more else ""
+                lines.append(("dim", f"    {section['name']}: {', '.join(shown_lines)}{rest}"))
+        return lines
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(candidate['name'] for candidate in self.candidates)}>"

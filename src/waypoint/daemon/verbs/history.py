@@ -202,3 +202,31 @@ def bisect(app: App, connection: Connection, request: api.Bisect) -> api.Bisecti
         difference=difference,
         steps=tuple(map(trial, culprit.steps)),
     )
+
+
+def compare(app: App, _: Connection, request: api.Compare) -> api.CompareResult:
+    candidates = app.candidates.find(
+        request.candidates, with_point=request.verify is not None, actor=request.actor
+    )
+    if request.verify is not None:
+        app.candidates.verify(candidates, request.verify, timeout=request.timeout or DEFAULT_TIMEOUT)
+    base = find_point(app, None, request.base) if request.base else app.candidates.common_base(candidates)
+    return api.CompareResult(
+        base=as_stored(app, base) if base else None,
+        candidates=tuple(
+            api.Compared(
+                name=assessment.candidate.name,
+                session=assessment.candidate.row.name,
+                point=as_stored(app, assessment.candidate.point) if assessment.candidate.point else None,
+                live=assessment.candidate.live,
+                summary=summarize(assessment.difference),
+                files=assessment.files,
+                sections=describe_difference(assessment.difference),
+                unique_bytes=assessment.unique_bytes,
+                commands=assessment.commands,
+                commands_ms=assessment.commands_ms,
+                effects=assessment.effects,
+            )
+            for assessment in app.candidates.assess(candidates, base)
+        ),
+    )

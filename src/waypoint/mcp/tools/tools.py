@@ -405,12 +405,16 @@ class Tools:
     ) -> Answer:
         """Several forks or points side by side: verdict, what each changed, what each costs. Use it to
         choose."""
-        from waypoint.mcp.comparing import compare
 
-        found = await self._ask(
-            lambda: compare(self._client, points, base, verify, timeout), ctx, "comparing"
-        )
-        return Answer(found.text(), found.data())
+        def work() -> views.Comparison:
+            return self._client.compare(
+                *points, base=base or None, verify=verify or None, timeout=timeout, actor="agent"
+            )
+
+        compared = await self._ask(work, ctx, "comparing")
+        rows = [_compared(candidate) for candidate in compared.candidates]
+        base_name = _point_name(compared.base) if compared.base else "base"
+        return Answer(str(compared), {"base": base_name, "rows": rows})
 
     async def verify(
         self,
@@ -553,3 +557,34 @@ def _restored(done: agent.Restored) -> Answer:
         words = state if isinstance(state, str) else json.dumps(state, ensure_ascii=False)
         text += f"\nLeft with that point: {words}"
     return Answer(text, data)
+
+
+def _point_name(point: Mapping[str, Any]) -> str:
+    return f"{point['session']}:{point['label']}"
+
+
+def _compared(candidate: Mapping[str, Any]) -> dict[str, Any]:
+    """A candidate of `compare`, as the tool answers it."""
+    point = candidate["point"]
+    verdict = point["verdict"] if point else None
+    return {
+        "asked": candidate["name"],
+        "session": candidate["session"],
+        "point": _point_name(point) if point else None,
+        "live": candidate["live"],
+        "intent": views.title(point) if point else "",
+        "verdict": {key: verdict[key] for key in ("state", "command", "exit_code")} if verdict else None,
+        "changes": {
+            "summary": candidate["summary"],
+            "files": candidate["files"],
+            "sections": {section["name"]: section["summary"] for section in candidate["sections"]},
+        },
+        "cost": {
+            "unique_bytes": candidate["unique_bytes"],
+            "memory_bytes": point["size_bytes"] if point else None,
+            "processes": point["processes"] if point else None,
+            "commands": candidate["commands"],
+            "commands_ms": round(candidate["commands_ms"], 1),
+            "effects": candidate["effects"],
+        },
+    }
