@@ -427,7 +427,7 @@ def test_one_terminal_asks_and_another_answers(s: waypoint.Session, elsewhere: T
     assert cli("exec", "-s", "s", "noteit x").stderr == ""
     assert "happened before" in cli("exec", "-s", "s", "noteit x").stderr
     checked = cli("policy", "check", "-s", "s", "shipit", "now")
-    assert checked.stdout.startswith("irreversible: it waits for somebody's word\n")
+    assert checked.stdout.startswith("irreversible: it waits for approval\n")
     assert "customers get it" in checked.stdout
 
 

@@ -18,7 +18,7 @@ from waypoint.cli import spec, verbs
 
 SOURCE = Path(__file__).parents[2] / "src" / "waypoint"
 
-NOT_CONVERTED = {"bases", "text"}
+NOT_CONVERTED = {"bases"}
 """Rooms whose messages still use the words of the command line. Take yours out when it is converted."""
 
 COMMAND_LINE = re.compile(r"`waypoint |(?<![\w-])--[a-z]")

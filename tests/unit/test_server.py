@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from tests.fakes import World
 
 from waypoint.api import requests, wire
 from waypoint.daemon import app as app_module
@@ -22,6 +23,8 @@ from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.inside.grammar import ALLOWED, parse
 from waypoint.daemon.server import Server
 from waypoint.errors import NotFound, UsageError
+from waypoint.model import Size
+from waypoint.terminal.terminal import Terminal
 
 
 @pytest.mark.parametrize("verb", requests.VERBS)
@@ -148,3 +151,30 @@ def test_a_request_from_inside_is_sorted() -> None:
     assert caught.value.hint == "waypoint show REF [--all]"
     with pytest.raises(UsageError, match="too many"):
         parse("status", ["x"], ALLOWED["status"])
+
+
+def test_sessions_can_be_listed_while_others_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Terminal, "_foreground_group", lambda _: None)  # there is no process in it
+    world, done = World(tmp_path), threading.Event()
+    errors: list[Exception] = []
+
+    def look() -> None:
+        while not done.is_set():
+            try:
+                verbs.handler_of("ls")(world.app, None, requests.Ls())
+                verbs.handler_of("log")(world.app, None, requests.Log(all=True))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+                errors.append(error)
+                return
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for number in range(15):
+        world.app.sessions.new(f"s{number}", world.options, Size())
+        world.app.sessions.remove(world.app.registry.find(f"s{number}"))
+    done.set()
+    looking.join()
+    world.close()
+    assert errors == []

@@ -764,7 +764,7 @@ def test_a_plan_in_words() -> None:
         f"  processes  app.js :8080 ends · postgres ×3 resumes with its memory of {when}",
         "  shell      cwd /app → /root · 2 variables · 1 function",
         "  not covered: bind mount /data",
-        "A safety checkpoint (c6) is taken first; `waypoint undo` comes back here.",
+        "A safety checkpoint (c6) is taken first; `s.undo()` comes back here.",
     ]
 
 

@@ -1,8 +1,8 @@
-"""What the daemon tells about points, as Python objects: `Diff`, `Card`, `Plan`, `Status`, `Bisection`.
+"""Answers of the daemon as objects that can be printed: `Diff`, `Card`, `Plan`, `Status`, `Comparison`, ….
 
-Each wraps the answer as it travelled (`data`, the same as `--json` prints) and names the parts that are asked
-for most. Printing one gives the text that the command line shows; `lines()` gives it with the manner of
-each line, for a face that has colours.
+Each wraps the answer as it travelled (`data`, the same as the command line prints as JSON) and has
+properties for the parts that are needed most. `str()` is the text that the command line shows; `lines()` is
+the same with the manner of each line, for a face that has colours.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
+from waypoint.api.hints import Do, Wording, in_python
 from waypoint.text.units import age, clock, milliseconds, plural, shown, size
 
 Manner = Literal["plain", "bold", "dim", "good", "bad", "warn"]
@@ -42,29 +43,29 @@ def quoted(point: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (point["label"], point["name"], words)))
 
 
-def verdict(found: Mapping[str, Any] | None, *, short: bool = False) -> str:
+def verdict(result: Mapping[str, Any] | None, *, short: bool = False) -> str:
     """`✔ npm test (in a fork, 2.1 s)`."""
-    if found is None:
+    if result is None:
         return "– not verified"
-    command = shown(found["command"])
-    match found["state"]:
+    command = shown(result["command"])
+    match result["state"]:
         case "passed":
-            took = milliseconds(found["duration_ms"] or 0)
+            took = milliseconds(result["duration_ms"] or 0)
             return f"✔ {command}" if short else f"✔ {command} (in a fork, {took})"
         case "failed":
-            code = found["exit_code"]
+            code = result["exit_code"]
             return f"✖ {command} " + ("did not end" if code is None else f"exit {code}")
         case "running":
             return f"… {command} runs in a fork"
     return f"✖ {command} could not be tried"
 
 
-def _verdict_in_brief(found: Mapping[str, Any] | None) -> str:
-    return verdict(found, short=True).removeprefix("– ")
+def _verdict_in_brief(result: Mapping[str, Any] | None) -> str:
+    return verdict(result, short=True).removeprefix("– ")
 
 
-def verdict_manner(found: Mapping[str, Any] | None) -> Manner:
-    state = found["state"] if found else ""
+def verdict_manner(result: Mapping[str, Any] | None) -> Manner:
+    state = result["state"] if result else ""
     return {"passed": "good", "failed": "bad", "error": "bad"}.get(state, "dim")  # type: ignore[return-value]
 
 
@@ -72,20 +73,20 @@ def _row(name: str, text: str) -> str:
     return f"{name.ljust(_NAME_WIDTH)} {text}"
 
 
-def sections(found: Sequence[Mapping[str, Any]], most: int | None = None) -> Lines:
+def sections(described: Sequence[Mapping[str, Any]], most: int | None = None) -> Lines:
     """Sections of a difference, each under its name; of each at most so many lines."""
     lines: Lines = []
-    for section in found:
+    for section in described:
         lines.append(("bold", f"{_row(section['name'], section['summary'])}  [{section['source']}]"))
-        told = section["lines"][:most]
-        width = min(_TEXT_WIDTH, max(len(line["text"]) for line in told))
-        for line in told:
+        lines_shown = section["lines"][:most]
+        width = min(_TEXT_WIDTH, max(len(line["text"]) for line in lines_shown))
+        for line in lines_shown:
             text = f"  {line['sign']} {line['text']}"
             if line["detail"]:
                 text = f"{text.ljust(width + 4)}  {line['detail']}"
             lines.append((_MANNERS[line["sign"]], text))
-        if len(told) < len(section["lines"]):
-            lines.append(("dim", f"    … {len(section['lines']) - len(told):,} more"))
+        if len(lines_shown) < len(section["lines"]):
+            lines.append(("dim", f"    … {len(section['lines']) - len(lines_shown):,} more"))
     return lines
 
 
@@ -97,7 +98,7 @@ def _left_out(gaps: Sequence[str], redacted: int) -> Lines:
 
 
 class Answer:
-    """What they share."""
+    """The answer of the daemon, and how it is printed."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = data
@@ -159,7 +160,7 @@ class Diff(Answer):
 
     def stat(self) -> Lines:
         """One line for each section."""
-        rows: Lines = [("plain", _row(one["name"], one["summary"])) for one in self.sections]
+        rows: Lines = [("plain", _row(section["name"], section["summary"])) for section in self.sections]
         return [*(rows or [("dim", "nothing changed")]), *_left_out(self.gaps, self.redacted)]
 
     def __bool__(self) -> bool:
@@ -204,10 +205,9 @@ class Card(Answer):
         """What changed since the point before."""
         if not self.ready:
             return None
-        found = self._card["difference"]
         return Diff(
             {
-                "difference": found,
+                "difference": self._card["difference"],
                 "summary": self.summary,
                 "sections": self.data["sections"],
                 "different": bool(self.data["sections"]),
@@ -240,8 +240,8 @@ class Card(Answer):
         lines: Lines = [("bold", " ".join(filter(None, (point["label"], point["name"], *point["tags"]))))]
         lines += [("plain", row) for row in self.about(now)]
         lines += [
-            (verdict_manner(one), _row("verified", f"{verdict(one)}, {clock(one['at'], now)}"))
-            for one in self.verdicts
+            (verdict_manner(result), _row("verified", f"{verdict(result)}, {clock(result['at'], now)}"))
+            for result in self.verdicts
         ] or [("dim", _row("verified", "not yet"))]
         for mark in self.marks:
             if mark["topic"] == "tasks":
@@ -292,14 +292,14 @@ class Status(Answer):
     @property
     def foreground(self) -> str | None:
         """The command that occupies its shell, if any."""
-        found: str | None = self.data["session"]["foreground"]
-        return found
+        foreground: str | None = self.data["session"]["foreground"]
+        return foreground
 
     @property
     def head(self) -> dict[str, Any] | None:
         """The checkpoint it stands on."""
-        found: dict[str, Any] | None = self.data["head"]
-        return found
+        head: dict[str, Any] | None = self.data["head"]
+        return head
 
     @property
     def diff(self) -> Diff | None:
@@ -361,20 +361,20 @@ class Log(Answer):
         return list(self.data["checkpoints"])
 
     def lines(self, now: datetime | None = None) -> Lines:
-        found: Lines = []
+        lines: Lines = []
         for point in reversed(self.points):
             here = "●" if point["id"] == self.data["head"] else "○"
             own = point["session"] == self.data["session"]
             label = point["label"] if own else f"{point['session']}/{point['label']}"
             words = "  ".join(filter(None, (point["name"], title(point)))) or "no words given"
-            said = f"  {verdict(point['verdict'], short=True)}" if point["verdict"] else ""
-            found.append(
-                ("plain", self._cut(f"{here}  {label}  {clock(point['created_at'], now)}  {words}{said}"))
+            verified = f"  {verdict(point['verdict'], short=True)}" if point["verdict"] else ""
+            lines.append(
+                ("plain", self._cut(f"{here}  {label}  {clock(point['created_at'], now)}  {words}{verified}"))
             )
             summary = shown(point["summary"] or "")
             if summary and summary != "nothing changed":
-                found.append(("dim", self._cut(f"     {summary}")))
-        return found or [("dim", "there are no points yet: `waypoint checkpoint` takes one")]
+                lines.append(("dim", self._cut(f"     {summary}")))
+        return lines or [("dim", "there are no points yet")]
 
     def _cut(self, text: str) -> str:
         return text if not self._width or len(text) <= self._width else f"{text[: self._width - 1]}…"
@@ -382,7 +382,7 @@ class Log(Answer):
 
 class Plan(Answer):
     """What a restore would do. Its `id` can be given to `Session.restore(plan=…)`, which is refused when the
-    ground has moved since."""
+    session has changed since."""
 
     @property
     def id(self) -> str:
@@ -402,7 +402,10 @@ class Plan(Answer):
         """The difference from the last point to now: what only the safety checkpoint will hold."""
         return dict(self.data["plan"]["uncheckpointed"])
 
-    def lines(self, *, safety: bool = True, now: datetime | None = None) -> Lines:
+    def lines(
+        self, *, safety: bool = True, now: datetime | None = None, wording: Wording = in_python
+    ) -> Lines:
+        """`safety`: whether a safety checkpoint is taken. `wording`: how the face writes a request."""
         plan, words = self.data["plan"], self.data["words"]
         target = plan["target"]
         facts = [clock(target["created_at"], now), age(target["created_at"], now)]
@@ -425,26 +428,26 @@ class Plan(Answer):
         if plan["lost"]["gaps"]:
             gaps = " · ".join(map(shown, plan["lost"]["gaps"]))
             lines.append(("warn", f"  could not be looked at: {gaps}"))
-        return [*lines, self._way_back(words, safety=safety)]
+        return [*lines, self._way_back(words, wording, safety=safety)]
 
     def _rows(self, words: Mapping[str, Any], when: str) -> Iterator[tuple[str, str]]:
         for number, text in enumerate(words["files"]):
             yield ("files" if number == 0 else ""), text
-        said = []
+        changes = []
         if words["ends"]:
-            said.append(f"{_few(words['ends'])} {'ends' if len(words['ends']) == 1 else 'end'}")
+            changes.append(f"{_few(words['ends'])} {'ends' if len(words['ends']) == 1 else 'end'}")
         if words["resumes"]:
             one = len(words["resumes"]) == 1
             verb, whose = ("resumes", "its") if one else ("resume", "their")
-            said.append(f"{_few(words['resumes'])} {verb} with {whose} memory of {when}")
-        if said:
-            yield "processes", " · ".join(said)
+            changes.append(f"{_few(words['resumes'])} {verb} with {whose} memory of {when}")
+        if changes:
+            yield "processes", " · ".join(changes)
         if words["shell"]:
             yield "shell", " · ".join(words["shell"])
         if words.get("tasks"):
             yield "tasks", " · ".join(words["tasks"])
 
-    def _way_back(self, words: Mapping[str, Any], *, safety: bool) -> tuple[Manner, str]:
+    def _way_back(self, words: Mapping[str, Any], wording: Wording, *, safety: bool) -> tuple[Manner, str]:
         if words["state"] == "parked":
             return "plain", "It is parked: nothing runs that could be lost."
         if words["state"] == "dead":
@@ -456,7 +459,7 @@ class Plan(Answer):
             return "warn", "No safety checkpoint is taken: there is no way back to what is there now."
         return (
             "plain",
-            f"A safety checkpoint ({words['safety']}) is taken first; `waypoint undo` comes back here.",
+            f"A safety checkpoint ({words['safety']}) is taken first; {wording(Do('undo'))} comes back here.",
         )
 
     def __repr__(self) -> str:
@@ -526,17 +529,17 @@ class Judgement(Answer):
         return list(self.data["unseen"])
 
     def lines(self) -> Lines:
-        found: Lines = [("bold", f"{self.class_}: {_DECIDED[self.decision]}")]
+        lines: Lines = [("bold", f"{self.class_}: {_DECIDED[self.decision]}")]
         for part in self.parts:
             if not part["command"]:
                 continue
-            found.append(("plain", f"  {shown(part['command'])}"))
-            found.append(("dim", f"    {part['class']}, {part['decision']}{_of_rule(part)}"))
+            lines.append(("plain", f"  {shown(part['command'])}"))
+            lines.append(("dim", f"    {part['class']}, {part['decision']}{_of_rule(part)}"))
             for name in ("why", "target", "key", "compensate"):
                 if part[name]:
-                    found.append(("plain", f"    {name.ljust(10)} {shown(part[name])}"))
-        found += [("warn", f"  cannot be looked into: {shown(one)}") for one in self.unseen]
-        return found
+                    lines.append(("plain", f"    {name.ljust(10)} {shown(part[name])}"))
+        lines += [("warn", f"  cannot be looked into: {shown(part)}") for part in self.unseen]
+        return lines
 
     def __repr__(self) -> str:
         return f"<Judgement {self.class_}: {self.decision}>"
@@ -545,54 +548,56 @@ class Judgement(Answer):
 _DECIDED = {
     "allow": "it runs",
     "record": "it runs, and is written down",
-    "ask": "it waits for somebody's word",
+    "ask": "it waits for approval",
     "deny": "it does not run",
 }
 
 
 def _of_rule(part: Mapping[str, Any]) -> str:
-    said = f" (rule: {shown(part['rule'])})" if part["rule"] else ""
-    return f"{said} on the {shown(part['place'])}" if part["place"] else said
+    rule = f" (rule: {shown(part['rule'])})" if part["rule"] else ""
+    return f"{rule} on the {shown(part['place'])}" if part["place"] else rule
 
 
 class Effects(Answer):
     """What was done outside. Commands that could not be looked into are counted, and listed on demand."""
 
-    def lines(self, *, everything: bool = False, now: datetime | None = None) -> Lines:
-        found: Lines = []
+    def lines(self, *, everything: bool = False, now: datetime | None = None, hint: str = "") -> Lines:
+        """`hint`: how those that are only counted can be listed."""
+        lines: Lines = []
         unseen = [
-            one for one in self.data["effects"] if one["class"] == "unknown" and one["source"] != "observed"
+            effect
+            for effect in self.data["effects"]
+            if effect["class"] == "unknown" and effect["source"] != "observed"
         ]
         several = self.data["session"] is None
-        for one in self.data["effects"]:
-            if one in unseen and not everything:
+        for effect in self.data["effects"]:
+            if effect in unseen and not everything:
                 continue
-            found += self._effect(one, several=several, now=now)
+            lines += self._effect(effect, several=several, now=now)
         if talk := self.data.get("talked_to"):
-            found.append(("plain", f"{talk}  [observed]"))
+            lines.append(("plain", f"{talk}  [observed]"))
         if unseen and not everything:
             many = plural(len(unseen), "command")
-            said = f"{many} could not be looked into and may have acted outside (--unseen lists them)"
-            found.append(("dim", said))
-        return found
+            lines.append(("dim", f"{many} could not be looked into and may have acted outside{hint}"))
+        return lines
 
-    def _effect(self, one: Mapping[str, Any], *, several: bool, now: datetime | None) -> Lines:
+    def _effect(self, effect: Mapping[str, Any], *, several: bool, now: datetime | None) -> Lines:
         outcome = {"running": "under way", "interrupted": "outcome unknown", "failed": "failed", "done": ""}
-        said = [one["class"], outcome[one["state"]]]
-        if one["exit_code"]:
-            said.append(f"exit {one['exit_code']}")
-        if one["approval"]:
-            said.append(f"approved as {one['approval']}")
-        said.append(
-            {"claimed": "[claimed]", "observed": "[observed]", "typed": "typed"}.get(one["source"], "")
+        facts = [effect["class"], outcome[effect["state"]]]
+        if effect["exit_code"]:
+            facts.append(f"exit {effect['exit_code']}")
+        if effect["approval"]:
+            facts.append(f"approved as {effect['approval']}")
+        facts.append(
+            {"claimed": "[claimed]", "observed": "[observed]", "typed": "typed"}.get(effect["source"], "")
         )
-        where = f"{one['session']}  " if several else ""
-        lines: Lines = [("plain", f"{clock(one['at'], now)}  {where}{shown(one['command'])}")]
-        lines.append(("dim", f"       {' · '.join(filter(None, said))}"))
+        where = f"{effect['session']}  " if several else ""
+        lines: Lines = [("plain", f"{clock(effect['at'], now)}  {where}{shown(effect['command'])}")]
+        lines.append(("dim", f"       {' · '.join(filter(None, facts))}"))
         for name in ("target", "key", "compensate"):
-            if one[name]:
-                lines.append(("dim", f"       {name.ljust(10)} {shown(one[name])}"))
-        for why in one["details"].get("unseen", ()):
+            if effect[name]:
+                lines.append(("dim", f"       {name.ljust(10)} {shown(effect[name])}"))
+        for why in effect["details"].get("unseen", ()):
             lines.append(("dim", f"       not seen   {shown(why)}"))
         return lines
 

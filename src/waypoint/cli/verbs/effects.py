@@ -29,7 +29,7 @@ def effects(console: Console) -> int:
         raise errors.UsageError("--all and a point exclude each other", hint="leave out one of them")
     request = {"session": console.session, "ref": arguments.ref, "all": arguments.all}
     reply = console.call("effects", request, "reading the ledger")
-    lines = views.Effects(reply).lines(everything=arguments.unseen)
+    lines = views.Effects(reply).lines(everything=arguments.unseen, hint=" (--unseen lists them)")
     console.show(reply, render.styled(lines, console.paint) if lines else "")
     if not lines:
         console.hint("no effects outside the session are known")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypoint import errors
+from waypoint.api import hints
 from waypoint.cli import render
 from waypoint.cli.spec import REF, SESSION, YES, argument, flag, verb
 from waypoint.text import views
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 )
 def preview(console: Console) -> int:
     plan = _make_plan(console)
-    console.show(plan.data, render.styled(plan.lines(), console.paint))
+    console.show(plan.data, render.styled(plan.lines(wording=hints.in_command), console.paint))
     name = plan.data["plan"]["session"]
     console.hint(f"waypoint restore -s {name} --plan {plan.id}   does exactly this, or nothing")
     return 0
@@ -90,7 +91,8 @@ def restore(console: Console) -> int:
         return _restore(console, arguments.plan)
     while console.can_ask and arguments.ref:
         plan = _make_plan(console)
-        console.aside(render.styled(plan.lines(safety=not arguments.no_safety), console.stderr_paint))
+        lines = plan.lines(safety=not arguments.no_safety, wording=hints.in_command)
+        console.aside(render.styled(lines, console.stderr_paint))
         console.confirm("Restore?", action="restoring")
         try:
             return _restore(console, plan.id)

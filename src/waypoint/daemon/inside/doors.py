@@ -1,22 +1,23 @@
-"""Doors: the way in which somebody inside a box asks the daemon for something, and the only one.
+"""Doors: how a process inside a box asks the daemon, and the only way to do so.
 
 Every box has a folder of its own in the run folder, mounted in the box read-only at /dev/waypoint.inside: a
-socket to connect to, and the answers. Who connects is whoever runs in the box, and taken to be hostile:
+socket to connect to, and the answers. Any process in the box may connect, and is taken to be hostile:
 
-    one packet, one "ok"      nothing is read in pieces, so nobody can be slow; what is too long is refused
-    a bucket for each door    so many connections in a second; who comes faster waits in the kernel's queue
-    a queue for each door     one request at a time, by a thread that is there only while there is something
-                              to do and rests after each one: a box slows down its own requests, no others
+    one packet, one "ok"      nothing is read in pieces, so no client can be slow; what is too long is refused
+    a bucket for each door    so many connections a second; a client that comes faster waits in the kernel's
+                              queue
+    a queue for each door     one request at a time, by a thread that exists only while there is something to
+                              do and rests after each request: a box slows down its own requests, no others
     answers                   symbolic links whose "target" is the text (native/inside.c says why); the box
                               cannot write there, and nothing is ever opened or followed there
 
-A request has a ticket, chosen by who asks, under which its answer will be found. Whoever waits for an answer
-may be in a checkpoint, and wakes up once more in each restore and fork of it. So the tickets that are open
-when a tree is saved are kept with the point (`TICKETS`), and answered again in the new box before anything in
-it runs: the one that asked for this very point is told that it is a copy, who was told something already
-is told the same, and everybody else is told to ask again.
+A request has a ticket, chosen by the client, under which its answer will be found. A client that waits for an
+answer may be in a checkpoint, and wakes up once more in each restore and fork of it. So the tickets that are
+open when a tree is saved are stored with the point (`TICKETS`), and answered again in the new box before
+anything in it runs: the client that asked for this very point is told that it is a copy, a client that had
+its answer already gets the same one, and every other client is told to ask again.
 
-While a tree is saved its door is shut: CRIU cannot save a connection that leads out of the tree.
+While a tree is saved its door is closed: CRIU cannot save a connection that leads out of the tree.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from waypoint.terminal.pump import Pump
 log = logging.getLogger("waypoint")
 
 TICKETS = "inside.json"
-"""Beside the images of a point: who was waiting for an answer when it was taken."""
+"""Beside the images of a point: which clients waited for an answer when it was taken."""
 PROTOCOL = "1"
 MOST_REQUEST_BYTES = 128 << 10
 MOST_ANSWER_BYTES = 512 << 10
 _MOST_WAITING = 16
 _MOST_ANSWERED = 32
-_MOST_SILENT = 8
+_MOST_UNREAD = 8
 _CONNECTIONS_PER_SECOND, _CONNECTIONS_AT_ONCE = 100, 200
 _PAUSE_SECONDS = 0.2
 _LINK_BYTES, _HEAD_BYTES = 4000, 64
@@ -63,7 +64,7 @@ _PART = re.compile(r"([0-9a-f]{32})(?:\.\d{1,4})?")
 
 
 @dataclass(frozen=True)
-class Asked:
+class DoorRequest:
     """A request from inside."""
 
     ticket: str
@@ -73,18 +74,18 @@ class Asked:
     """Of the terminal that the answer is for; 0 when it is for no terminal."""
     uid: int
     again: bool = False
-    """Whether it had been taken already: by a daemon before this one, if this one does not know it."""
+    """Whether a daemon has accepted it already: an earlier one, if this one does not know it."""
 
 
 class Answer(Record, frozen=True):
-    """What whoever asked is shown, and with which status."""
+    """What the client shows, and with which status it exits."""
 
     status: int
     out: str = ""
     err: str = ""
 
 
-class Own(Record, frozen=True):
+class OwnRequest(Record, frozen=True):
     """The request that a point was taken for."""
 
     ticket: str
@@ -92,15 +93,15 @@ class Own(Record, frozen=True):
 
 
 class Tickets(Record, frozen=True):
-    """Who was waiting when a point was taken."""
+    """The clients that waited when a point was taken."""
 
-    own: Own | None = None
+    own: OwnRequest | None = None
     answered: dict[str, Answer] = msgspec.field(default_factory=dict)
     again: tuple[str, ...] = ()
 
 
 class Bucket:
-    """So many at once, so many more in each second."""
+    """A limit: so many at once, and so many more each second."""
 
     def __init__(self, most: float, per_second: float) -> None:
         self._most, self._per_second = most, per_second
@@ -118,12 +119,12 @@ class Bucket:
 
     @property
     def wait_seconds(self) -> float:
-        """Until there is as much again as was asked for last."""
+        """How long until as much is available as the last `take` wanted."""
         return max(0.0, (self._wanted - self._left) / self._per_second)
 
 
-def read_request(packet: bytes, uid: int) -> tuple[str, Asked]:
-    """Its kind (`ask`, `again` or `done`) and what is asked; ValueError when the packet makes no sense."""
+def read_request(packet: bytes, uid: int) -> tuple[str, DoorRequest]:
+    """Its kind (`ask`, `again` or `done`) and the request; ValueError when the packet makes no sense."""
     if len(packet) > MOST_REQUEST_BYTES:
         raise ValueError("that is too much for one request")
     if not packet.endswith(b"\0"):
@@ -135,7 +136,7 @@ def read_request(packet: bytes, uid: int) -> tuple[str, Asked]:
     if not _TICKET.fullmatch(ticket) or kind not in ("ask", "again", "done") or not cwd.startswith("/"):
         raise ValueError("that is no request")
     columns = int(width) if re.fullmatch(r"\d{1,4}", width) else 0
-    return kind, Asked(ticket, tuple(rest), cwd, columns, uid, again=kind == "again")
+    return kind, DoorRequest(ticket, tuple(rest), cwd, columns, uid, again=kind == "again")
 
 
 class Door:
@@ -144,32 +145,32 @@ class Door:
     def __init__(self, folder: Path, live: Live) -> None:
         self.live = live
         self.changed = locks.condition("door")
-        """Its lock; and told of whenever a request has been dealt with."""
+        """Its lock; notified whenever a request has been answered."""
         self.listener: socket.socket | None = None
-        self.silent: dict[int, socket.socket] = {}
-        """Who has connected and said nothing yet, by descriptor; the one who came first comes first."""
+        self.unread: dict[int, socket.socket] = {}
+        """Connections whose request has not been read yet, by descriptor, the oldest first."""
         self.bucket = Bucket(_CONNECTIONS_AT_ONCE, _CONNECTIONS_PER_SECOND)
         self.points = Bucket(60, 0.2)
-        """Checkpoints: what a request leaves behind in the pool."""
+        """Limits checkpoints: what requests leave behind in the pool."""
         self.words = Bucket(8 << 20, 8 << 10)
-        """Bytes of what was said: what it leaves behind in the database."""
-        self.queue: deque[Asked] = deque()
-        self.running: Asked | None = None
+        """Limits bytes of text: what requests leave behind in the database."""
+        self.queue: deque[DoorRequest] = deque()
+        self.running: DoorRequest | None = None
         self.working = False
         self.muted = 0
         self.closed = False
-        self.capturing: tuple[Asked, int] | None = None
+        self.capturing: tuple[DoorRequest, int] | None = None
         """Which request is taking a checkpoint, and in which thread."""
         self._answered: dict[str, tuple[int, Answer | None]] = {}
-        """In how many parts each answer is; and the answer itself where it must not be worked out twice."""
+        """How many parts each answer has; and the answer itself where it must not be computed twice."""
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._replies = os.open(
             "replies", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder
         )
-        for name in sorted(os.listdir(self._replies)):  # of a daemon before this one
-            if found := _PART.fullmatch(name):
-                parts, _ = self._answered.get(found[1], (0, None))
-                self._answered[found[1]] = (parts + 1, None)
+        for name in sorted(os.listdir(self._replies)):  # answers of an earlier daemon
+            if match := _PART.fullmatch(name):
+                parts, _ = self._answered.get(match[1], (0, None))
+                self._answered[match[1]] = (parts + 1, None)
 
     @property
     def box_id(self) -> str:
@@ -177,23 +178,23 @@ class Door:
 
     @property
     def session_id(self) -> str:
-        """Which session it is. A spare is told when it is let go."""
+        """The session of the box. A spare gets one when it is released."""
         return self.live.session_id
 
     def listen(self) -> socket.socket:
-        """A fresh socket in the folder."""
+        """Makes a new socket in the folder."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink("socket", dir_fd=self._folder)
             listener.bind(f"/proc/self/fd/{self._folder}/socket")
-            # Whoever runs in the box may ask, root or not. (Through a descriptor: never through a link.)
-            there = os.open("socket", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+            # Any process in the box may ask, root or not. (Through a descriptor: never through a link.)
+            made = os.open("socket", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
             try:
-                if stat.S_ISSOCK(os.fstat(there).st_mode):
-                    os.chmod(f"/proc/self/fd/{there}", 0o666)  # noqa: S103
+                if stat.S_ISSOCK(os.fstat(made).st_mode):
+                    os.chmod(f"/proc/self/fd/{made}", 0o666)  # noqa: S103
             finally:
-                os.close(there)
+                os.close(made)
             listener.listen(32)
             listener.setblocking(False)
         except BaseException:
@@ -202,12 +203,15 @@ class Door:
         self.listener = listener
         return listener
 
+    def _open_tickets(self) -> list[str]:
+        return [request.ticket for request in (*self.queue, self.running) if request]
+
     def knows(self, ticket: str) -> bool:
-        waiting = [*self.queue, *filter(None, (self.running,))]
-        return ticket in self._answered or any(one.ticket == ticket for one in waiting)
+        """Whether a request with this ticket is waiting, running or answered."""
+        return ticket in self._answered or ticket in self._open_tickets()
 
     def reply(self, ticket: str, answer: Answer | None, *, keep: bool = False) -> None:
-        """Puts an answer where the one who asked looks for it; None says: ask again."""
+        """Puts an answer where its client looks for it; None: the client is to ask again."""
         if self.closed or ticket in self._answered:
             return
         while len(self._answered) >= _MOST_ANSWERED:
@@ -219,23 +223,21 @@ class Door:
         self._answered[ticket] = (len(parts), answer if keep else None)
 
     def forget(self, ticket: str) -> None:
-        """It was read, or nobody will."""
+        """Removes an answer that was read, or that will not be read any more."""
         parts, _ = self._answered.pop(ticket, (0, None))
         for number in range(parts):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{ticket}.{number}" if number else ticket, dir_fd=self._replies)
 
     def tickets(self) -> Tickets:
-        """Who waits now, from the view of the thread that is about to save the tree."""
+        """The clients that wait now, as the thread sees them that is about to save the tree."""
         own = None
         if self.capturing and self.capturing[1] == threading.get_ident():
-            own = Own(ticket=self.capturing[0].ticket, words=self.capturing[0].words)
-        kept = {ticket: answer for ticket, (_, answer) in self._answered.items() if answer}
-        waiting = [one.ticket for one in (*self.queue, *filter(None, (self.running,)))]
-        waiting += [ticket for ticket in self._answered if ticket not in kept]
-        return Tickets(
-            own=own, answered=kept, again=tuple(one for one in waiting if not own or one != own.ticket)
-        )
+            own = OwnRequest(ticket=self.capturing[0].ticket, words=self.capturing[0].words)
+        answered = {ticket: answer for ticket, (_, answer) in self._answered.items() if answer}
+        waiting = [*self._open_tickets(), *(ticket for ticket in self._answered if ticket not in answered)]
+        again = tuple(ticket for ticket in waiting if not own or ticket != own.ticket)
+        return Tickets(own=own, answered=answered, again=again)
 
     def close(self) -> None:
         self.closed = True
@@ -257,28 +259,28 @@ def _parts(answer: Answer | None) -> list[bytes]:
 class Doors:
     """The doors of all boxes of a home, served by one thread; requests are carried out beside it.
 
-    `answer` carries a request out. `lasting` says of one whether it leaves something behind, so that it must
-    not be carried out twice; it is then a matter of milliseconds, or a checkpoint. `copied` words the answer
-    for whoever took a point and now finds itself in a copy of it.
+    `answer` carries a request out. `lasting` tells whether a request leaves something behind, so that it must
+    not be carried out twice; such a request takes milliseconds, or takes a checkpoint. `copied` words the
+    answer for the client that took a point and now wakes up in a copy of it.
     """
 
     def __init__(
         self,
         home: Home,
         *,
-        answer: Callable[[Door, Asked], Answer],
-        lasting: Callable[[Asked], bool],
-        copied: Callable[[Live, Checkpoint, Own], Answer],
+        answer: Callable[[Door, DoorRequest], Answer],
+        lasting: Callable[[DoorRequest], bool],
+        copied: Callable[[Live, Checkpoint, OwnRequest], Answer],
     ) -> None:
         self._home, self._answer, self._lasting, self._copied = home, answer, lasting, copied
         self._pump = Pump()
         self._lock = locks.lock("doors")
         self._doors: dict[str, Door] = {}
 
-    # ---- opening and shutting ----------------------------------------------------------------
+    # ---- opening and closing -----------------------------------------------------------------
 
     def open(self, live: Live) -> None:
-        """From now on the box may ask."""
+        """Lets the processes of a box ask from now on."""
         folder = inside_path(self._home, live.box.id)
         try:
             door = Door(folder, live)
@@ -291,16 +293,16 @@ class Doors:
 
     def _open(self, door: Door) -> None:
         listener = door.listen()
-        self._pump.add(listener.fileno(), lambda: self._knocked(door, listener))
+        self._pump.add(listener.fileno(), lambda: self._accept(door, listener))
 
-    def _shut(self, door: Door) -> None:
-        """Nobody is connected any more, nor in the kernel's queue."""
-        for one in (door.listener, *door.silent.values()):
-            if one:
-                self._pump.remove(one.fileno())
-                one.close()
+    def _close_sockets(self, door: Door) -> None:
+        """Closes all connections, also those in the kernel's queue."""
+        for sock in (door.listener, *door.unread.values()):
+            if sock:
+                self._pump.remove(sock.fileno())
+                sock.close()
         door.listener = None
-        door.silent.clear()
+        door.unread.clear()
 
     def close(self, live: Live) -> None:
         """The box is about to end."""
@@ -308,70 +310,76 @@ class Doors:
             door = self._doors.pop(live.box.id, None)
         if door:
             with door.changed:
-                self._shut(door)
+                self._close_sockets(door)
                 door.close()
                 door.changed.notify_all()
 
-    # ---- hearing -----------------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------
 
-    def _knocked(self, door: Door, listener: socket.socket) -> None:
+    def _accept(self, door: Door, listener: socket.socket) -> None:
         with door.changed:
-            for _ in range(_MOST_SILENT):
+            for _ in range(_MOST_UNREAD):
                 if door.listener is not listener:
                     return
                 if not door.bucket.take():
-                    self._pump.remove(listener.fileno())
-                    timer = threading.Timer(_PAUSE_SECONDS, self._go_on, (door, listener))
-                    timer.daemon = True
-                    timer.start()
+                    self._pause(door, listener)
                     return
                 try:
-                    one, _ = listener.accept()
-                except OSError:
+                    sock, _ = listener.accept()
+                except BlockingIOError:
                     return
-                one.setblocking(False)
-                if len(door.silent) >= _MOST_SILENT:
-                    first = next(iter(door.silent))
+                except OSError:  # too many open files, say: it passes
+                    self._pause(door, listener)
+                    return
+                sock.setblocking(False)
+                if len(door.unread) >= _MOST_UNREAD:
+                    first = next(iter(door.unread))
                     self._pump.remove(first)
-                    door.silent.pop(first).close()
-                door.silent[one.fileno()] = one
-                self._pump.add(one.fileno(), lambda one=one: self._heard(door, one))  # type: ignore[misc]
+                    door.unread.pop(first).close()
+                door.unread[sock.fileno()] = sock
+                self._pump.add(sock.fileno(), lambda sock=sock: self._read(door, sock))  # type: ignore[misc]
 
-    def _go_on(self, door: Door, listener: socket.socket) -> None:
+    def _pause(self, door: Door, listener: socket.socket) -> None:
+        """Accepts no connection for a moment."""
+        self._pump.remove(listener.fileno())
+        timer = threading.Timer(_PAUSE_SECONDS, self._accept_again, (door, listener))
+        timer.daemon = True
+        timer.start()
+
+    def _accept_again(self, door: Door, listener: socket.socket) -> None:
         with door.changed:
             if door.listener is listener:
-                self._pump.add(listener.fileno(), lambda: self._knocked(door, listener))
+                self._pump.add(listener.fileno(), lambda: self._accept(door, listener))
 
-    def _heard(self, door: Door, one: socket.socket) -> None:
+    def _read(self, door: Door, sock: socket.socket) -> None:
         with door.changed:
-            if door.silent.pop(one.fileno(), None) is None:
+            if door.unread.pop(sock.fileno(), None) is None:
                 return
-            self._pump.remove(one.fileno())
+            self._pump.remove(sock.fileno())
             try:
-                packet = one.recv(MOST_REQUEST_BYTES + 1)
-                _, uid, _ = struct.unpack(
-                    "3i", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-                )
-                one.send(self._take(door, packet, uid).encode())
+                packet = sock.recv(MOST_REQUEST_BYTES + 1)
+                credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                _, uid, _ = struct.unpack("3i", credentials)
+                sock.send(self._enqueue(door, packet, uid).encode())
             except OSError:
-                pass  # gone, and its affair
+                pass  # the client has gone
             finally:
-                one.close()
+                sock.close()
 
-    def _take(self, door: Door, packet: bytes, uid: int) -> str:
-        """Takes a request in. Returns what its bearer is told."""
+    def _enqueue(self, door: Door, packet: bytes, uid: int) -> str:
+        """Puts a request into the queue. Returns what the client is told: `ok`, or why not."""
         try:
-            kind, asked = read_request(packet, uid)
+            kind, incoming = read_request(packet, uid)
         except ValueError as error:
             return str(error)
         if kind == "done":
-            door.forget(asked.ticket)
+            door.forget(incoming.ticket)
             return "ok"
-        if door.knows(asked.ticket):
+        if door.knows(incoming.ticket):
             return "ok"
         if len(door.queue) >= _MOST_WAITING:
             return "too many requests are waiting already; ask again in a moment"
-        door.queue.append(asked)
+        door.queue.append(incoming)
         if not door.working:
             door.working = True
             threading.Thread(target=self._work, args=(door,), name="inside", daemon=True).start()
@@ -385,17 +393,17 @@ class Doors:
                 if door.closed or not door.queue:
                     door.working = False
                     return
-                asked = door.running = door.queue.popleft()
+                incoming = door.running = door.queue.popleft()
             started = time.monotonic()
             try:
-                answer = self._answer(door, asked)
+                answer = self._answer(door, incoming)
             except Exception:
-                log.exception("a request from inside")
+                log.exception("a request from inside failed")
                 answer = Answer(status=9, err="waypoint: the daemon could not do it; its log says why\n")
             with door.changed:
                 door.running = None
                 with contextlib.suppress(OSError):
-                    door.reply(asked.ticket, answer, keep=self._lasting(asked))
+                    door.reply(incoming.ticket, answer, keep=self._lasting(incoming))
                 door.changed.notify_all()
             time.sleep(min((time.monotonic() - started) / 2, 1.0))
 
@@ -403,8 +411,8 @@ class Doors:
 
     @contextlib.contextmanager
     def closed_for_dump(self, live: Live, images: Path) -> Iterator[None]:
-        """While a tree is saved: nobody is connected, nothing that lasts is half done, and who waits is kept
-        with the point."""
+        """While a tree is saved: no client is connected, no lasting request is half done, and the tickets of
+        the clients that wait are stored with the point."""
         door = self._doors.get(live.box.id)
         if door is None:
             yield
@@ -414,7 +422,7 @@ class Doors:
             deadline = time.monotonic() + _QUICK_SECONDS
             while self._is_busy(door) and (left := deadline - time.monotonic()) > 0:
                 door.changed.wait(left)
-            self._shut(door)
+            self._close_sockets(door)
             tickets = door.tickets()
         try:
             yield
@@ -429,11 +437,11 @@ class Doors:
                 door.changed.notify_all()
 
     def _is_busy(self, door: Door) -> bool:
-        """With something that lasts. (A checkpoint that was asked for waits for the one under way.)"""
+        """Whether a lasting request is under way. (A checkpoint waits by itself for the one under way.)"""
         return bool(door.running and self._lasting(door.running) and not door.capturing)
 
     def answer_waiters(self, live: Live, point: Checkpoint) -> None:
-        """Before the first instruction of a restored tree: answers for those in it who wait for one."""
+        """Before the first instruction of a restored tree: answers its clients that wait."""
         door = self._doors.get(live.box.id)
         try:
             text = (self._home.checkpoints / point.id / "images" / TICKETS).read_bytes()

@@ -30,7 +30,7 @@ from waypoint.api.request import Request
 from waypoint.core.comparison import BASE, NOW
 from waypoint.core.live import Live
 from waypoint.daemon.connection import Connection
-from waypoint.daemon.inside.doors import MOST_ANSWER_BYTES, Answer, Asked, Door, Doors, Own
+from waypoint.daemon.inside.doors import MOST_ANSWER_BYTES, Answer, Door, DoorRequest, Doors, OwnRequest
 from waypoint.daemon.verbs import handler_of
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
@@ -234,15 +234,15 @@ class Inside:
 
     # ---- one request -------------------------------------------------------------------------
 
-    def answer(self, door: Door, asked: Asked) -> Answer:
+    def answer(self, door: Door, incoming: DoorRequest) -> Answer:
         """Carries a request out. An error of it is an answer, too."""
         try:
-            return self._carry_out(door, asked)
+            return self._carry_out(door, incoming)
         except WaypointError as error:
-            return _refusal(error, json=_wants_json(asked.words))
+            return _refusal(error, json=_wants_json(incoming.words))
 
-    def _carry_out(self, door: Door, asked: Asked) -> Answer:
-        name, words = split(asked.words)
+    def _carry_out(self, door: Door, incoming: DoorRequest) -> Answer:
+        name, words = split(incoming.words)
         if name in ("help", "-h", "--help") or (words and words[0] in ("-h", "--help")):
             return Answer(status=0, out=OVERVIEW)
         if name in ("--version", "-V"):
@@ -253,7 +253,7 @@ class Inside:
                 f"`waypoint {name}` cannot be asked from inside a session",
                 hint=f"there are: {', '.join(ALLOWED)}; the rest is done from outside",
             )
-        if asked.again and _is_lasting(asked):
+        if incoming.again and _is_lasting(incoming):
             raise SessionDead(
                 "the daemon was replaced while it did this: it may be done or not",
                 hint="`waypoint log` tells; ask again if it is not",
@@ -266,14 +266,14 @@ class Inside:
                 f"there is no session {session!r} in here",
                 hint=f"this is {row.name!r}, and no other can be seen from here",
             )
-        if _is_lasting(asked) and not door.words.take(sum(map(len, asked.words)) + _ROW_BYTES):
+        if _is_lasting(incoming) and not door.words.take(sum(map(len, incoming.words)) + _ROW_BYTES):
             raise SessionBusy(
                 "this session has stored very much in a short time",
                 hint=f"more in {door.words.wait_seconds + 0.5:.0f} s; what is large is better kept in a file",
             )
         takes_point = name == "checkpoint" or "--checkpoint" in arguments.flags
-        with self._capturing(door, asked) if takes_point else contextlib.nullcontext():
-            reply = _HANDLERS[name](self, row, arguments, asked)
+        with self._capturing(door, incoming) if takes_point else contextlib.nullcontext():
+            reply = _HANDLERS[name](self, row, arguments, incoming)
         return _answer(reply, json="--json" in arguments.flags)
 
     def _row(self, door: Door) -> SessionRow:
@@ -298,7 +298,7 @@ class Inside:
         return answer
 
     @contextlib.contextmanager
-    def _capturing(self, door: Door, asked: Asked) -> Iterator[None]:
+    def _capturing(self, door: Door, incoming: DoorRequest) -> Iterator[None]:
         """While a request takes a point, which then knows for whom it was taken."""
         if not door.points.take():
             raise SessionBusy(
@@ -306,7 +306,7 @@ class Inside:
                 hint=f"the next one in {door.points.wait_seconds + 0.5:.0f} s",
             )
         with door.changed:
-            door.capturing = (asked, threading.get_ident())
+            door.capturing = (incoming, threading.get_ident())
             door.changed.notify_all()
         try:
             yield
@@ -314,7 +314,7 @@ class Inside:
             with door.changed:
                 door.capturing = None
 
-    def _copied(self, live: Live, point: Checkpoint, own: Own) -> Answer:
+    def _copied(self, live: Live, point: Checkpoint, own: OwnRequest) -> Answer:
         """For the process that took this point from inside and wakes up in a copy of it."""
         # A fork is in the database only when it runs.
         copy = "restored" if self._app.store.sessions.find(live.session_id) else "forked"
@@ -331,7 +331,7 @@ class Inside:
 
     # ---- verbs -------------------------------------------------------------------------------
 
-    def _checkpoint(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+    def _checkpoint(self, row: SessionRow, arguments: Arguments, _: DoorRequest) -> Reply:
         answer = self._ask(
             requests.Checkpoint(
                 session=row.id,
@@ -343,34 +343,34 @@ class Inside:
         )
         return _taken(answer["checkpoint"], "original", answer["warnings"])
 
-    def _log(self, row: SessionRow, arguments: Arguments, asked: Asked) -> Reply:
+    def _log(self, row: SessionRow, arguments: Arguments, incoming: DoorRequest) -> Reply:
         number = arguments.values.get("-n")
         if number is not None and not (number.isascii() and number.isdigit() and int(number[:9]) > 0):
             raise UsageError(f"-n takes a number, not {number!r}", hint="waypoint log -n 5")
         points = self._visible(row).points
         points = points[-int(number[:9]) :] if number else points
         data = msgspec.to_builtins({"session": row.name, "head": row.head, "checkpoints": points})
-        return Reply(data, str(views.Log(data, width=asked.width)))
+        return Reply(data, str(views.Log(data, width=incoming.width)))
 
-    def _status(self, row: SessionRow, _: Arguments, __: Asked) -> Reply:
+    def _status(self, row: SessionRow, _: Arguments, __: DoorRequest) -> Reply:
         answer = self._ask(requests.Status(session=row.id))
         return Reply({**answer, "session": _own_view(answer["session"])}, str(views.Status(answer)))
 
-    def _changed(self, row: SessionRow, arguments: Arguments, asked: Asked) -> Reply:
-        besides = tuple(posixpath.join(asked.cwd, path) for path in arguments.all_words)
+    def _changed(self, row: SessionRow, arguments: Arguments, incoming: DoorRequest) -> Reply:
+        besides = tuple(posixpath.join(incoming.cwd, path) for path in arguments.all_words)
         answer = self._ask(requests.Changed(session=row.id, besides=besides))
         text = "something has changed" if answer["changed"] else "nothing has changed"
         return Reply(answer, text, _DIFFERENT if answer["changed"] else 0)
 
-    def _resume(self, row: SessionRow, _: Arguments, __: Asked) -> Reply:
+    def _resume(self, row: SessionRow, _: Arguments, __: DoorRequest) -> Reply:
         answer = self._ask(requests.Resume(session=row.id, actor="agent"))
         return Reply({name: answer[name] for name in ("text", "task", "tasks", "checkpoint")}, answer["text"])
 
-    def _classify(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+    def _classify(self, row: SessionRow, arguments: Arguments, _: DoorRequest) -> Reply:
         answer = self._ask(requests.Classify(command=arguments.text, session=row.id))
         return Reply(answer, str(views.Judgement(answer["judgement"])))
 
-    def _effect(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+    def _effect(self, row: SessionRow, arguments: Arguments, _: DoorRequest) -> Reply:
         answer = self._ask(
             requests.Effect(
                 what=arguments.text,
@@ -384,15 +384,15 @@ class Inside:
         )
         return Reply(answer, f"effect {answer['effect']['id']}")
 
-    def _show(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+    def _show(self, row: SessionRow, arguments: Arguments, _: DoorRequest) -> Reply:
         (ref,) = arguments.all_words
         answer = self._ask(requests.Show(ref=self._visible(row).point(ref).id, session=row.id))
         lines = views.Card(answer).lines(None if "--all" in arguments.flags else 40)
         return Reply(answer, "\n".join(text for _, text in lines))
 
-    def _diff(self, row: SessionRow, arguments: Arguments, asked: Asked) -> Reply:
+    def _diff(self, row: SessionRow, arguments: Arguments, incoming: DoorRequest) -> Reply:
         patch = "--patch" in arguments.flags
-        if patch and asked.uid:
+        if patch and incoming.uid:
             raise UsageError(
                 "the text of files is shown to root only",
                 hint="leave --patch out: what changed is told anyway",
@@ -407,7 +407,7 @@ class Inside:
                 session=row.id,
                 a=ends[0] if ends else row.head or BASE,
                 b=ends[1] if len(ends) > 1 else None,
-                paths=tuple(posixpath.join(asked.cwd, path) for path in (*paths, *arguments.after)),
+                paths=tuple(posixpath.join(incoming.cwd, path) for path in (*paths, *arguments.after)),
                 only=tuple(name for flag in sorted(arguments.flags) for name in _SECTIONS.get(flag, ())),
                 patch=patch,
             )
@@ -419,7 +419,7 @@ class Inside:
 
     # ---- what an agent did, and has still to do ------------------------------------------------
 
-    def _record(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+    def _record(self, row: SessionRow, arguments: Arguments, _: DoorRequest) -> Reply:
         what, *rest = arguments.all_words
         content: Any = " ".join(rest)
         if "--structured" in arguments.flags or (what == "tool_call" and content.lstrip().startswith("{")):
@@ -443,12 +443,12 @@ class Inside:
         )
         return Reply(answer, f"event {answer['event']}")
 
-    def _tasks(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+    def _tasks(self, row: SessionRow, arguments: Arguments, _: DoorRequest) -> Reply:
         refs = [self._visible(row).point(ref).id for ref in arguments.all_words]
         answer = self._ask(requests.Tasks(session=row.id, ref=refs[0] if refs else None))
         return Reply(answer, _listing(answer["tasks"]) or "there are no tasks: `waypoint task add` makes one")
 
-    def _task_add(self, row: SessionRow, arguments: Arguments, _: Asked) -> Reply:
+    def _task_add(self, row: SessionRow, arguments: Arguments, _: DoorRequest) -> Reply:
         answer = self._ask(
             requests.TaskAdd(
                 titles=tuple(arguments.all_words),
@@ -460,14 +460,14 @@ class Inside:
         )
         return Reply(answer, _listing(answer["added"]))
 
-    def _task_set(self, row: SessionRow, arguments: Arguments, asked: Asked) -> Reply:
+    def _task_set(self, row: SessionRow, arguments: Arguments, incoming: DoorRequest) -> Reply:
         task, *note = arguments.all_words
         evidence = arguments.values.get("--evidence")
         takes_point = "--checkpoint" in arguments.flags
         answer = self._ask(
             requests.TaskSet(
                 task=task,
-                state=_STATES[split(asked.words)[0]],
+                state=_STATES[split(incoming.words)[0]],
                 session=row.id,
                 note=" ".join(note),
                 evidence=self._visible(row).point(evidence).id if evidence else None,
@@ -481,7 +481,7 @@ class Inside:
         return Reply(answer, text)
 
 
-_HANDLERS: dict[str, Callable[[Inside, SessionRow, Arguments, Asked], Reply]] = {
+_HANDLERS: dict[str, Callable[[Inside, SessionRow, Arguments, DoorRequest], Reply]] = {
     "checkpoint": Inside._checkpoint,
     "log": Inside._log,
     "status": Inside._status,
@@ -522,9 +522,9 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
     return verb, [*before, *rest]
 
 
-def _is_lasting(asked: Asked) -> bool:
+def _is_lasting(incoming: DoorRequest) -> bool:
     """Whether a request leaves something behind, so that it must not be carried out twice."""
-    verb, _ = split(asked.words)
+    verb, _ = split(incoming.words)
     return verb in ("checkpoint", "effect", "record") or (verb.startswith("task ") and verb != "task ls")
 
 

@@ -19,6 +19,7 @@ from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from waypoint import errors, model
+from waypoint.api import hints
 from waypoint.client import agent
 from waypoint.client.checkpoint import Checkpoint
 from waypoint.client.client import Client
@@ -319,7 +320,7 @@ class Tools:
         nothing. Answers with the plan id that `restore` needs."""
         target = self._session(session)
         plan = await self._ask(lambda: target.preview(ref, files_only=files_only), ctx, "making a plan")
-        page = self._shelf.first(str(plan))
+        page = self._shelf.first("\n".join(text for _, text in plan.lines(wording=hints.in_tool)))
         body = plan.data["plan"]
         data = {
             "plan": plan.id,
