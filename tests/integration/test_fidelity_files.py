@@ -436,7 +436,7 @@ def test_a_file_system_that_is_gone_is_missed_only_if_the_session_changed_it(
     try:
         session.restore(untouched, safety=False)
         assert session.run("cat /home/file").output == "of home.img\n"
-        with pytest.raises(errors.MachineError, match="not mounted any more"):
+        with pytest.raises(errors.MachineError, match="no longer mounted"):
             session.restore(touched, safety=False)
         assert session.run("echo alive").output == "alive\n"
     finally:
