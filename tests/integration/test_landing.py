@@ -192,7 +192,7 @@ def test_which_folder_stands_for_the_target(fresh: waypoint.Session, target: Pat
         fresh.apply(target, ["src"], source="/srv")
     found = fresh.apply(target, ["/srv/app/src", "/srv/app/doc"], source="/srv/app", dry_run=True)
     assert set(actions(found)) == {"src", "src/a", "doc", "doc/b"}
-    with pytest.raises(errors.UsageError, match="which folder"):
+    with pytest.raises(errors.UsageError, match="stands for the target"):
         fresh.apply(target, ["/srv/app/src", "/srv/app/doc"])
     with pytest.raises(errors.NotFound):
         fresh.apply(target, ["nothing"])
