@@ -21,15 +21,19 @@ import pytest
 import waypoint
 from waypoint.box.box import keepers
 from waypoint.home import Home
+from waypoint.machine import setup
 
 REPOSITORY = Path(__file__).parents[2]
 EARLIER = "ed8c6ed315b090ab3f1749915503ef86d468512e"
 
 BUILD = """
 import json, sys
+from pathlib import Path
 import waypoint
+from waypoint import provision
 
-landed = sys.argv[1]
+home, landed = sys.argv[1:]
+provision.ensure_engine(Path(home), lambda _: None)
 work = waypoint.session("work")
 work.run("mkdir /srv/app && cd /srv/app && echo one > file && word=kept")
 work.tasks.add("write it", "ship it")
@@ -101,12 +105,13 @@ def old_home(earlier: Path, engine: Path, tmp_path_factory: pytest.TempPathFacto
         environment.setenv("WAYPOINT_ENGINE", str(path / "engine"))
         environment.setenv("PYTHONPATH", str(earlier))
         built = subprocess.run(
-            [sys.executable, "-P", "-c", BUILD, landed], capture_output=True, text=True, check=False
+            [sys.executable, "-P", "-c", BUILD, path, landed], capture_output=True, text=True, check=False
         )
         environment.setenv("PYTHONPATH", str(REPOSITORY / "src"))
         home = OldHome(path, landed, json.loads(built.stdout) if built.returncode == 0 else {})
         try:
             assert built.returncode == 0, built.stderr
+            setup.ensure_engine(path, lambda _: None)
             yield home
         finally:
             home.cli("uninstall", "--yes")
