@@ -1,4 +1,4 @@
-"""Writes the tree of docs/architecture.md from the folders and their docstrings: `python tests/generate_tree.py`."""
+"""Writes the tree of docs/architecture.md from the folders: `python tests/generate_tree.py`."""
 
 from __future__ import annotations
 

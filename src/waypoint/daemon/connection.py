@@ -11,6 +11,7 @@ import msgspec
 
 from waypoint.api import wire
 from waypoint.errors import WaypointError
+from waypoint.kernel import locks
 
 
 class Connection:
@@ -18,7 +19,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.lock = threading.Lock()
+        self.lock = locks.lock("connection")
         self.idle = threading.Event()
         """Set while no request of this client is being served, and when it is gone."""
         self.idle.set()

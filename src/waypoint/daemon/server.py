@@ -21,6 +21,7 @@ from waypoint.daemon.app import App
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.verbs import handler_of
 from waypoint.errors import InternalError, UsageError, VersionMismatch, WaypointError
+from waypoint.kernel import locks
 
 log = logging.getLogger("waypoint")
 
@@ -39,7 +40,7 @@ class Server:
         self.stopping = threading.Event()
         self._closing = False
         self._connections: set[Connection] = set()
-        self._connections_lock = threading.Lock()
+        self._connections_lock = locks.lock("connections")
 
     def serve(self, listener: socket.socket) -> None:
         """Returns when the daemon is to end."""

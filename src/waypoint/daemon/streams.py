@@ -21,6 +21,7 @@ from waypoint.api import wire
 from waypoint.core.live import Live
 from waypoint.daemon.connection import Connection
 from waypoint.errors import UsageError, WaypointError
+from waypoint.kernel import locks
 from waypoint.model import Size
 from waypoint.terminal.recording import ProgramOutput
 from waypoint.terminal.terminal import Watcher
@@ -177,7 +178,7 @@ class _Screen:
 
     def __init__(self, connection: Connection, current: Callable[[], Live | None]) -> None:
         self._connection, self._current = connection, current
-        self._ready = threading.Condition()
+        self._ready = locks.condition("watcher")
         self._unsent = bytearray()
         self._stale = False
         self._stopped = False
