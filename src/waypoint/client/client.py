@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waypoint import model
-from waypoint.api import machine, requests
+from waypoint.api import requests
 from waypoint.client.checkpoint import Checkpoint
 from waypoint.client.connection import Transport
 from waypoint.client.session import Session
 from waypoint.text import views
+
+if TYPE_CHECKING:
+    from waypoint.api import machine
 
 
 class Bases:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from waypoint import errors, model
-from waypoint.api import agent
 from waypoint.api.request import Path, StatePayload, path_to_wire
 from waypoint.client.migrations import migrate
 from waypoint.kernel import atomic
+
+if TYPE_CHECKING:
+    from waypoint.api.agent import AgentStateResult
 
 
 class HasId(Protocol):
@@ -46,7 +48,7 @@ def state_to_wire(state: Any) -> StatePayload | None:
         ) from error
 
 
-def state_from_wire(answer: agent.AgentStateResult, version: str | None) -> Any:
+def state_from_wire(answer: AgentStateResult, version: str | None) -> Any:
     """What was left, in the form that the code of this version expects. None when nothing was."""
     import base64
     import json
