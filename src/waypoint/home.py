@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast, get_args
 
-from waypoint.api.sizes import parse_size
 from waypoint.errors import UsageError
 from waypoint.model import Actor
 
@@ -112,9 +111,9 @@ class Settings(NamedTuple):
             engine=environment.get("WAYPOINT_ENGINE") or None,
             session=environment.get("WAYPOINT_SESSION") or None,
             actor=read("WAYPOINT_ACTOR", _actor, None, f"one of: {', '.join(get_args(Actor))}"),
-            pool_size_bytes=read("WAYPOINT_POOL_SIZE", parse_size, None, "512M or 20G"),
+            pool_size_bytes=read("WAYPOINT_POOL_SIZE", _size, None, "512M or 20G"),
             spares=read("WAYPOINT_SPARES", _spares, SPARES, "`off` or a number"),
-            spare_bytes=read("WAYPOINT_SPARE_BYTES", parse_size, None, "512M or a number of bytes"),
+            spare_bytes=read("WAYPOINT_SPARE_BYTES", _size, None, "512M or a number of bytes"),
             spare_seconds=read("WAYPOINT_SPARE_SECONDS", _seconds, SPARE_SECONDS, "a number of seconds"),
         )
 
@@ -123,6 +122,12 @@ def _actor(text: str) -> Actor | None:
     if text not in get_args(Actor):
         raise ValueError("there is no such actor")
     return cast("Actor", text)
+
+
+def _size(text: str) -> int | None:
+    from waypoint.api.sizes import parse_size
+
+    return parse_size(text)
 
 
 def _spares(text: str) -> int:

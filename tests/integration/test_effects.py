@@ -324,7 +324,7 @@ def test_it_expires(s: waypoint.Session) -> None:
 def test_whoever_goes_away_takes_the_question_with_them(s: waypoint.Session) -> None:
     connection = waypoint.Client().connect()
     request = requests.Exec(command="shipit gone", session=s.name)
-    wire.send_bytes(connection, protocol.request_bytes(request))
+    wire.send_bytes(connection, protocol.ask_request(request).data)
     (approval,) = eventually(s.approvals)
     connection.close()
     eventually(lambda: not s.approvals())

@@ -223,8 +223,8 @@ def test_both_sides_send_the_same_and_read_the_same(play: Callable[[Answer], Scr
         await twin.run("again")
         both = await asyncio.gather(twin.run("one"), twin.run("two"))
         assert [one.output for one in both] == ["ok\n", "ok\n"]
-        with pytest.raises(errors.UsageError):
-            await aio.Client().call("exec", {"nonsense": 1})
+        named = await aio.Client().call("exec", {"command": "by name", "session": None})
+        assert named["output"] == "ok\n"
 
     asyncio.run(main())
     assert pieces == ["o", "k"] * 2
@@ -233,7 +233,8 @@ def test_both_sides_send_the_same_and_read_the_same(play: Callable[[Answer], Scr
         "exec",
         {"command": "ls", "session": "work", "timeout": 3, "stdin": "eA==", "stream": True, "actor": "agent"},
     )
-    assert 2 <= script.connections <= 3, "one for the thread, one or two for the tasks"
+    assert script.asked[-1] == ("exec", {"command": "by name"})
+    assert 3 <= script.connections <= 4, "one for the thread, up to three for the tasks"
 
 
 def test_a_daemon_that_ends_before_it_began_is_asked_again(play: Callable[[Answer], Script]) -> None:

@@ -11,16 +11,18 @@ import inspect
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from waypoint import errors, model
-from waypoint.api import requests, wire
-from waypoint.api.request import Request
+from waypoint.api import wire
 from waypoint.client import protocol
 from waypoint.client.connection import NO_DAEMON, connection_error, start_daemon
 from waypoint.home import Home, locate
+
+if TYPE_CHECKING:
+    from waypoint.api.request import Request
 
 R = TypeVar("R")
 
@@ -126,13 +128,14 @@ class Transport:
         self, request: Request[R], *, on_event: OnEvent | None = None, on_data: OnData | None = None
     ) -> R:
         """One request and its result. Raises what the daemon raised."""
-        return protocol.decode(request, await self._ask(request, on_event, on_data))
+        answer = await self._ask(protocol.ask_request(request), on_event, on_data)
+        return protocol.decode(request, answer)
 
     async def ask_plain(
         self, request: Request[Any], *, on_event: OnEvent | None = None, on_data: OnData | None = None
     ) -> Any:
         """The same, with the result as it travelled: dictionaries and lists, as `--json` prints them."""
-        return msgspec.json.decode(await self._ask(request, on_event, on_data))
+        return msgspec.json.decode(await self._ask(protocol.ask_request(request), on_event, on_data))
 
     async def call(
         self,
@@ -143,21 +146,20 @@ class Transport:
         on_data: OnData | None = None,
     ) -> Any:
         """A request by the name of its verb, with plain values. What is None is left to its default."""
-        return await self.ask_plain(requests.build(verb, args or {}), on_event=on_event, on_data=on_data)
+        ask = protocol.ask_by_name(verb, args or {})
+        return msgspec.json.decode(await self._ask(ask, on_event, on_data))
 
-    async def _ask(
-        self, request: Request[Any], on_event: OnEvent | None, on_data: OnData | None
-    ) -> msgspec.Raw:
-        connection = await self._send(request)
+    async def _ask(self, ask: protocol.Ask, on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
+        connection = await self._send(ask)
         try:
             result = await _answer(connection, on_event, on_data)
         except _AskAgain:
             connection.close()
             await self.close()
-            return await self._ask(request, on_event, on_data)
+            return await self._ask(ask, on_event, on_data)
         except wire.Closed as error:
             connection.close()
-            raise protocol.ended_during(request) from error
+            raise protocol.ended_during(ask.verb) from error
         except _Refused as refused:
             self._idle.append(connection)
             raise refused.error from None
@@ -168,21 +170,20 @@ class Transport:
         self._idle.append(connection)
         return result
 
-    async def _send(self, request: Request[Any]) -> Connection:
+    async def _send(self, ask: protocol.Ask) -> Connection:
         """Sends on an idle connection. One whose daemon has gone refuses at once, before the request has
         arrived: then, and only then, it is safe to ask a new daemon."""
-        data = protocol.request_bytes(request)
         while self._idle:
             connection = self._idle.pop()
             try:
-                await connection.send_bytes(data)
+                await connection.send_bytes(ask.data)
             except wire.Closed:
                 connection.close()
             else:
                 return connection
         connection = await self.connect()
         try:
-            await connection.send_bytes(data)
+            await connection.send_bytes(ask.data)
         except wire.Closed as error:
             connection.close()
             raise errors.DaemonUnreachable(
@@ -192,16 +193,16 @@ class Transport:
 
     async def open(self, request: Request[R], *, on_event: OnEvent | None = None) -> tuple[Connection, R]:
         """A request whose connection stays open for data: attach, spawn."""
-        connection = await self.connect()
+        ask, connection = protocol.ask_request(request), await self.connect()
         try:
-            await connection.send_bytes(protocol.request_bytes(request))
+            await connection.send_bytes(ask.data)
             return connection, protocol.decode(request, await _answer(connection, on_event, None))
         except _AskAgain:
             connection.close()
             return await self.open(request, on_event=on_event)
         except wire.Closed as error:
             connection.close()
-            raise protocol.ended_during(request) from error
+            raise protocol.ended_during(ask.verb) from error
         except _Refused as refused:
             connection.close()
             raise refused.error from None

@@ -20,19 +20,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from waypoint import errors, model
 from waypoint.aio import agent
 from waypoint.aio.checkpoint import Checkpoint
 from waypoint.aio.connection import OnApproval, Transport
-from waypoint.aio.program import Program, Terminal
 from waypoint.api import requests
 from waypoint.api.request import path_to_wire
 from waypoint.client import payloads
 from waypoint.client.payloads import ref_of
 from waypoint.client.result import Result
 from waypoint.text import views
+
+if TYPE_CHECKING:
+    from waypoint.aio.program import Program, Terminal
 
 
 class Session:
@@ -125,11 +127,15 @@ class Session:
         async def on_event(event: Any) -> None:
             await self._client.decide(event["approval"], on_approval)
 
+        from waypoint.aio.program import Program  # here: few commands need it
+
         connection, answer = await self._client.open(request, on_event=on_event)
         return Program(connection, answer.pid, answer.warnings)
 
     async def attach(self, rows: int = 24, columns: int = 80) -> Terminal:
         """Its terminal, as a person at a screen of this size has it."""
+        from waypoint.aio.program import Terminal
+
         request = requests.Attach(session=self.name, rows=rows, columns=columns)
         connection, _ = await self._client.open(request)
         return Terminal(connection)

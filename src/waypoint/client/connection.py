@@ -11,15 +11,17 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from waypoint import errors, model
-from waypoint.api import requests, wire
-from waypoint.api.request import Request
+from waypoint.api import wire
 from waypoint.client import protocol
 from waypoint.home import Home, locate
+
+if TYPE_CHECKING:
+    from waypoint.api.request import Request
 
 R = TypeVar("R")
 
@@ -150,13 +152,14 @@ class Transport:
         self, request: Request[R], *, on_event: OnEvent | None = None, on_data: OnData | None = None
     ) -> R:
         """One request and its result. Raises what the daemon raised."""
-        return protocol.decode(request, self._ask(request, on_event, on_data))
+        answer = self._ask(protocol.ask_request(request), on_event, on_data)
+        return protocol.decode(request, answer)
 
     def ask_plain(
         self, request: Request[Any], *, on_event: OnEvent | None = None, on_data: OnData | None = None
     ) -> Any:
         """The same, with the result as it travelled: dictionaries and lists, as `--json` prints them."""
-        return msgspec.json.decode(self._ask(request, on_event, on_data))
+        return msgspec.json.decode(self._ask(protocol.ask_request(request), on_event, on_data))
 
     def call(
         self,
@@ -167,18 +170,19 @@ class Transport:
         on_data: OnData | None = None,
     ) -> Any:
         """A request by the name of its verb, with plain values. What is None is left to its default."""
-        return self.ask_plain(requests.build(verb, args or {}), on_event=on_event, on_data=on_data)
+        ask = protocol.ask_by_name(verb, args or {})
+        return msgspec.json.decode(self._ask(ask, on_event, on_data))
 
-    def _ask(self, request: Request[Any], on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
-        connection = self._send(request)
+    def _ask(self, ask: protocol.Ask, on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
+        connection = self._send(ask)
         try:
             return _answer(connection, on_event, on_data)
         except _AskAgain:
             self.close()
-            return self._ask(request, on_event, on_data)
+            return self._ask(ask, on_event, on_data)
         except wire.Closed as error:
             self.close()
-            raise protocol.ended_during(request) from error
+            raise protocol.ended_during(ask.verb) from error
         except errors.WaypointError:
             raise
         except BaseException:
@@ -186,21 +190,20 @@ class Transport:
             self.close()
             raise
 
-    def _send(self, request: Request[Any]) -> Connection:
+    def _send(self, ask: protocol.Ask) -> Connection:
         """Sends on this thread's connection. One whose daemon has gone refuses at once, before the request
         has arrived: then, and only then, it is safe to ask a new daemon."""
-        data = protocol.request_bytes(request)
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection is not None:
             try:
-                wire.send_bytes(connection, data)
+                wire.send_bytes(connection, ask.data)
             except wire.Closed:
                 self.close()
             else:
                 return connection
         connection = self._local.connection = self.connect()
         try:
-            wire.send_bytes(connection, data)
+            wire.send_bytes(connection, ask.data)
         except wire.Closed as error:
             self.close()
             raise errors.DaemonUnreachable(
@@ -210,16 +213,16 @@ class Transport:
 
     def open(self, request: Request[R], *, on_event: OnEvent | None = None) -> tuple[Connection, R]:
         """A request whose connection stays open for data: attach, spawn."""
-        connection = self.connect()
+        ask, connection = protocol.ask_request(request), self.connect()
         try:
-            wire.send_bytes(connection, protocol.request_bytes(request))
+            wire.send_bytes(connection, ask.data)
             return connection, protocol.decode(request, _answer(connection, on_event, None))
         except _AskAgain:
             connection.close()
             return self.open(request, on_event=on_event)
         except wire.Closed as error:
             connection.close()
-            raise protocol.ended_during(request) from error
+            raise protocol.ended_during(ask.verb) from error
         except BaseException:
             connection.close()
             raise

@@ -11,8 +11,6 @@ import msgspec
 
 from waypoint import errors, model
 from waypoint.api.request import Path, StatePayload, path_to_wire
-from waypoint.client.migrations import migrate
-from waypoint.kernel import atomic
 
 if TYPE_CHECKING:
     from waypoint.api.agent import AgentStateResult
@@ -52,6 +50,8 @@ def state_from_wire(answer: AgentStateResult, version: str | None) -> Any:
     """What was left, in the form that the code of this version expects. None when nothing was."""
     import base64
     import json
+
+    from waypoint.client.migrations import migrate
 
     if isinstance(answer.base64, str):
         state: Any = base64.b64decode(answer.base64)
@@ -100,6 +100,8 @@ def complete_file(file: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes
     if not isinstance(file, str | os.PathLike):
         yield file
         return
+    from waypoint.kernel import atomic  # here: few commands write a file
+
     is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe or a device
     with open(file, "wb") if is_special else atomic.replaced(file) as out:
         yield out

@@ -6,13 +6,16 @@ The connections (client/connection.py with sockets, aio/connection.py with async
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from waypoint import errors
-from waypoint.api import requests, wire
-from waypoint.api.request import Request
+from waypoint.api import wire
+
+if TYPE_CHECKING:
+    from waypoint.api.request import Request
 
 R = TypeVar("R")
 
@@ -97,10 +100,26 @@ def read_message(body: bytes) -> Message:
     return Again() if message.again else Greeting(message.version)
 
 
-def request_bytes(request: Request[Any]) -> bytes:
-    """What is sent to ask for something."""
-    args = msgspec.Raw(msgspec.json.encode(request))
-    return wire.frame_json(wire.Envelope(requests.verb_of(type(request)), args))
+class Ask(NamedTuple):
+    """A request on its way."""
+
+    verb: str
+    data: bytes
+
+
+def ask_request(request: Request[Any]) -> Ask:
+    from waypoint.api import requests  # here: a call by name does without the structs
+
+    return _ask(requests.verb_of(type(request)), request)
+
+
+def ask_by_name(verb: str, args: Mapping[str, Any]) -> Ask:
+    """A request by the name of its verb. What is None is left to its default."""
+    return _ask(verb, {name: value for name, value in args.items() if value is not None})
+
+
+def _ask(verb: str, args: Any) -> Ask:
+    return Ask(verb, wire.frame_json(wire.Envelope(verb, msgspec.Raw(msgspec.json.encode(args)))))
 
 
 def data_bytes(data: bytes) -> bytes:
@@ -110,12 +129,13 @@ def data_bytes(data: bytes) -> bytes:
 
 def decode(request: Request[R], answer: msgspec.Raw) -> R:
     """The result of a request as the type that belongs to it."""
+    from waypoint.api import requests
+
     result: R = msgspec.json.decode(answer, type=requests.result_of(type(request)))
     return result
 
 
-def ended_during(request: Request[Any]) -> errors.DaemonUnreachable:
-    verb = requests.verb_of(type(request))
+def ended_during(verb: str) -> errors.DaemonUnreachable:
     return errors.DaemonUnreachable(
         f"the daemon ended during {verb!r}", hint="ask again: sessions and checkpoints are kept"
     )

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from waypoint import errors, model
 from waypoint.api import requests
@@ -30,9 +30,11 @@ from waypoint.client import agent, payloads
 from waypoint.client.checkpoint import Checkpoint
 from waypoint.client.connection import OnApproval, Transport
 from waypoint.client.payloads import ref_of
-from waypoint.client.program import Program, Terminal
 from waypoint.client.result import Result
 from waypoint.text import views
+
+if TYPE_CHECKING:
+    from waypoint.client.program import Program, Terminal
 
 
 class Session:
@@ -125,11 +127,15 @@ class Session:
         def on_event(event: Any) -> None:
             self._client.decide(event["approval"], on_approval)
 
+        from waypoint.client.program import Program  # here: few commands need it
+
         connection, answer = self._client.open(request, on_event=on_event)
         return Program(connection, answer.pid, answer.warnings)
 
     def attach(self, rows: int = 24, columns: int = 80) -> Terminal:
         """Its terminal, as a person at a screen of this size has it."""
+        from waypoint.client.program import Terminal
+
         request = requests.Attach(session=self.name, rows=rows, columns=columns)
         connection, _ = self._client.open(request)
         return Terminal(connection)
