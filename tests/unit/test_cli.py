@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from waypoint import __version__, errors
@@ -26,6 +27,7 @@ from waypoint.cli.attach import KeyFilter
 from waypoint.cli.keys import encode_keys
 from waypoint.cli.reference import reference
 from waypoint.home import Home
+from waypoint.model import Bind, BoxOptions, Checkpoint, RunResult, Session
 
 REPOSITORY = Path(__file__).parents[2]
 PLAIN = render.Paint(on=False)
@@ -102,8 +104,8 @@ def test_what_makes_no_sense_is_refused_with_a_way_to_help(words: tuple[str, ...
 def test_binds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert parsed("new", "--bind", "data:/data:ro", "--bind", "/b:/c").bind == [
-        {"host": f"{tmp_path}/data", "box": "/data", "readonly": True},
-        {"host": "/b", "box": "/c", "readonly": False},
+        Bind(host=f"{tmp_path}/data", box="/data", readonly=True),
+        Bind(host="/b", box="/c"),
     ]
 
 
@@ -235,6 +237,25 @@ def test_the_detach_key(pieces: list[bytes], sent: bytes, detached: bool) -> Non
     assert (data, ended) == (sent, detached)
 
 
+def checkpoint(**fields: Any) -> Checkpoint:
+    given: dict[str, Any] = {
+        "id": "92f7e463c67e",
+        "name": None,
+        "intent": "",
+        "session": "work",
+        "label": "c1",
+        "parent": None,
+        "created_at": "2025-11-16T11:44:00+00:00",
+        "kind": "manual",
+        "pause_ms": 4.0,
+        "total_ms": 9.0,
+        "size_bytes": 1,
+        "processes": 1,
+        **fields,
+    }
+    return Checkpoint(**given)
+
+
 # Rendering --------------------------------------------------------------------------------------------
 
 NOW = datetime(2025, 11, 16, 12, 0, tzinfo=UTC)
@@ -280,7 +301,7 @@ def test_age(moment: str, text: str) -> None:
 def test_somebody_elses_words_cannot_command_the_terminal() -> None:
     rows = render.table(("A", "B"), [("x\x1b[2J", "y")], PLAIN)
     assert "\x1b" not in rows
-    point = {"label": "c1", "name": "a\x1b[2Jb", "intent": "\x1b]2;evil\x07\nnext", "intent_from": "given"}
+    point = checkpoint(name="a\x1b[2Jb", intent="\x1b]2;evil\x07\nnext")
     title = render.point_title(point, PLAIN)
     assert "\x1b" not in title
     assert len(title.splitlines()) == 1
@@ -422,15 +443,9 @@ def puppet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Puppet]:
     made.close()
 
 
-def ran(exit_code: int | None = 0, output: str = "", **more: Any) -> dict[str, Any]:
-    return {
-        "exit_code": exit_code,
-        "output": output,
-        "duration_ms": 5.0,
-        "timed_out": False,
-        "truncated": False,
-        **more,
-    }
+def ran(exit_code: int | None = 0, output: str = "", **more: Any) -> Any:
+    result = RunResult(exit_code=exit_code, output=output, **{"duration_ms": 5.0, **more})
+    return json.loads(msgspec.json.encode(result))
 
 
 def answer(*messages: Any) -> Script:
@@ -481,7 +496,8 @@ def test_json_of_exec_is_its_result_and_passes_the_exit_code_through(
 def test_the_session_comes_from_the_option_then_the_environment(
     puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    puppet.script = answer({"result": {"text": ""}})
+    screen = {"text": "", "rows": 24, "columns": 80, "cursor": [0, 0], "title": ""}
+    puppet.script = answer({"result": screen})
     main(["screen"])
     monkeypatch.setenv("WAYPOINT_SESSION", "from-env")
     main(["screen"])
@@ -500,7 +516,10 @@ def test_what_the_daemon_refuses_is_the_error(puppet: Puppet, capsys: pytest.Cap
 def test_a_new_session_is_asked_for_as_it_was_described(
     puppet: Puppet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    puppet.script = answer({"result": {"session": {"name": "web"}}})
+    session = Session(
+        id="1", name="web", state="live", created_at="2025-11-16T11:44:00Z", options=BoxOptions()
+    )
+    puppet.script = answer({"result": {"session": msgspec.to_builtins(session)}})
     words = "new web --base deb --net none --hide /root --bind /a:/b:ro --memory 1M --cpus 1.5 --pids 9"
     assert main([*words.split(), "--privileged", "--spares", "off"]) == 0
     assert capsys.readouterr().out == "web\n"

@@ -16,7 +16,7 @@ import stat
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from waypoint.history.changes import compare_views
 from waypoint.history.landing import LandingPlan, LandingRules, Selection
 from waypoint.history.view import OPAQUE, REDIRECT, PointView
 from waypoint.kernel.placement import ANYTHING, Dress, Folder, Moved
+from waypoint.model import Conflict, Landed, Landing, LeftOut
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="whiteouts and owners need root")
 
@@ -871,36 +872,25 @@ def test_one_end_of_a_copy(word: str, meant: Location) -> None:
 
 
 def test_a_plan_cannot_command_the_terminal() -> None:
-    item = {
-        "path": "/t/\x1b[2J\rok",
-        "source": "/app/x",
-        "action": "create",
-        "entry": "file",
-        "size_bytes": 3,
-        "what": [],
-    }
-    shown = landing_plan(
-        {
-            "source": "/app\x1b",
-            "target": "/t",
-            "items": [item],
-            "conflicts": [{"path": "/t/\x07", "source": "", "why": "w", "forcible": True}],
-            "left_out": [{"path": "/\x1b]0;x", "why": "w"}],
-        },
-        PLAIN,
+    plan = Landing(
+        source="/app\x1b",
+        target="/t",
+        items=(
+            Landed(
+                path="/t/\x1b[2J\rok", source="/app/x", action="create", entry="file", size_bytes=3, what=()
+            ),
+        ),
+        conflicts=(Conflict(path="/t/\x07", source="", why="w", forcible=True),),
+        left_out=(LeftOut(path="/\x1b]0;x", why="w"),),
     )
+    shown = landing_plan(plan, PLAIN)
     assert "\x1b" not in shown
     assert "\r" not in shown
     assert "\x07" not in shown
 
 
 def test_a_long_plan_is_cut() -> None:
-    items: Sequence[Mapping[str, Any]] = [
-        {"path": f"/t/{n}", "source": "", "action": "create", "entry": "file", "size_bytes": 0, "what": []}
-        for n in range(1000)
-    ]
-    shown = landing_plan(
-        {"source": "/", "target": "/t", "items": items, "conflicts": [], "left_out": []}, PLAIN
-    )
+    items = tuple(Landed(path=f"/t/{n}", source="", action="create", entry="file") for n in range(1000))
+    shown = landing_plan(Landing(source="/", target="/t", items=items), PLAIN)
     assert len(shown.splitlines()) < 60
     assert "960 more" in shown

@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waypoint import errors
-from waypoint.api import requests, wire
+from waypoint.api import wire
+from waypoint.api.sessions import Attach, Session
 from waypoint.cli.console import terminal_size
 
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ def attach(console: Console) -> int:
             "`waypoint shell` needs a terminal",
             hint="without a terminal use `waypoint exec`, `waypoint type` and `waypoint screen`",
         )
-    session = console.call("session", {"session": console.session}, "waiting for the daemon")["session"]
-    name = session["name"]
+    session = console.send(Session(session=console.session), "waiting for the daemon").session
+    name = session.name
     try:
-        end = Attachment(console.client, session["id"], name).run()
+        end = Attachment(console.client, session.id, name).run()
     except _Terminated as termination:
         return 128 + termination.number
     if end.detached:
@@ -152,7 +153,7 @@ class Attachment:
         """Attaches. If the daemon has died, attaches to the next one."""
         for attempt in range(_ATTEMPTS):
             size = terminal_size()
-            request = requests.Attach(session=self._session, rows=size.lines, columns=size.columns)
+            request = Attach(session=self._session, rows=size.lines, columns=size.columns)
             try:
                 connection, _ = self._client.open(request)
             except errors.DaemonUnreachable:

@@ -10,16 +10,23 @@ import contextlib
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgspec
 
 from waypoint import errors
-from waypoint.api import hints, requests
+from waypoint.api import hints
 
 if TYPE_CHECKING:
+    from waypoint.api.request import Request
     from waypoint.cli.render import Paint
     from waypoint.client.client import Client
+    from waypoint.client.session import Session
     from waypoint.home import Home
+    from waypoint.model import Actor
+
+R = TypeVar("R")
 
 _PROGRESS_AFTER_SECONDS = 0.5
 """A verb that takes no longer shows no progress."""
@@ -74,20 +81,26 @@ class Console:
 
         return self.arguments.session or Settings.read().session
 
-    def call(self, verb: str, args: Mapping[str, Any], doing: str) -> Any:
-        """Sends a request to the daemon and shows the progress. The actor is WAYPOINT_ACTOR, by default a
-        person."""
+    @property
+    def actor(self) -> Actor:
+        """WAYPOINT_ACTOR, by default a person."""
         from waypoint.home import Settings
 
-        actor = Settings.read().actor
+        return Settings.read().actor or "person"
+
+    def send(self, request: Request[R], doing: str, on_event: Callable[[Any], None] | None = None) -> R:
+        """Sends a request to the daemon and shows the progress."""
         with self.progress(doing):
-            takes_actor = actor and "actor" in requests.kind_of(verb).__struct_fields__
-            return self.client.call(verb, {"actor": actor, **args} if takes_actor else args)
+            return self.client.ask(request, on_event=on_event)
+
+    def open_session(self, name: str | None = None) -> Session:
+        """The session of that name, by default the one that the arguments mean, as an object of the SDK."""
+        return self.client.session(name or self.session, actor=self.actor)
 
     def prepare(self) -> None:
         """Sets this machine up if that was never done. If a daemon runs, it was done."""
         with contextlib.suppress(errors.DaemonUnreachable):
-            self.another_client(start=False).call("ping")
+            self.another_client(start=False).daemon.ping()
             return
         if os.geteuid() != 0:
             raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
@@ -113,7 +126,7 @@ class Console:
         return Paint.of(sys.stderr)
 
     def result(self, value: Any, text: str | None) -> None:
-        """Prints the result: with --json the value, else the text."""
+        """Prints the result: with --json the value (a struct or plain data), else the text."""
         if self.json:
             write_json(value)
         elif text:
@@ -256,10 +269,11 @@ def write_json(value: Any) -> None:
     """Prints one JSON value and a newline; indented on a terminal."""
     import json
 
+    plain = msgspec.to_builtins(value)
     if sys.stdout.isatty():
-        print(json.dumps(value, ensure_ascii=False, indent=2))
+        print(json.dumps(plain, ensure_ascii=False, indent=2))
     else:
-        print(json.dumps(value), flush=True)
+        print(json.dumps(plain), flush=True)
 
 
 def report(error: errors.WaypointError, *, json: bool) -> int:

@@ -1,14 +1,25 @@
-"""docs/cli.md, from the declarations of the verbs: `python -m waypoint.cli.reference > docs/cli.md`."""
+"""docs/cli.md, from the declarations of the verbs: `python -m waypoint.cli.reference > docs/cli.md`.
+
+The JSON part comes from the types of the results, so it covers every verb.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
+from importlib import import_module
+from typing import Any
+
+from msgspec import NODEFAULT, inspect
 
 from waypoint import errors
+from waypoint.api.requests import kind_of, result_of
 from waypoint.cli.help import Row, introduction, options, positionals, usage_line
-from waypoint.cli.spec import Parser, Verb
+from waypoint.cli.spec import PROGRAM, Parser, Verb
 from waypoint.cli.verbs import load_all
 
+_WIDTH = 110
+_INLINE_FIELDS = 4
 _HEAD = """\
 # The command line
 
@@ -24,69 +35,29 @@ _HEAD = """\
   verification), or `SESSION:REF`.
 - Output has colours only on a terminal, and not with `NO_COLOR`.
 """
-
-_JSON = """\
+_JSON_HEAD = """\
 ## JSON
 
-| verb | value |
-|---|---|
-| `new` | `{"session": {"id", "name", "state", …}}` |
-| `exec` | `{"exit_code", "output", "duration_ms", "timed_out", "truncated", …}` |
-| `exec --pipe` | the same, and `"stderr"` |
-| `checkpoint` | `{"checkpoint": {…}}`: `"id"`, `"name"`, `"intent"`, `"session"`, `"parent"`, \
-`"created_at"`, `"pause_ms"`, `"total_ms"`, `"size_bytes"`, … |
-| `log` | `{"checkpoints": […], "sessions": [{"name", "state", "head"}], "good": {session: id}}`, oldest \
-first |
-| `show` | `{"checkpoint", "parent", "card", "sections", "verdicts", "notes"}`; `card` is null until it is \
-computed |
-| `status` | `{"session", "head", "summary", "sections", "difference"}` |
-| `diff` | `{"from", "to", "different", "summary", "sections", "difference"}`, with --patch `"patch"` |
-| `preview` | `{"plan": {"id", "target", "head", "lost", "uncheckpointed", "not_undone", "not_covered"}, \
-"words"}` |
-| `restore`, `undo`, `redo` | `{"session", "checkpoint", "ready_ms", "safety"}` |
-| `ops` | `{"operations": [{"id", "at", "verb", "target", "to", "before", "back_to", "undone"}]}`, \
-oldest first |
-| `verify`, `checkpoint --verify` | `{"checkpoint", "verdict": {"state", "exit_code", "duration_ms", \
-"output", …}}`; the verdict is null when it is not waited for |
-| `bisect` | `{"culprit", "last_good", "card", "summary", "sections", "difference", "steps"}` |
-| `tag` | `{"tag", "checkpoint"}`; all of them: `{"tags": […]}` |
-| `note` | `{"checkpoint", "notes"}` |
-| `fork` | `{"sessions": [{"id", "name", "ready_ms"}]}` |
-| `park` | `{"session", "checkpoint"}` |
-| `restore --files` | `{"checkpoint", "landing", "safety"}` |
-| `apply` | `{"landing": {…}}`: `"source"`, `"target"`, \
-`"items": [{"path", "source", "action", "entry", "size_bytes", "what"}]`, \
-`"conflicts": [{"path", "source", "why", "forcible"}]`, `"left_out": [{"path", "why"}]`, \
-`"unchanged"`, `"done"` |
-| `export -o` | `{"exported": {"files", "deleted", "bytes", "left_out"}}` |
-| `cp` | `{"copied": {"files", "folders", "links", "bytes", "left_out"}}` |
-| `ls` | `{"sessions": […]}` |
-| `rm` | `{"removed": […]}` |
-| `pin`, `unpin` | `{"checkpoint": {…}}` |
-| `forget` | `{"forgotten": […], "kept": [{"id", "session", "label", "reasons"}], "frees_bytes", "exact", \
-"dry_run"}` |
-| `prune` | `{"removed", "forgotten", "freed_bytes", "pool", "dry_run"}` |
-| `du` | `{"checkpoints": [{"id", "unique_bytes", "files_bytes", "processes_bytes", "exact", …}], \
-"sessions", "bases", "other_bytes", "pool"}` |
-| `screen` | `{"text", "rows", "columns", "cursor", "title"}` |
-| `doctor` | `{"ok", "findings": [{"name", "ok", "version", "why", "fix", "optional"}]}` |
-| an error | `{"error": {"code", "message", "hint"}}`, and the exit status is not 0 |
-"""
+What `--json` prints, in the notation of TypeScript. A field with `?` may be missing. Times are ISO 8601,
+bytes are base64. An error is `{"error": {"code", "message", "hint"}}`, and the exit status is not 0.
+
+| verb | result |
+|---|---|"""
 
 
 def reference() -> str:
     """The whole page."""
-    parts = [_HEAD]
-    for group, verbs in load_all():
+    parts, groups = [_HEAD], load_all()
+    for group, verbs in groups:
         parts.append(f"## {group}\n")
         parts += [_verb(verb) for verb in verbs]
-    parts += [_JSON, _statuses()]
+    parts += [_json([verb for _, verbs in groups for verb in verbs]), _statuses()]
     return "\n".join(parts)
 
 
 def _verb(verb: Verb) -> str:
     parser = Parser(verb)
-    lines = [f"### waypoint {verb.name}\n", f"{_escape(introduction(verb))}\n"]
+    lines = [f"### {PROGRAM} {verb.name}\n", f"{_escape(introduction(verb))}\n"]
     lines.append(f"```\n{usage_line(parser)}\n```\n")
     if rows := [*positionals(parser), *options(parser)]:
         lines += ["| | |", "|---|---|", *(_row(row) for row in rows), ""]
@@ -101,6 +72,106 @@ def _row(row: Row) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|")
+
+
+# JSON -----------------------------------------------------------------------------------------------------
+
+
+def _json(verbs: list[Verb]) -> str:
+    types = _Types()
+    lines = [_JSON_HEAD]
+    for verb in verbs:
+        for form, result in verb.json.items():
+            words, fields = f"{verb.name} {form}".strip(), types.result(_type(result))
+            lines.append(f"| `{words}` | `{_escape(fields)}` |")
+    return "\n".join([*lines, "", "```ts", *types.definitions(), "```", ""])
+
+
+def _type(result: str | type) -> Any:
+    if not isinstance(result, str):
+        return result
+    module, colon, name = result.partition(":")
+    return getattr(import_module(module), name) if colon else result_of(kind_of(result))
+
+
+class _Types:
+    """Writes types in the notation of TypeScript, and remembers the structs that have to be defined."""
+
+    def __init__(self) -> None:
+        self._structs: dict[str, inspect.StructType] = {}
+
+    def result(self, kind: Any) -> str:
+        """The fields of a result if there are few, else its name."""
+        struct = inspect.type_info(kind)
+        assert isinstance(struct, inspect.StructType)
+        if len(struct.fields) <= _INLINE_FIELDS:
+            text = f"{{ {'; '.join(self._fields(struct))} }}" if struct.fields else "{}"
+            if len(text) <= _WIDTH:
+                return text
+        return self._written(struct)
+
+    def definitions(self) -> list[str]:
+        """One definition for each struct that was named, and for those that these name."""
+        texts: dict[str, str] = {}
+        while missing := [name for name in self._structs if name not in texts]:
+            for name in missing:
+                texts[name] = self._definition(name, self._structs[name])
+        return [texts[name] for name in sorted(texts)]
+
+    def _definition(self, name: str, struct: inspect.StructType) -> str:
+        fields = self._fields(struct)
+        line = f"type {name} = {{ {'; '.join(fields)} }}"
+        if len(line) <= _WIDTH:
+            return line
+        lines, text = [f"type {name} = {{"], " "
+        for field_text in fields:
+            if len(text) + len(field_text) + 2 > _WIDTH:
+                lines.append(text)
+                text = " "
+            text += f" {field_text};"
+        return "\n".join([*lines, text, "}"])
+
+    def _fields(self, struct: inspect.StructType) -> list[str]:
+        return [
+            f"{field.encode_name}{'?' if _may_be_missing(field) else ''}: {self._written(field.type)}"
+            for field in struct.fields
+        ]
+
+    def _written(self, kind: inspect.Type) -> str:
+        match kind:
+            case inspect.StructType(cls=cls):
+                name = cls.__name__
+                known = self._structs.setdefault(name, kind)
+                assert known.cls is cls, f"two types are called {name}: {known.cls} and {cls}"
+                return name
+            case inspect.LiteralType(values=values):
+                return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
+            case inspect.UnionType(types=types):
+                return " | ".join(self._written(each) for each in types)
+            case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
+                text = self._written(item)
+                return f"({text})[]" if " | " in text else f"{text}[]"
+            case inspect.TupleType(item_types=items):
+                return f"[{', '.join(self._written(item) for item in items)}]"
+            case inspect.DictType(value_type=value):
+                return f"{{ [name: string]: {self._written(value)} }}"
+            case inspect.BoolType():
+                return "boolean"
+            case inspect.IntType() | inspect.FloatType():
+                return "number"
+            case inspect.NoneType():
+                return "null"
+            case inspect.AnyType():
+                return "any"
+        return "string"  # text, bytes in base64, times
+
+
+def _may_be_missing(field: inspect.Field) -> bool:
+    """Whether its default is UNSET, which msgspec shows as an optional field without a default."""
+    return not field.required and field.default is field.default_factory is NODEFAULT
+
+
+# Exit statuses --------------------------------------------------------------------------------------------
 
 
 def _statuses() -> str:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+import msgspec
 
 from waypoint.text.units import age, clock, milliseconds, plural, shown, size
+
+if TYPE_CHECKING:
+    from waypoint.model import Checkpoint
 
 __all__ = [
     "Paint",
@@ -106,20 +111,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], paint: Paint) -> s
     return "\n".join([paint.dim(line(head)), *(line(row) for row in cells)])
 
 
-def point_title(point: Mapping[str, Any], paint: Paint) -> str:
+def point_title(point: Checkpoint, paint: Paint) -> str:
     """A point in one phrase: `c5 up "server up"`."""
-    parts = [paint.bold(point["label"])]
-    if point.get("name"):
-        parts.append(paint.name(shown(point["name"])))
-    if point.get("intent"):
+    parts = [paint.bold(point.label)]
+    if point.name:
+        parts.append(paint.name(shown(point.name)))
+    if point.intent:
         from waypoint.text.views import title
 
-        words = cut(title(point), 72)
-        parts.append(f'"{words}"' if point["intent_from"] == "given" else words)
+        words = cut(title(msgspec.to_builtins(point)), 72)
+        parts.append(f'"{words}"' if point.intent_from == "given" else words)
     return " ".join(parts)
 
 
-def point_facts(point: Mapping[str, Any]) -> str:
+def point_facts(point: Checkpoint) -> str:
     """What it contains and how long the session was paused."""
-    content = "files only" if point.get("files_only") else plural(point["processes"], "process")
-    return f"{content} · {size(point['size_bytes'])} · paused {milliseconds(point['pause_ms'])}"
+    content = "files only" if point.files_only else plural(point.processes, "process")
+    return f"{content} · {size(point.size_bytes)} · paused {milliseconds(point.pause_ms)}"

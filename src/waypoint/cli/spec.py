@@ -8,7 +8,8 @@ the declarations, so they cannot disagree.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -37,17 +38,26 @@ class Verb(msgspec.Struct, frozen=True):
     arguments: tuple[Argument, ...]
     examples: tuple[str, ...]
     about: str
+    json: Mapping[str, str | type]
+    """What --json prints, by the options that lead to it: the name of the request whose result it is, a type,
+    or `module:type`. docs/cli.md lists them."""
     run: Callable[[Console], int]
     """Runs the verb and returns the exit status."""
 
 
 def verb(
-    name: str, summary: str, *arguments: Argument, examples: Sequence[str], about: str = ""
+    name: str,
+    summary: str,
+    *arguments: Argument,
+    examples: Sequence[str],
+    about: str = "",
+    json: str | type | Mapping[str, str | type] = "",
 ) -> Callable[[Callable[[Console], int]], Verb]:
-    """Declares the function below it as a verb."""
+    """Declares the function below it as a verb. Without `json` the request has the same name."""
+    results = json if isinstance(json, Mapping) else {"": json or re.sub("[ -]", "_", name)}
 
     def declare(run: Callable[[Console], int]) -> Verb:
-        return Verb(name, summary, arguments, tuple(examples), about, run)
+        return Verb(name, summary, arguments, tuple(examples), about, results, run)
 
     return declare
 

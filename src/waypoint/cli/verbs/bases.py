@@ -6,6 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from waypoint import errors
+from waypoint.api.machine import BaseImport, BaseLs, BaseRm
+from waypoint.api.sessions import Removed
 from waypoint.cli import render
 from waypoint.cli.spec import argument, verb
 
@@ -36,10 +38,9 @@ def base_import(console: Console) -> int:
         if "progress" in event and not console.json:
             console.step(event["progress"])
 
-    request = {"name": name, "file": os.path.abspath(file)}
-    reply = console.client.call("base_import", request, on_event=show_progress)
-    console.result(reply, name)
-    for warning in reply["base"].get("warnings", ()):
+    result = console.client.ask(BaseImport(name=name, file=os.path.abspath(file)), on_event=show_progress)
+    console.result(result, name)
+    for warning in result.base.warnings:
         console.say(render.shown(warning))
     console.hint(f"waypoint new --base {name}   starts a session on it")
     return 0
@@ -47,27 +48,27 @@ def base_import(console: Console) -> int:
 
 @verb("base ls", "list the imported bases", examples=("waypoint base ls",))
 def base_ls(console: Console) -> int:
-    reply = console.call("base_ls", {}, "waiting for the daemon")
+    result = console.send(BaseLs(), "waiting for the daemon")
     rows = [
         (
-            base["name"],
-            render.size(base["size_bytes"]),
-            f"{base['file_count']:,}",
-            render.age(base["created_at"]),
-            base["source"],
+            base.name,
+            render.size(base.size_bytes),
+            f"{base.file_count:,}",
+            render.age(base.created_at),
+            base.source,
         )
-        for base in reply["bases"]
+        for base in result.bases
     ]
     if not rows:
         console.hint("there are no bases: `waypoint base import NAME FILE` imports one")
     head = ("NAME", "SIZE", "FILES", "IMPORTED", "FROM")
-    console.result(reply, render.table(head, rows, console.paint) if rows else None)
+    console.result(result, render.table(head, rows, console.paint) if rows else None)
     return 0
 
 
-@verb("base rm", "remove a base", _NAME, examples=("waypoint base rm box",))
+@verb("base rm", "remove a base", _NAME, examples=("waypoint base rm box",), json=Removed)
 def base_rm(console: Console) -> int:
     name = console.arguments.name
-    reply = console.call("base_rm", {"name": name}, "removing")
-    console.result({**reply, "removed": [name]}, f"removed {name}")
+    console.send(BaseRm(name=name), "removing")
+    console.result(Removed(removed=(name,)), f"removed {name}")
     return 0

@@ -52,6 +52,7 @@ def _peers(text: str) -> list[str]:
     examples=("waypoint bench --quick", "waypoint bench --only memory,peers --out results"),
     about="It takes a few minutes, in a throwaway home: your sessions are not touched. It prints a table and"
     " writes bench.json, bench.md and bench.svg.",
+    json="waypoint.bench.results:Report",
 )
 def bench(console: Console) -> int:
     from waypoint.bench import report, runner

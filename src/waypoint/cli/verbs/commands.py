@@ -11,7 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET, UnsetType
+
 from waypoint import errors
+from waypoint.api.request import Result
+from waypoint.api.sessions import Exec, Type
 from waypoint.cli import render
 from waypoint.cli.spec import SESSION, argument, box_path, command, flag, positive, remainder, verb
 
@@ -20,12 +24,24 @@ if TYPE_CHECKING:
 
     from waypoint.cli.console import Console
     from waypoint.client.program import Program
-    from waypoint.model import Approval
+    from waypoint.model import Approval, RunResult
 
 _TIMED_OUT = 124
 _CTRL_C = b"\x03"
 _TERMINATE_SECONDS = 2.0
 _READ_BYTES = 1 << 16
+
+
+class ProgramResult(Result, frozen=True):
+    """What a program beside the shell did. `base64`: its output, if that is not valid UTF-8."""
+
+    exit_code: int | None
+    output: str
+    stderr: str
+    duration_ms: float
+    timed_out: bool
+    truncated: bool = False
+    base64: str | UnsetType = UNSET
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -71,6 +87,7 @@ def _variable(text: str) -> tuple[str, str]:
     " still there. The exit status is that of the command. Its stdin is empty unless --stdin or --tty is"
     " given. Ctrl-C interrupts the command; a second Ctrl-C stops waiting for it. Options stand before the"
     " command.",
+    json={"": "exec", "--pipe": ProgramResult},
 )
 def exec_(console: Console) -> int:
     words = remainder(console.arguments.command)
@@ -94,16 +111,15 @@ def _refuse_pipe_options(arguments: argparse.Namespace) -> None:
 
 def _run_in_shell(console: Console, command: str) -> int:
     arguments = console.arguments
-    request: dict[str, Any] = {
-        "session": console.session,
-        "command": command,
-        "timeout": arguments.timeout,
-        "on_terminal": arguments.tty,
-        "stream": not console.json,
-        "actor": os.environ.get("WAYPOINT_ACTOR"),
-    }
-    if arguments.stdin:
-        request["stdin"] = base64.b64encode(sys.stdin.buffer.read()).decode()
+    request = Exec(
+        session=console.session,
+        command=command,
+        timeout=arguments.timeout,
+        stdin=sys.stdin.buffer.read() if arguments.stdin else None,
+        on_terminal=arguments.tty,
+        stream=not console.json,
+        actor=console.actor,
+    )
     printer = _OutputPrinter()
     waits_for_approval = False
 
@@ -121,19 +137,19 @@ def _run_in_shell(console: Console, command: str) -> int:
         _type(console, _CTRL_C)
 
     with _on_interrupt(interrupt):
-        reply = console.client.call("exec", request, on_event=on_event)
-    _show_warnings(console, reply.get("warnings"))
+        result = console.client.ask(request, on_event=on_event)
+    _show_warnings(console, result.warnings)
     if console.json:
-        console.result(reply, None)
+        console.result(result, None)
     else:
-        printer.print_rest(reply)
-    if reply["timed_out"]:
-        console.say(f"timed out after {render.milliseconds(reply['duration_ms'])}")
-    if reply.get("notice"):
-        console.say(reply["notice"])
-    if reply["timed_out"]:
+        printer.print_rest(result)
+    if result.timed_out:
+        console.say(f"timed out after {render.milliseconds(result.duration_ms)}")
+    if result.notice:
+        console.say(result.notice)
+    if result.timed_out:
         return _TIMED_OUT
-    return 1 if reply["exit_code"] is None else int(reply["exit_code"])
+    return 1 if result.exit_code is None else result.exit_code
 
 
 class _OutputPrinter:
@@ -157,9 +173,9 @@ class _OutputPrinter:
         self._inexact = bool(replacement)
         self._print(exact.encode())
 
-    def print_rest(self, reply: Mapping[str, Any]) -> None:
+    def print_rest(self, result: RunResult) -> None:
         """Prints what was not streamed, for example the end of an output that was too long to keep."""
-        output = base64.b64decode(reply["base64"]) if reply.get("base64") else reply["output"].encode()
+        output = base64.b64decode(result.base64) if result.base64 else result.output.encode()
         if output.startswith(self._printed):
             self._print(output[len(self._printed) :])
 
@@ -173,7 +189,7 @@ def _type(console: Console, data: bytes) -> None:
     """On another connection: the first one waits for the result of the command."""
     client = console.another_client()
     with contextlib.closing(client), contextlib.suppress(errors.WaypointError):
-        client.call("type", {"session": console.session, "data": base64.b64encode(data).decode()})
+        client.ask(Type(session=console.session, data=data))
 
 
 @contextlib.contextmanager
@@ -202,14 +218,12 @@ def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
     import threading
     import time
 
-    from waypoint.client.session import Session
-
     arguments = console.arguments
     if arguments.tty:
         raise errors.UsageError(
             "--tty and --pipe exclude each other", hint="with --pipe there is no terminal"
         )
-    session = Session(console.client, console.session or "")
+    session = console.open_session()
     started = time.monotonic()
     program = session.spawn(
         argv,
@@ -255,18 +269,16 @@ def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
 
 def _program_result(
     program: Program, output: Mapping[str, bytearray], duration_ms: float, *, timed_out: bool
-) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "exit_code": program.exit_code,
-        "output": output["stdout"].decode(errors="replace"),
-        "stderr": output["stderr"].decode(errors="replace"),
-        "duration_ms": duration_ms,
-        "timed_out": timed_out,
-        "truncated": False,
-    }
-    if output["stdout"] != result["output"].encode():
-        result["base64"] = base64.b64encode(output["stdout"]).decode()
-    return result
+) -> ProgramResult:
+    text = output["stdout"].decode(errors="replace")
+    return ProgramResult(
+        exit_code=program.exit_code,
+        output=text,
+        stderr=output["stderr"].decode(errors="replace"),
+        duration_ms=duration_ms,
+        timed_out=timed_out,
+        base64=UNSET if output["stdout"] == text.encode() else base64.b64encode(output["stdout"]).decode(),
+    )
 
 
 def _forward_stdin(program: Program) -> None:
@@ -303,6 +315,6 @@ def _ask_approval(console: Console, approval: Approval) -> bool | None:
     return None
 
 
-def _show_warnings(console: Console, warnings: Sequence[str] | None) -> None:
-    for warning in warnings or ():
+def _show_warnings(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
         console.warn(render.shown(warning))

@@ -13,15 +13,21 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from waypoint import errors
+from waypoint.api import points
+from waypoint.api.request import Request, Result
+from waypoint.api.sessions import Exec, Ls, New, Rm
 from waypoint.cli import render
 from waypoint.cli.spec import flag, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
+    from waypoint.model import Checkpoint
+
+R = TypeVar("R")
 
 # Counts its requests, in memory only.
 _SERVER = """\
@@ -46,7 +52,14 @@ _ASK = (
 _WAIT = "for i in {1..100}; do (: </dev/tcp/127.0.0.1/8000) 2>/dev/null && break; sleep 0.05; done"
 _FOLDERS_TO_DELETE = ("/usr/share/doc", "/usr/share/zoneinfo", "/usr/share/perl", "/usr/share")
 _PAUSE_SECONDS = 1.1
+_COMMAND_SECONDS = 30.0
 _FORKS = 3
+
+
+class Figures(Result, frozen=True):
+    """What the demo has measured."""
+
+    figures: dict[str, float]
 
 
 @verb(
@@ -54,6 +67,7 @@ _FORKS = 3
     "see the main job at work: 20 seconds, in sessions that are removed afterwards",
     flag("--fast", help="without pauses for reading"),
     examples=("waypoint demo",),
+    json=Figures,
 )
 def demo(console: Console) -> int:
     console.prepare()
@@ -61,7 +75,7 @@ def demo(console: Console) -> int:
     with _cleanup(console, prefix):
         figures = _Demo(console, prefix).run()
     if console.json:
-        console.result({"figures": figures}, None)
+        console.result(Figures(figures=figures), None)
     return 0
 
 
@@ -86,9 +100,9 @@ def _cleanup(console: Console, prefix: str) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         client = console.another_client()
         with console.progress("cleaning up"), contextlib.suppress(errors.WaypointError):
-            names = [session["name"] for session in client.call("ls")["sessions"]]
-            if own := [name for name in names if name.startswith(prefix)]:
-                client.call("rm", {"sessions": own})
+            names = [session.name for session in client.ask(Ls()).sessions]
+            if own := tuple(name for name in names if name.startswith(prefix)):
+                client.ask(Rm(sessions=own))
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -101,9 +115,9 @@ class _Demo:
         self._paint = console.paint
         self._pause = _PAUSE_SECONDS if sys.stdout.isatty() and not console.arguments.fast else 0.0
         self._steps = 0
-        self._figures: dict[str, Any] = {}
+        self._figures: dict[str, float] = {}
 
-    def run(self) -> Mapping[str, Any]:
+    def run(self) -> dict[str, float]:
         started = time.monotonic()
         folder = next(
             (path for path in _FOLDERS_TO_DELETE if os.path.isdir(path) and os.listdir(path)), "/usr"
@@ -145,8 +159,7 @@ class _Demo:
     def _start(self) -> None:
         self._command(f"waypoint new {self._name}")
         started = time.monotonic()
-        options = {"net": "nat"}
-        self._call("new", {"name": self._name, "options": options, "join": False})
+        self._send(New(name=self._name))
         self._figure("new_ms", (time.monotonic() - started) * 1000, "ready in")
 
     def _work(self) -> None:
@@ -161,12 +174,11 @@ class _Demo:
         self._run(_WAIT, shown=False)
         self._expect_output("ask; ask; ask", _requests(1, 3))
 
-    def _checkpoint(self) -> Mapping[str, Any]:
+    def _checkpoint(self) -> Checkpoint:
         self._command(f'waypoint checkpoint -s {self._name} "server up" --name up')
-        args = {"session": self._name, "intent": "server up", "name": "up", "files_only": False}
-        point: Mapping[str, Any] = self._call("checkpoint", args)["checkpoint"]
-        self._figures |= {key: point[key] for key in ("pause_ms", "total_ms", "size_bytes")}
-        self._note(f"{point['label']}: {render.point_facts(point)}")
+        point = self._send(points.Checkpoint(session=self._name, intent="server up", name="up")).checkpoint
+        self._figures |= {key: getattr(point, key) for key in ("pause_ms", "total_ms", "size_bytes")}
+        self._note(f"{point.label}: {render.point_facts(point)}")
         return point
 
     def _break(self, folder: str) -> None:
@@ -176,9 +188,8 @@ class _Demo:
 
     def _restore(self, folder: str, entries: int) -> None:
         self._command(f"waypoint restore -s {self._name} up")
-        args = {"session": self._name, "ref": "up", "safety": True, "files_only": False}
-        reply = self._call("restore", args)
-        self._figure("restore_ms", reply["ready_ms"], "ready in")
+        restored = self._send(points.Restore(session=self._name, ref="up"))
+        self._figure("restore_ms", restored.ready_ms, "ready in")
         self._expect_output("pwd; echo TOKEN=$TOKEN; cat notes.txt", "/srv/app\nTOKEN=abc123\nit works")
         self._expect_output(f"ls {folder} | wc -l", str(entries))
         self._run("jobs", show_output=True)
@@ -187,19 +198,19 @@ class _Demo:
 
     def _fork(self) -> None:
         self._command(f"waypoint fork -s {self._name} up -n {_FORKS} --name {self._name}-try")
-        args = {"session": self._name, "ref": "up", "n": _FORKS, "name": f"{self._name}-try"}
+        request = points.Fork(session=self._name, ref="up", n=_FORKS, name=f"{self._name}-try")
         started = time.monotonic()
-        forks = self._call("fork", args)["sessions"]
+        forks = self._send(request).sessions
         self._figure("fork_ms", (time.monotonic() - started) * 1000, f"all {_FORKS} ready in")
         for number, fork in enumerate(forks, 1):
-            self._expect_output("; ".join(["ask"] * number), _requests(4, 3 + number), session=fork["name"])
+            self._expect_output("; ".join(["ask"] * number), _requests(4, 3 + number), session=fork.name)
 
-    def _end(self, point: Mapping[str, Any], seconds: float) -> None:
+    def _end(self, point: Checkpoint, seconds: float) -> None:
         figures = self._figures
         pause = render.milliseconds(figures["pause_ms"])
         rows = (
             ("a new session", render.milliseconds(figures["new_ms"])),
-            ("a checkpoint", f"{pause} of pause, {render.size(point['size_bytes'])}"),
+            ("a checkpoint", f"{pause} of pause, {render.size(point.size_bytes)}"),
             ("a restore", render.milliseconds(figures["restore_ms"])),
             (f"{_FORKS} forks", render.milliseconds(figures["fork_ms"])),
         )
@@ -235,8 +246,8 @@ class _Demo:
 
     # ---- the session -------------------------------------------------------------------------
 
-    def _call(self, verb: str, args: Mapping[str, Any]) -> Any:
-        return self._console.client.call(verb, args)
+    def _send(self, request: Request[R]) -> R:
+        return self._console.client.ask(request)
 
     def _run(
         self,
@@ -251,12 +262,11 @@ class _Demo:
         """Runs a command in the session's shell. `shown_as` is printed instead of a long command."""
         if shown:
             self._command(shown_as or command, session)
-        reply = self._call("exec", {"session": session or self._name, "command": command, "timeout": 30.0})
-        output = str(reply["output"])
+        result = self._send(Exec(session=session or self._name, command=command, timeout=_COMMAND_SECONDS))
+        output = result.output
         if check:
-            self._expect(
-                reply["exit_code"] == 0, f"{shown_as or command} exited with {reply['exit_code']}: {output}"
-            )
+            failure = f"{shown_as or command} exited with {result.exit_code}: {output}"
+            self._expect(result.exit_code == 0, failure)
         if show_output:
             for line in output.splitlines():
                 self._print(f"     {render.shown(line)}")

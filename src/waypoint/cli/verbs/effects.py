@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from waypoint import errors
+from waypoint.api.effects import Effect, Effects
 from waypoint.cli import render
 from waypoint.cli.spec import SESSION, argument, flag, verb
 from waypoint.text import views
@@ -27,10 +30,12 @@ def effects(console: Console) -> int:
     arguments = console.arguments
     if arguments.all and arguments.ref:
         raise errors.UsageError("--all and a point exclude each other", hint="leave out one of them")
-    request = {"session": console.session, "ref": arguments.ref, "all": arguments.all}
-    reply = console.call("effects", request, "reading the ledger")
-    lines = views.Effects(reply).lines(everything=arguments.unseen, hint=" (--unseen lists them)")
-    console.show(reply, render.styled(lines, console.paint) if lines else "")
+    request = Effects(session=console.session, ref=arguments.ref, all=arguments.all)
+    result = console.send(request, "reading the ledger")
+    lines = views.Effects(msgspec.to_builtins(result)).lines(
+        everything=arguments.unseen, hint=" (--unseen lists them)"
+    )
+    console.show(result, render.styled(lines, console.paint) if lines else "")
     if not lines:
         console.hint("no effects outside the session are known")
     return 0
@@ -52,14 +57,15 @@ def effects(console: Console) -> int:
 )
 def effect(console: Console) -> int:
     arguments = console.arguments
-    request = {
-        "session": console.session,
-        "what": " ".join(arguments.what),
-        "class": "external-reversible" if arguments.reversible else "irreversible",
-        "target": arguments.target,
-        "key": arguments.key,
-        "compensate": arguments.compensate,
-    }
-    reply = console.call("effect", request, "waiting for the daemon")
-    console.result(reply, f"added to the ledger as {reply['effect']['id']}")
+    request = Effect(
+        session=console.session,
+        what=" ".join(arguments.what),
+        class_="external-reversible" if arguments.reversible else "irreversible",
+        target=arguments.target,
+        key=arguments.key,
+        compensate=arguments.compensate,
+        actor=console.actor,
+    )
+    result = console.send(request, "waiting for the daemon")
+    console.result(result, f"added to the ledger as {result.effect.id}")
     return 0

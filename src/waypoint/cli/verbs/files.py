@@ -5,34 +5,24 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from waypoint import errors
+from waypoint.api.files import Applied, CopyDone, Exported
 from waypoint.cli import render
 from waypoint.cli.spec import SESSION, YES, Argument, argument, flag, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
     from waypoint.cli.render import Paint
-    from waypoint.client.session import Session
+    from waypoint.model import Landed, Landing, LeftOut
 
 _MOST_LINES = 40
 _SIGNS = {"create": "+", "update": "~", "mode": "~", "delete": "-"}
 _LOCATION = re.compile(
     r"(?P<session>[A-Za-z0-9_][A-Za-z0-9_.-]*)?(?:@(?P<ref>[^/]+))?:(?P<path>.*)", re.DOTALL
 )
-
-
-def find_session(console: Console) -> Session:
-    from waypoint.client.session import Session
-
-    name = console.session
-    if name is None:
-        name = console.client.call("session", {"session": None})["session"]["name"]
-    return Session(console.client, name)
 
 
 def _selection(from_help: str) -> tuple[Argument, ...]:
@@ -73,7 +63,7 @@ def _selection(from_help: str) -> tuple[Argument, ...]:
 )
 def apply(console: Console) -> int:
     arguments = console.arguments
-    session = find_session(console)
+    session = console.open_session()
     options: dict[str, Any] = {
         "source": arguments.source,
         "ref": arguments.ref,
@@ -85,54 +75,54 @@ def apply(console: Console) -> int:
         console.require_confirmation("applying changes")
     if arguments.dry_run or not arguments.yes:
         with console.progress("comparing"):
-            plan = msgspec.to_builtins(session.apply(arguments.to, arguments.paths, dry_run=True, **options))
+            plan = session.apply(arguments.to, arguments.paths, dry_run=True, **options)
         if arguments.dry_run:
-            console.result({"landing": plan}, landing_plan(plan, console.paint))
+            console.result(Applied(landing=plan), landing_plan(plan, console.paint))
             return 0
         console.aside(landing_plan(plan, console.stderr_paint))
-        if plan["items"] and (arguments.force or not plan["conflicts"]):
+        if plan.items and (arguments.force or not plan.conflicts):
             console.confirm(f"Apply {landing_count(plan)}?", action="applying changes")
     with console.progress("applying"):
-        done = msgspec.to_builtins(session.apply(arguments.to, arguments.paths, dry_run=False, **options))
-    console.result({"landing": done}, _applied(done))
-    unsolved = [conflict for conflict in done["conflicts"] if not conflict["forcible"]]
+        done = session.apply(arguments.to, arguments.paths, dry_run=False, **options)
+    console.result(Applied(landing=done), _applied(done))
+    unsolved = [conflict for conflict in done.conflicts if not conflict.forcible]
     for conflict in unsolved:
-        console.say(f"{render.shown(conflict['path'])} was not replaced: {conflict['why']}")
+        console.say(f"{render.shown(conflict.path)} was not replaced: {conflict.why}")
     return 1 if unsolved else 0
 
 
-def _applied(done: Mapping[str, Any]) -> str:
-    if not done["items"]:
-        same = f" ({render.plural(done['unchanged'], 'file')} already the same)" if done["unchanged"] else ""
+def _applied(done: Landing) -> str:
+    if not done.items:
+        same = f" ({render.plural(done.unchanged, 'file')} already the same)" if done.unchanged else ""
         return f"nothing to do{same}"
-    return f"applied to {render.shown(done['target'])}: {landing_count(done)}"
+    return f"applied to {render.shown(done.target)}: {landing_count(done)}"
 
 
 # How a landing looks: the files that apply and `restore --files` write --------------------------------------
 
 
-def landing_plan(plan: Mapping[str, Any], paint: Paint) -> str:
+def landing_plan(plan: Landing, paint: Paint) -> str:
     """What a landing would do, with its conflicts and what it leaves out."""
     lines = []
-    if plan["source"] != plan["target"]:
-        lines.append(f"{render.shown(plan['source'])} → {paint.bold(render.shown(plan['target']))}")
-    lines += [_item(item, plan["target"], paint) for item in plan["items"][:_MOST_LINES]]
-    lines += _more(plan["items"])
-    for conflict in plan["conflicts"][:_MOST_LINES]:
-        path = _relative(conflict["path"], plan["target"])
-        lines.append(f"  {paint.bad('!')} {path}  {paint.warn(render.shown(conflict['why']))}")
-    lines += _more(plan["conflicts"], " conflicts")
-    lines += _left_out(plan["left_out"], paint)
-    if not plan["items"] and not plan["conflicts"]:
+    if plan.source != plan.target:
+        lines.append(f"{render.shown(plan.source)} → {paint.bold(render.shown(plan.target))}")
+    lines += [_item(item, plan.target, paint) for item in plan.items[:_MOST_LINES]]
+    lines += _more(plan.items)
+    for conflict in plan.conflicts[:_MOST_LINES]:
+        path = _relative(conflict.path, plan.target)
+        lines.append(f"  {paint.bad('!')} {path}  {paint.warn(render.shown(conflict.why))}")
+    lines += _more(plan.conflicts, " conflicts")
+    lines += _left_out(plan.left_out, paint)
+    if not plan.items and not plan.conflicts:
         lines.append("  nothing to do")
     return "\n".join(lines)
 
 
-def _item(item: Mapping[str, Any], target: str, paint: Paint) -> str:
-    sign = {"create": paint.good, "delete": paint.bad}.get(item["action"], paint.warn)(_SIGNS[item["action"]])
-    name = _relative(item["path"], target) + ("/" if item["entry"] == "folder" else "")
-    details = [render.size(item["size_bytes"])] if item["size_bytes"] else []
-    details += [what for what in item["what"] if what != "content"]
+def _item(item: Landed, target: str, paint: Paint) -> str:
+    sign = {"create": paint.good, "delete": paint.bad}.get(item.action, paint.warn)(_SIGNS[item.action])
+    name = _relative(item.path, target) + ("/" if item.entry == "folder" else "")
+    details = [render.size(item.size_bytes)] if item.size_bytes else []
+    details += [what for what in item.what if what != "content"]
     return f"  {sign} {name}  {paint.dim(', '.join(details))}".rstrip()
 
 
@@ -144,11 +134,11 @@ def _more(items: Sequence[Any], what: str = "") -> list[str]:
     return [f"  … {len(items) - _MOST_LINES:,} more{what}"] if len(items) > _MOST_LINES else []
 
 
-def _left_out(left_out: Sequence[Mapping[str, Any]], paint: Paint) -> list[str]:
+def _left_out(left_out: Sequence[LeftOut], paint: Paint) -> list[str]:
     """What is not copied, grouped by the reason."""
     by_reason: dict[str, list[str]] = {}
     for entry in left_out:
-        by_reason.setdefault(entry["why"], []).append(render.shown(entry["path"]))
+        by_reason.setdefault(entry.why, []).append(render.shown(entry.path))
     lines = []
     for why, paths in by_reason.items():
         names = ", ".join(paths[:3]) + (f", … {len(paths) - 3:,} more" if len(paths) > 3 else "")
@@ -156,26 +146,26 @@ def _left_out(left_out: Sequence[Mapping[str, Any]], paint: Paint) -> list[str]:
     return lines
 
 
-def landing_count(landing: Mapping[str, Any]) -> str:
+def landing_count(landing: Landing) -> str:
     """`7 new, 3 changed, 1 deleted, 12 KB`; folders are counted separately."""
-    items = [item for item in landing["items"] if item["entry"] != "folder"]
+    items = [item for item in landing.items if item.entry != "folder"]
     numbers = {
-        "new": sum(item["action"] == "create" for item in items),
-        "changed": sum(item["action"] in ("update", "mode") for item in items),
-        "deleted": sum(item["action"] == "delete" for item in items),
+        "new": sum(item.action == "create" for item in items),
+        "changed": sum(item.action in ("update", "mode") for item in items),
+        "deleted": sum(item.action == "delete" for item in items),
     }
     parts = [f"{number:,} {word}" for word, number in numbers.items() if number]
-    if folders := len(landing["items"]) - len(items):
+    if folders := len(landing.items) - len(items):
         parts.append(render.plural(folders, "folder"))
-    if size_bytes := sum(item["size_bytes"] for item in items):
+    if size_bytes := sum(item.size_bytes for item in items):
         parts.append(render.size(size_bytes))
     return ", ".join(parts)
 
 
-def landing_items(landing: Mapping[str, Any]) -> list[str]:
+def landing_items(landing: Landing) -> list[str]:
     """What a landing has written, one line each."""
-    items = landing["items"]
-    lines = [f"  {_SIGNS[item['action']]} {render.shown(item['path'])}" for item in items[:_MOST_LINES]]
+    items = landing.items
+    lines = [f"  {_SIGNS[item.action]} {render.shown(item.path)}" for item in items[:_MOST_LINES]]
     return [*lines, *_more(items)]
 
 
@@ -207,7 +197,7 @@ def export(console: Console) -> int:
         )
     if arguments.patch and arguments.whiteouts:
         raise errors.UsageError("--whiteouts is only for a tar", hint="a patch contains the deletions anyway")
-    session = find_session(console)
+    session = console.open_session()
     options: dict[str, Any] = {
         "source": arguments.source,
         "ref": arguments.ref,
@@ -228,12 +218,11 @@ def export(console: Console) -> int:
             ) from error
     deleted = f", {exported.deleted:,} deleted" if exported.deleted else ""
     text = f"{exported.files:,} files{deleted}, {render.size(exported.bytes)}"
-    value = msgspec.to_builtins(exported)
     if to_stdout:
         console.say(text)
     else:
-        console.result({"exported": value}, f"{arguments.output}: {text}")
-    for line in _left_out(value["left_out"], console.stderr_paint):
+        console.result(Exported(exported=exported), f"{arguments.output}: {text}")
+    for line in _left_out(exported.left_out, console.stderr_paint):
         console.aside(line)
     return 0
 
@@ -281,27 +270,25 @@ def parse_location(word: str) -> Location:
     about="Like `cp -a`: into DST if that is a folder, else to DST; owner, mode, times, attributes and"
     " links are kept; SRC/. copies the content of SRC. Relative paths of a session start at the folder its"
     " shell is in. For a local name that contains a `:`, write ./NAME.",
+    json="copy_out",
 )
 def cp(console: Console) -> int:
-    from waypoint.client.session import Session
-
     arguments = console.arguments
     *sources, target = [parse_location(word) for word in arguments.paths]
     name, ref = _session_side(sources, target, arguments)
-    session = Session(console.client, name) if name else find_session(console)
+    session = console.open_session(name)
     paths = [source.path for source in sources]
     with console.progress("copying"):
         if target.in_session:
             copied = session.copy_in(paths, target.path, follow=arguments.follow)
         else:
             copied = session.copy_out(paths, target.path, ref=ref, follow=arguments.follow)
-    value = msgspec.to_builtins(copied)
-    console.result({"copied": value}, None)
+    console.result(CopyDone(copied=copied), None)
     if not console.json and sys.stdout.isatty():
         numbers = {"file": copied.files, "folder": copied.folders, "link": copied.links}
         parts = [render.plural(number, word) for word, number in numbers.items() if number or word == "file"]
         console.step(f"{', '.join(parts)}, {render.size(copied.bytes)}")
-    for line in _left_out(value["left_out"], console.stderr_paint):
+    for line in _left_out(copied.left_out, console.stderr_paint):
         console.aside(line)
     return 0
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from waypoint.api.history import Diff, Log, Show, Status
 from waypoint.cli import render
 from waypoint.cli.console import text_size
 from waypoint.cli.spec import REF, SESSION, SESSION_FIRST, argument, count, flag, verb
@@ -37,22 +40,24 @@ def log(console: Console) -> int:
     from waypoint.cli.timeline import Timeline
 
     arguments = console.arguments
-    request: dict[str, Any] = {"session": console.session, "all": arguments.all, "since": arguments.since}
-    if arguments.graph or not console.json:
-        request["family"] = "whole" if arguments.graph else "tips"
-    reply = console.call("log", request, "reading the history")
+    request = Log(
+        session=console.session,
+        all=arguments.all,
+        family="whole" if arguments.graph else None if console.json else "tips",
+        since=arguments.since,
+    )
+    log = console.send(request, "reading the history")
     if console.json:
         if arguments.number:
-            reply = {**reply, "checkpoints": reply["checkpoints"][-arguments.number :]}
-        console.result(reply, None)
+            log = msgspec.structs.replace(log, checkpoints=log.checkpoints[-arguments.number :])
+        console.result(log, None)
         return 0
-    status = None
-    if not arguments.all:
-        status = views.Status(console.call("status", {"session": console.session}, "comparing"))
+    status = None if arguments.all else _status(console)
     width = text_size().columns
-    timeline = Timeline(reply, status, console.paint, width, unfold=arguments.all, limit=arguments.number)
-    console.show(reply, timeline.text())
-    if not reply["checkpoints"]:
+    data = msgspec.to_builtins(log)
+    timeline = Timeline(data, status, console.paint, width, unfold=arguments.all, limit=arguments.number)
+    console.show(data, timeline.text())
+    if not log.checkpoints:
         console.hint("there are no points yet: `waypoint checkpoint` takes one")
     return 0
 
@@ -70,9 +75,9 @@ def log(console: Console) -> int:
 )
 def show(console: Console) -> int:
     arguments = console.arguments
-    request = {"session": console.session, "ref": arguments.ref, "again": arguments.again}
+    request = Show(session=console.session, ref=arguments.ref, again=arguments.again)
     doing = "computing the card" if arguments.again else "waiting for the daemon"
-    card = views.Card(console.call("show", request, doing))
+    card = views.Card(msgspec.to_builtins(console.send(request, doing)))
     console.show(card.data, render.styled(card.lines(None if arguments.all else _CARD_LINES), console.paint))
     if card.gaps:
         console.hint(f"waypoint show {arguments.ref} --again   computes the card again")
@@ -86,9 +91,13 @@ def show(console: Console) -> int:
     examples=("waypoint status", "waypoint status work"),
 )
 def status(console: Console) -> int:
-    status = views.Status(console.call("status", {"session": console.session}, "comparing"))
+    status = _status(console)
     console.show(status.data, render.styled(status.lines(), console.paint))
     return 0
+
+
+def _status(console: Console) -> views.Status:
+    return views.Status(msgspec.to_builtins(console.send(Status(session=console.session), "comparing")))
 
 
 # Differences ----------------------------------------------------------------------------------------------
@@ -133,15 +142,15 @@ def diff(console: Console) -> int:
     arguments = console.arguments
     refs, paths = split_refs_and_paths(arguments.words)
     only = [section for option, names in _SECTIONS.items() if getattr(arguments, option) for section in names]
-    request = {
-        "session": console.session,
-        "a": refs[0] if refs else None,
-        "b": refs[1] if len(refs) > 1 else None,
-        "paths": paths,
-        "only": ["files"] if arguments.patch and not only else only,
-        "patch": arguments.patch,
-    }
-    difference = views.Diff(console.call("diff", request, "comparing"))
+    request = Diff(
+        session=console.session,
+        a=refs[0] if refs else None,
+        b=refs[1] if len(refs) > 1 else None,
+        paths=tuple(paths),
+        only=("files",) if arguments.patch and not only else tuple(only),
+        patch=arguments.patch,
+    )
+    difference = views.Diff(msgspec.to_builtins(console.send(request, "comparing")))
     if difference.patch is not None:
         console.show(difference.data, _colour_patch(difference.patch, console.paint))
         _report_gaps(console, difference)

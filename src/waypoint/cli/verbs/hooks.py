@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from waypoint.api.request import Result
 from waypoint.cli.spec import SESSION, argument, flag, verb
 from waypoint.errors import UsageError, WaypointError
 
@@ -14,6 +15,28 @@ if TYPE_CHECKING:
     from waypoint.cli.console import Console
     from waypoint.hooks.config import Edit, Installation
     from waypoint.hooks.handler import Route
+
+
+class EditedFile(Result, frozen=True):
+    """A file of an agent's configuration, and what was done to it."""
+
+    file: str
+    changed: bool
+    removed: bool
+
+
+class EditedFiles(Result, frozen=True):
+    """The files of an agent's configuration, and what the user has to know about them."""
+
+    files: tuple[EditedFile, ...]
+    notes: tuple[str, ...]
+
+
+class InstalledHooks(Result, frozen=True):
+    """What is configured for each agent, one line each."""
+
+    hooks: dict[str, list[str]]
+
 
 _AGENTS = ("claude", "codex")
 _AGENT = argument("agent", choices=_AGENTS, help="the coding agent")
@@ -34,6 +57,7 @@ _FOLDER = argument(
     examples=("waypoint mcp", "waypoint mcp -s work"),
     about="An agent's configuration names it as a server, and the agent starts it. It keeps no state: it"
     " can be killed and started again at any time.",
+    json={},
 )
 def mcp(console: Console) -> int:
     from waypoint.mcp.server import serve  # a large library, which no other verb should pay for
@@ -56,6 +80,7 @@ def mcp(console: Console) -> int:
     examples=("waypoint hook claude <event.json",),
     about="It reads the agent's event as JSON and replies in the agent's format. It never fails: errors are"
     " reported on stderr only.",
+    json={},
 )
 def hook(console: Console) -> int:
     """Errors are reported and ignored: they must not stop the agent."""
@@ -108,6 +133,7 @@ def _route(console: Console) -> Route | None:
     examples=("waypoint hooks install claude", "waypoint hooks install codex --dir ~/project -s work"),
     about="What is there stays, and repeating it changes nothing. docs/coding-agents.md says what the"
     " hooks do.",
+    json=EditedFiles,
 )
 def hooks_install(console: Console) -> int:
     arguments = console.arguments
@@ -129,6 +155,7 @@ def hooks_install(console: Console) -> int:
     _AGENT,
     _FOLDER,
     examples=("waypoint hooks uninstall claude",),
+    json=EditedFiles,
 )
 def hooks_uninstall(console: Console) -> int:
     _edit(console, None, unchanged="contains nothing of Waypoint")
@@ -141,6 +168,7 @@ def hooks_uninstall(console: Console) -> int:
     argument("agent", choices=_AGENTS, nargs="?", help="the coding agent (default: both)"),
     _FOLDER,
     examples=("waypoint hooks show", "waypoint hooks show codex --dir ~/project"),
+    json=InstalledHooks,
 )
 def hooks_show(console: Console) -> int:
     from waypoint.hooks.config import installed
@@ -149,7 +177,7 @@ def hooks_show(console: Console) -> int:
     agents = [arguments.agent] if arguments.agent else _AGENTS
     hooks = {agent: installed(agent, Path(arguments.dir)) for agent in agents}
     text = "\n".join(line for lines in hooks.values() for line in lines)
-    console.result({"hooks": hooks}, text or None)
+    console.result(InstalledHooks(hooks=hooks), text or None)
     if not text:
         console.hint("there are none: `waypoint hooks install claude` (or codex) adds them")
     return 0
@@ -188,11 +216,11 @@ def _edit(console: Console, installation: Installation | None, *, unchanged: str
         edit.write()
         what = ("removed" if _is_removed(edit) else "written") if edit.changes else unchanged
         lines += [f"{edit.path}  {what}", *(f"  {note}" for note in edit.notes)]
-    files = [
-        {"file": str(edit.path), "changed": edit.changes, "removed": _is_removed(edit)} for edit in changes
-    ]
-    notes = [note for edit in changes for note in edit.notes]
-    console.result({"files": files, "notes": notes}, "\n".join(lines))
+    files = tuple(
+        EditedFile(file=str(edit.path), changed=edit.changes, removed=_is_removed(edit)) for edit in changes
+    )
+    notes = tuple(note for edit in changes for note in edit.notes)
+    console.result(EditedFiles(files=files, notes=notes), "\n".join(lines))
 
 
 def _is_removed(edit: Edit) -> bool:

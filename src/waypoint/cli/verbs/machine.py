@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from waypoint import errors
+from waypoint.api.machine import DaemonStatus, DaemonStatusResult, DaemonStop, PoolStatus
+from waypoint.api.request import Result
 from waypoint.cli import render
 from waypoint.cli.spec import YES, argument, count, flag, verb
 
@@ -20,10 +22,66 @@ _READ_BYTES = 1 << 16
 _POLL_SECONDS = 0.2
 
 
+class Check(Result, frozen=True):
+    """One thing that was checked: what was found, what it is needed for, how to fix it."""
+
+    name: str
+    ok: bool
+    version: str
+    why: str
+    fix: str
+    optional: bool
+
+
+class Diagnosis(Result, frozen=True):
+    """Whether this machine has everything that is needed, and all checks."""
+
+    ok: bool
+    findings: tuple[Check, ...]
+
+
+class SetupDone(Result, frozen=True):
+    """The engine that was installed, and the pool."""
+
+    engine: dict[str, Any]
+    pool: PoolStatus
+
+
+class Uninstalled(Result, frozen=True):
+    """False: there was nothing to remove."""
+
+    removed: bool
+
+
+class Running(DaemonStatusResult, frozen=True):
+    """The state of a daemon that runs."""
+
+    running: Literal[True] = True
+
+
+class NotRunning(Result, frozen=True):
+    """No daemon runs."""
+
+    running: Literal[False] = False
+
+
+class Stopped(Result, frozen=True):
+    """False: no daemon ran."""
+
+    stopped: bool
+
+
+class LogLines(Result, frozen=True):
+    """The last lines of the log."""
+
+    lines: tuple[str, ...]
+
+
 @verb(
     "doctor",
     "check whether this machine has what Waypoint needs",
     examples=("waypoint doctor", "waypoint doctor --json"),
+    json=Diagnosis,
 )
 def doctor(console: Console) -> int:
     from waypoint.machine.doctor import examine
@@ -37,8 +95,8 @@ def doctor(console: Console) -> int:
         lines += ["", paint.bad(f"missing: {', '.join(finding.name for finding in missing)}")]
     else:
         lines += ["", paint.good("this machine has everything that Waypoint needs")]
-    value = {"ok": not missing, "findings": msgspec.to_builtins(findings)}
-    console.result(value, "\n".join(lines))
+    checks = msgspec.convert(findings, tuple[Check, ...], from_attributes=True)
+    console.result(Diagnosis(ok=not missing, findings=checks), "\n".join(lines))
     return errors.MachineError.exit_status if missing else 0
 
 
@@ -59,19 +117,20 @@ def _finding_lines(finding: Finding, width: int, paint: render.Paint) -> list[st
     "install what Waypoint needs on this machine",
     examples=("waypoint setup",),
     about="`waypoint new` runs it when needed. Running it twice does no harm.",
+    json=SetupDone,
 )
 def setup(console: Console) -> int:
     from waypoint.machine.setup import set_up
 
     home = console.home.path
     engine = set_up(home, console.step)
-    pool = console.call("daemon_status", {}, "starting the daemon")["pool"]
+    pool = console.send(DaemonStatus(), "starting the daemon").pool
     lines = [
         f"engine  {engine.folder} · CRIU {engine.criu.version} ({engine.criu.source})",
-        f"pool    {home} · {pool['kind']} · {render.size(pool['free_bytes'])} free",
+        f"pool    {home} · {pool.kind} · {render.size(pool.free_bytes)} free",
         "ready: `waypoint demo` shows what it does, `waypoint new` starts a session",
     ]
-    value = {"engine": msgspec.to_builtins(engine, enc_hook=str), "pool": pool}
+    value = SetupDone(engine=msgspec.to_builtins(engine, enc_hook=str), pool=pool)
     console.result(value, "\n".join(lines))
     return 0
 
@@ -81,22 +140,23 @@ def setup(console: Console) -> int:
     "remove all sessions, all checkpoints and what set-up has installed",
     YES,
     examples=("waypoint uninstall",),
+    json=Uninstalled,
 )
 def uninstall(console: Console) -> int:
     from waypoint.machine import setup
 
     home = console.home
     if not home.path.exists():
-        console.result({"removed": False}, f"{home.path} does not exist")
+        console.result(Uninstalled(removed=False), f"{home.path} does not exist")
         return 0
     console.confirm(
         f"Remove all sessions, all checkpoints and everything else in {home.path}?", action="uninstalling"
     )
     if os.path.exists(home.socket) or setup.current_engine(setup.engine_dir(home.path)) is not None:
         with console.progress("ending the sessions"):
-            console.client.call("daemon_stop", {"sessions": True})
+            console.client.ask(DaemonStop(sessions=True))
     setup.uninstall(home.path, console.step)
-    console.result({"removed": True}, f"removed {home.path}")
+    console.result(Uninstalled(removed=True), f"removed {home.path}")
     return 0
 
 
@@ -108,24 +168,25 @@ def uninstall(console: Console) -> int:
     "show the state of the daemon",
     examples=("waypoint daemon status",),
     about="The daemon is started by the first verb that needs it.",
+    json={"": Running, "without a daemon": NotRunning},
 )
 def daemon_status(console: Console) -> int:
     try:
-        status = console.another_client(start=False).call("daemon_status")
+        status = console.another_client(start=False).ask(DaemonStatus())
     except errors.DaemonUnreachable:
-        console.result({"running": False}, "no daemon runs; the next verb that needs one starts it")
+        console.result(NotRunning(), "no daemon runs; the next verb that needs one starts it")
         return 0
-    pool = status["pool"]
-    used, total = render.size(pool["used_bytes"]), render.size(pool["total_bytes"])
+    pool = status.pool
+    used, total = render.size(pool.used_bytes), render.size(pool.total_bytes)
     lines = [
-        f"pid       {status['pid']}, version {status['version']}, started {render.age(status['started_at'])}",
-        f"home      {status['home']}",
-        f"sessions  {status['sessions']}",
-        f"memory    {render.size(status['rss_bytes'])}",
-        f"pool      {pool['kind']}, {used} of {total} used",
-        *(f"warning   {warning}" for warning in status.get("warnings", ())),
+        f"pid       {status.pid}, version {status.version}, started {render.age(status.started_at)}",
+        f"home      {status.home}",
+        f"sessions  {status.sessions}",
+        f"memory    {render.size(status.rss_bytes)}",
+        f"pool      {pool.kind}, {used} of {total} used",
+        *(f"warning   {warning}" for warning in status.warnings),
     ]
-    console.result({"running": True, **status}, "\n".join(lines))
+    console.result(Running(**msgspec.structs.asdict(status)), "\n".join(lines))
     return 0
 
 
@@ -136,6 +197,7 @@ def daemon_status(console: Console) -> int:
     YES,
     examples=("waypoint daemon stop", "waypoint daemon stop --sessions --yes"),
     about="Sessions go on without it, and the next verb starts it again.",
+    json=Stopped,
 )
 def daemon_stop(console: Console) -> int:
     with_sessions = console.arguments.sessions
@@ -144,13 +206,14 @@ def daemon_stop(console: Console) -> int:
     client = console.another_client(start=with_sessions)
     try:
         with console.progress("stopping the daemon"):
-            client.call("daemon_stop", {"sessions": with_sessions})
+            client.ask(DaemonStop(sessions=with_sessions))
     except errors.DaemonUnreachable:
         if with_sessions:
             raise
-        console.result({"stopped": False}, "no daemon runs")
+        console.result(Stopped(stopped=False), "no daemon runs")
         return 0
-    console.result({"stopped": True}, "stopped the daemon" + (" and all sessions" if with_sessions else ""))
+    what = "the daemon and all sessions" if with_sessions else "the daemon"
+    console.result(Stopped(stopped=True), f"stopped {what}")
     return 0
 
 
@@ -160,13 +223,14 @@ def daemon_stop(console: Console) -> int:
     argument("-n", "--number", metavar="N", type=count, default=50, help="the last N lines (default: 50)"),
     flag("-f", "--follow", help="go on printing new lines"),
     examples=("waypoint daemon logs -n 20", "waypoint daemon logs -f"),
+    json=LogLines,
 )
 def daemon_logs(console: Console) -> int:
     path, arguments = console.home.log, console.arguments
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()[-arguments.number :]
-            console.result({"lines": lines}, "\n".join(lines))
+            console.result(LogLines(lines=tuple(lines)), "\n".join(lines))
             if arguments.follow and not console.json:
                 sys.stdout.flush()
                 _follow(file.fileno())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from waypoint import errors
+from waypoint.api.history import Bisect
+from waypoint.api.points import Checkpoint, CheckpointTaken, Fork, Note, Tag, Tags, Verified, Verify
+from waypoint.api.sessions import Auto
 from waypoint.cli import render
 from waypoint.cli.spec import REF, SESSION, argument, command, count, flag, join_command, positive, verb
 from waypoint.text import views
@@ -46,34 +50,36 @@ _OUTPUT_LINES = 20
 )
 def checkpoint(console: Console) -> int:
     arguments = console.arguments
-    request = {
-        "session": console.session,
-        "intent": " ".join(arguments.intent),
-        "name": arguments.name,
-        "files_only": arguments.files_only,
-        "actor": os.environ.get("WAYPOINT_ACTOR") or "person",
-        "verify": arguments.verify,
-        "wait": arguments.wait,
-    }
-    if arguments.agent_state:
-        from waypoint.cli.verbs.trajectory import read_agent_state
-
-        request["agent_state"] = read_agent_state(arguments.agent_state)
-        request["agent_version"] = arguments.agent_version
-    elif arguments.agent_version:
+    if arguments.agent_version and not arguments.agent_state:
         raise errors.UsageError("--agent-version needs --agent-state", hint="give both, or neither")
     if arguments.wait and arguments.verify is None:
         raise errors.UsageError("--wait needs --verify", hint="without --verify there is nothing to wait for")
-    reply = console.call("checkpoint", request, "taking a checkpoint")
-    point = reply["checkpoint"]
+    agent_state = None
+    if arguments.agent_state:
+        from waypoint.cli.verbs.trajectory import read_agent_state
+
+        agent_state = read_agent_state(arguments.agent_state)
+    request = Checkpoint(
+        session=console.session,
+        intent=" ".join(arguments.intent),
+        name=arguments.name,
+        files_only=arguments.files_only,
+        verify=arguments.verify,
+        wait=arguments.wait,
+        actor=console.actor,
+        agent_state=agent_state,
+        agent_version=arguments.agent_version,
+    )
+    result = console.send(request, "taking a checkpoint")
+    point = result.checkpoint
     title = render.point_title(point, console.paint)
-    console.result(reply, f"{title}  {console.paint.dim(render.point_facts(point))}")
+    console.result(result, f"{title}  {console.paint.dim(render.point_facts(point))}")
     if not console.json:
-        for sentence in point.get("coverage", ()):
+        for sentence in point.coverage:
             console.aside(console.stderr_paint.warn(f"  {render.shown(sentence)}"))
-    for warning in reply.get("warnings", ()):
+    for warning in result.warnings:
         console.warn(warning)
-    return 0 if arguments.verify is None else _show_verdict(console, reply)
+    return 0 if arguments.verify is None else _show_verdict(console, result)
 
 
 @verb(
@@ -84,10 +90,10 @@ def checkpoint(console: Console) -> int:
     examples=("waypoint auto -s work on",),
 )
 def auto(console: Console) -> int:
-    request = {"session": console.session, "on": console.arguments.switch == "on"}
-    session = (reply := console.call("auto", request, "waiting for the daemon"))["session"]
-    when = "after each command that changed something" if session["auto"] else "only on request"
-    console.result(reply, f"points of {session['name']} are taken {when}")
+    request = Auto(session=console.session, on=console.arguments.switch == "on")
+    result = console.send(request, "waiting for the daemon")
+    when = "after each command that changed something" if result.session.auto else "only on request"
+    console.result(result, f"points of {result.session.name} are taken {when}")
     return 0
 
 
@@ -103,20 +109,21 @@ def auto(console: Console) -> int:
 )
 def fork(console: Console) -> int:
     arguments = console.arguments
-    request = {
-        "session": console.session,
-        "ref": arguments.ref,
-        "n": arguments.number,
-        "name": arguments.name,
-    }
-    reply = console.call("fork", request, f"forking {render.plural(arguments.number, 'session')}")
-    width = max(len(session["name"]) for session in reply["sessions"])
+    request = Fork(
+        session=console.session,
+        ref=arguments.ref,
+        n=arguments.number,
+        name=arguments.name,
+        actor=console.actor,
+    )
+    result = console.send(request, f"forking {render.plural(arguments.number, 'session')}")
+    width = max(len(session.name) for session in result.sessions)
     dim = console.paint.dim
     lines = [
-        f"{session['name'].ljust(width)}  {dim('ready in ' + render.milliseconds(session['ready_ms']))}"
-        for session in reply["sessions"]
+        f"{session.name.ljust(width)}  {dim('ready in ' + render.milliseconds(session.ready_ms))}"
+        for session in result.sessions
     ]
-    console.result(reply, "\n".join(lines))
+    console.result(result, "\n".join(lines))
     return 0
 
 
@@ -137,31 +144,32 @@ def fork(console: Console) -> int:
 )
 def verify(console: Console) -> int:
     arguments = console.arguments
-    request = {
-        "session": console.session,
-        "ref": arguments.ref,
-        "command": join_command(arguments.command),
-        "timeout": arguments.timeout,
-        "wait": not arguments.no_wait,
-    }
-    reply = console.call("verify", request, f"verifying {arguments.ref} in a fork")
-    console.result(reply, render.point_title(reply["checkpoint"], console.paint))
-    return _show_verdict(console, reply)
+    request = Verify(
+        session=console.session,
+        ref=arguments.ref,
+        command=join_command(arguments.command),
+        timeout=arguments.timeout,
+        wait=not arguments.no_wait,
+    )
+    result = console.send(request, f"verifying {arguments.ref} in a fork")
+    console.result(result, render.point_title(result.checkpoint, console.paint))
+    return _show_verdict(console, result)
 
 
-def _show_verdict(console: Console, reply: Mapping[str, Any]) -> int:
+def _show_verdict(console: Console, result: CheckpointTaken | Verified) -> int:
     """Prints the verdict below the point that it is about. Returns the exit status."""
-    verdict = reply.get("verdict")
+    verdict = result.verdict
     if verdict is None:
-        console.hint(f"waypoint show {reply['checkpoint']['label']}   shows the verdict once it is known")
+        console.hint(f"waypoint show {result.checkpoint.label}   shows the verdict once it is known")
         return 0
     if not console.json:
-        paint = getattr(console.paint, views.verdict_manner(verdict))
-        print(f"  {paint(views.verdict(verdict))}")
-        if verdict["state"] != "passed":
-            for line in verdict["output"].rstrip().splitlines()[-_OUTPUT_LINES:]:
+        data = msgspec.to_builtins(verdict)
+        paint = getattr(console.paint, views.verdict_manner(data))
+        print(f"  {paint(views.verdict(data))}")
+        if verdict.state != "passed":
+            for line in verdict.output.rstrip().splitlines()[-_OUTPUT_LINES:]:
                 print(console.paint.dim(f"    {render.shown(line)}"))
-    return 0 if verdict["state"] == "passed" else _FAILED
+    return 0 if verdict.state == "passed" else _FAILED
 
 
 @verb(
@@ -180,13 +188,13 @@ def _show_verdict(console: Console, reply: Mapping[str, Any]) -> int:
 )
 def bisect(console: Console) -> int:
     arguments = console.arguments
-    request = {
-        "session": console.session,
-        "good": arguments.good,
-        "bad": arguments.bad,
-        "command": join_command(arguments.command),
-        "timeout": arguments.timeout,
-    }
+    request = Bisect(
+        session=console.session,
+        good=arguments.good,
+        bad=arguments.bad,
+        command=join_command(arguments.command),
+        timeout=arguments.timeout,
+    )
     paint = console.stderr_paint
 
     def show_step(event: Mapping[str, Any]) -> None:
@@ -196,9 +204,9 @@ def bisect(console: Console) -> int:
             sys.stderr.write("\r\x1b[K")
         console.aside(f"{sign} {step['label']}  {render.cut(views.title(step), 60)}".rstrip())
 
-    with console.progress("trying points in forks"):
-        reply = console.client.call("bisect", request, on_event=None if console.json else show_step)
-    console.show(reply, render.styled(views.Bisection(reply).lines(), console.paint))
+    result = console.send(request, "trying points in forks", None if console.json else show_step)
+    bisection = views.Bisection(msgspec.to_builtins(result))
+    console.show(result, render.styled(bisection.lines(), console.paint))
     return 0
 
 
@@ -213,6 +221,7 @@ def bisect(console: Console) -> int:
     argument("name", metavar="NAME", nargs="?", help="the tag; without it, all tags are listed"),
     argument("ref", metavar="REF", nargs="?", help="the point (default: @)"),
     examples=("waypoint tag release c5", "waypoint tag -d release", "waypoint tag"),
+    json={"": "tags", "NAME": "tag"},
 )
 def tag(console: Console) -> int:
     arguments, paint = console.arguments, console.paint
@@ -220,30 +229,26 @@ def tag(console: Console) -> int:
         raise errors.UsageError("-d takes the name of one tag", hint="waypoint tag -d NAME")
     if arguments.name is None:
         return _list_tags(console)
-    request = {
-        "session": console.session,
-        "name": arguments.name,
-        "ref": arguments.ref,
-        "delete": arguments.delete,
-    }
-    reply = console.call("tag", request, "waiting for the daemon")
-    name = paint.name(reply["tag"])
-    if arguments.delete:
-        console.result(reply, f"removed the tag {name}")
+    request = Tag(session=console.session, name=arguments.name, ref=arguments.ref, delete=arguments.delete)
+    result = console.send(request, "waiting for the daemon")
+    name = paint.name(result.tag)
+    if result.checkpoint:
+        console.result(result, f"{name} is {render.point_title(result.checkpoint, paint)}")
     else:
-        console.result(reply, f"{name} is {render.point_title(reply['checkpoint'], paint)}")
+        console.result(result, f"removed the tag {name}")
     return 0
 
 
 def _list_tags(console: Console) -> int:
-    reply = console.call("tags", {"session": console.session}, "waiting for the daemon")
+    result = console.send(Tags(session=console.session), "waiting for the daemon")
     paint = console.paint
-    width = max((len(tag["tag"]) for tag in reply["tags"]), default=0)
+    width = max((len(tag.tag) for tag in result.tags), default=0)
     lines = [
-        f"{paint.name(tag['tag'].ljust(width))}  {render.point_title(tag['checkpoint'], paint)}"
-        for tag in reply["tags"]
+        f"{paint.name(tag.tag.ljust(width))}  {render.point_title(tag.checkpoint, paint)}"
+        for tag in result.tags
+        if tag.checkpoint
     ]
-    console.result(reply, "\n".join(lines))
+    console.result(result, "\n".join(lines))
     return 0
 
 
@@ -257,7 +262,7 @@ def _list_tags(console: Console) -> int:
 )
 def note(console: Console) -> int:
     arguments = console.arguments
-    request = {"session": console.session, "ref": arguments.ref, "text": " ".join(arguments.text)}
-    reply = console.call("note", request, "waiting for the daemon")
-    console.result(reply, f"added a note to {render.point_title(reply['checkpoint'], console.paint)}")
+    request = Note(session=console.session, ref=arguments.ref, text=" ".join(arguments.text))
+    result = console.send(request, "waiting for the daemon")
+    console.result(result, f"added a note to {render.point_title(result.checkpoint, console.paint)}")
     return 0

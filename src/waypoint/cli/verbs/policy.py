@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from waypoint import errors
+from waypoint.api.effects import Approvals, Approve, Classify, Deny, Policy, PolicySet
 from waypoint.cli import render
 from waypoint.cli.spec import SESSION, argument, command, flag, join_command, verb
 from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
+    from waypoint.model import Approval
 
 
 # Policies -------------------------------------------------------------------------------------------------
@@ -24,23 +27,24 @@ if TYPE_CHECKING:
     SESSION,
     flag("--built-in", help="the built-in rules of Waypoint"),
     examples=("waypoint policy show", "waypoint policy show --built-in"),
+    json="policy",
 )
 def policy_show(console: Console) -> int:
     arguments = console.arguments
-    request = {"session": console.session, "built_in": arguments.built_in}
-    reply = console.call("policy", request, "waiting for the daemon")
+    request = Policy(session=console.session, built_in=arguments.built_in)
+    result = console.send(request, "waiting for the daemon")
     if arguments.built_in:
-        console.show(reply, reply["built_in"].rstrip())
+        console.show(result, (result.built_in or "").rstrip())
         return 0
     paint = console.paint
-    lines = [f"{name.ljust(20)} {decision}" for name, decision in reply["decisions"].items()]
-    expiry = render.milliseconds(reply["expires_seconds"] * 1000)
+    lines = [f"{name.ljust(20)} {decision}" for name, decision in result.decisions.items()]
+    expiry = render.milliseconds(result.expires_seconds * 1000)
     lines.append(f"{'approvals expire'.ljust(20)} after {expiry}")
-    for title, text in (("all sessions", reply["home"]), (reply["session"], reply["own"])):
+    for title, text in (("all sessions", result.home), (result.session, result.own)):
         if text:
             lines += ["", paint.bold(f"# rules of {title}"), text.rstrip()]
     lines += ["", paint.dim("the built-in rules: waypoint policy show --built-in")]
-    console.show(reply, "\n".join(lines))
+    console.show(result, "\n".join(lines))
     return 0
 
 
@@ -50,11 +54,13 @@ def policy_show(console: Console) -> int:
     SESSION,
     command("the command; several words are joined with spaces"),
     examples=("waypoint policy check 'git push origin main'",),
+    json="classify",
 )
 def policy_check(console: Console) -> int:
-    request = {"session": console.session, "command": join_command(console.arguments.command)}
-    reply = console.call("classify", request, "waiting for the daemon")
-    console.result(reply, render.styled(views.Judgement(reply["judgement"]).lines(), console.paint))
+    request = Classify(session=console.session, command=join_command(console.arguments.command))
+    result = console.send(request, "waiting for the daemon")
+    judgement = views.Judgement(msgspec.to_builtins(result.judgement))
+    console.result(result, render.styled(judgement.lines(), console.paint))
     return 0
 
 
@@ -73,10 +79,10 @@ def policy_set(console: Console) -> int:
     if (arguments.file is None) == (not arguments.none):
         raise errors.UsageError("give a file, or --none", hint="waypoint policy set policy.toml")
     text = None if arguments.none else read_policy(arguments.file)
-    request = {"session": console.session, "text": text, "everywhere": arguments.everywhere}
-    reply = console.call("policy_set", request, "waiting for the daemon")
-    state = "rules set" if reply["set"] else "no rules beyond the built-in ones"
-    console.result(reply, f"{reply['session'] or 'all sessions'}: {state}")
+    request = PolicySet(session=console.session, text=text, everywhere=arguments.everywhere)
+    result = console.send(request, "waiting for the daemon")
+    state = "rules set" if result.set else "no rules beyond the built-in ones"
+    console.result(result, f"{result.session or 'all sessions'}: {state}")
     return 0
 
 
@@ -104,26 +110,24 @@ def read_policy(path: str) -> str:
 )
 def approvals(console: Console) -> int:
     arguments = console.arguments
-    request = {"session": arguments.session, "all": arguments.all}
-    reply = console.call("approvals", request, "waiting for the daemon")
-    lines = [line for approval in reply["approvals"] for line in _approval_lines(console, approval)]
-    console.show(reply, "\n".join(lines))
+    request = Approvals(session=arguments.session, all=arguments.all)
+    result = console.send(request, "waiting for the daemon")
+    lines = [line for approval in result.approvals for line in _approval_lines(console, approval)]
+    console.show(result, "\n".join(lines))
     if not lines:
         console.hint("no command waits for approval")
     return 0
 
 
-def _approval_lines(console: Console, approval: Mapping[str, Any]) -> list[str]:
-    state = approval["state"]
-    if state == "waiting":
-        state = f"waits until {render.clock(approval['expires_at'])}"
-    note = f": {render.shown(approval['note'])}" if approval["note"] else ""
-    actor = "an agent" if approval["actor"] == "agent" else "a person"
-    command = render.shown(approval["command"])
+def _approval_lines(console: Console, approval: Approval) -> list[str]:
+    waits = approval.state == "waiting"
+    state = f"waits until {render.clock(approval.expires_at)}" if waits else approval.state
+    note = f": {render.shown(approval.note)}" if approval.note else ""
+    actor = "an agent" if approval.actor == "agent" else "a person"
     return [
-        f"{console.paint.bold(approval['id'])}  {approval['session']}  {command}",
-        f"  {approval['class']} · {actor} at {render.clock(approval['created_at'])} · {state}{note}",
-        f"  {render.shown(approval['why'])}",
+        f"{console.paint.bold(approval.id)}  {approval.session}  {render.shown(approval.command)}",
+        f"  {approval.class_} · {actor} at {render.clock(approval.created_at)} · {state}{note}",
+        f"  {render.shown(approval.why)}",
     ]
 
 
@@ -132,9 +136,9 @@ _ID = argument("id", metavar="ID", help="its id, from `waypoint approvals`")
 
 @verb("approve", "let a waiting command run, once", _ID, examples=("waypoint approve 3f9c2a1b",))
 def approve(console: Console) -> int:
-    reply = console.call("approve", {"id": console.arguments.id}, "waiting for the daemon")
-    approval = reply["approval"]
-    console.result(reply, f"{approval['session']} runs {render.shown(approval['command'])}")
+    result = console.send(Approve(id=console.arguments.id), "waiting for the daemon")
+    approval = result.approval
+    console.result(result, f"{approval.session} runs {render.shown(approval.command)}")
     return 0
 
 
@@ -149,7 +153,6 @@ def approve(console: Console) -> int:
 )
 def deny(console: Console) -> int:
     arguments = console.arguments
-    request = {"id": arguments.id, "note": arguments.why}
-    reply = console.call("deny", request, "waiting for the daemon")
-    console.result(reply, f"{render.shown(reply['approval']['command'])} does not run")
+    result = console.send(Deny(id=arguments.id, note=arguments.why), "waiting for the daemon")
+    console.result(result, f"{render.shown(result.approval.command)} does not run")
     return 0

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from waypoint import errors
 from waypoint.api import hints
+from waypoint.api.history import Ops, Preview
+from waypoint.api.points import Redo, Restore, Undo
 from waypoint.cli import render
 from waypoint.cli.spec import REF, SESSION, YES, argument, flag, verb
 from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
+    from waypoint.model import Restored
 
 
 @verb(
@@ -37,8 +39,8 @@ def preview(console: Console) -> int:
 
 def _make_plan(console: Console) -> views.Plan:
     arguments = console.arguments
-    request = {"session": console.session, "ref": arguments.ref, "files_only": arguments.files_only}
-    return views.Plan(console.call("preview", request, "comparing"))
+    request = Preview(session=console.session, ref=arguments.ref, files_only=arguments.files_only)
+    return views.Plan(msgspec.to_builtins(console.send(request, "comparing")))
 
 
 @verb(
@@ -76,6 +78,7 @@ def _make_plan(console: Console) -> views.Plan:
     about="On a terminal it shows the plan and asks; otherwise it needs --yes or --plan. A safety"
     " checkpoint of the present is taken first, so that `waypoint undo` can come back. Attached clients"
     " stay attached. A restore that fails changes nothing.",
+    json={"": "restore", "--files": "restore_files"},
 )
 def restore(console: Console) -> int:
     arguments = console.arguments
@@ -96,7 +99,7 @@ def restore(console: Console) -> int:
         console.confirm("Restore?", action="restoring")
         try:
             return _restore(console, plan.id)
-        except errors.GroundMoved:
+        except errors.PlanStale:
             console.say("the session has changed since; this is the new plan:")
     raise errors.ConfirmationNeeded(
         "restoring needs confirmation",
@@ -106,35 +109,38 @@ def restore(console: Console) -> int:
 
 def _restore(console: Console, plan: str | None) -> int:
     arguments = console.arguments
-    request = {
-        "session": console.session,
-        "ref": arguments.ref,
-        "plan": plan,
-        "safety": not arguments.no_safety,
-        "files_only": arguments.files_only,
-    }
-    return _show_restored(console, console.call("restore", request, "restoring"))
+    request = Restore(
+        session=console.session,
+        ref=arguments.ref,
+        plan=plan,
+        safety=not arguments.no_safety,
+        files_only=arguments.files_only,
+        actor=console.actor,
+    )
+    return _show_restored(console, console.send(request, "restoring"))
 
 
-def _show_restored(console: Console, reply: Mapping[str, Any]) -> int:
+def _show_restored(console: Console, result: Restored) -> int:
     """Prints where the session is now."""
-    paint, name = console.paint, reply["session"]["name"]
-    title = render.point_title(reply["checkpoint"], paint)
-    ready = paint.dim(f"ready in {render.milliseconds(reply['ready_ms'])}")
-    console.result(reply, f"{name} is at {title}  {ready}")
-    if safety := reply.get("safety"):
-        console.hint(f"waypoint undo -s {name}   goes back to where it was ({safety['label']})")
+    paint, name = console.paint, result.session.name
+    title = render.point_title(result.checkpoint, paint)
+    ready = paint.dim(f"ready in {render.milliseconds(result.ready_ms)}")
+    console.result(result, f"{name} is at {title}  {ready}")
+    if result.safety:
+        console.hint(f"waypoint undo -s {name}   goes back to where it was ({result.safety.label})")
     return 0
 
 
 @verb("undo", "take the last restore back", SESSION, examples=("waypoint undo -s work",))
 def undo(console: Console) -> int:
-    return _show_restored(console, console.call("undo", {"session": console.session}, "restoring"))
+    request = Undo(session=console.session, actor=console.actor)
+    return _show_restored(console, console.send(request, "restoring"))
 
 
 @verb("redo", "take the last undo back", SESSION, examples=("waypoint redo -s work",))
 def redo(console: Console) -> int:
-    return _show_restored(console, console.call("redo", {"session": console.session}, "restoring"))
+    request = Redo(session=console.session, actor=console.actor)
+    return _show_restored(console, console.send(request, "restoring"))
 
 
 @verb(
@@ -144,19 +150,19 @@ def redo(console: Console) -> int:
     examples=("waypoint ops -s work",),
 )
 def ops(console: Console) -> int:
-    reply = console.call("ops", {"session": console.session}, "reading the history")
+    result = console.send(Ops(session=console.session), "reading the history")
     rows = [
         (
-            render.clock(operation["at"]),
-            operation["verb"],
-            operation["to"] or "a deleted point",
-            operation["back_to"] or "none",
-            "undone" if operation["undone"] else "",
+            render.clock(operation.at),
+            operation.verb,
+            operation.to or "a deleted point",
+            operation.back_to or "none",
+            "undone" if operation.undone else "",
         )
-        for operation in reversed(reply["operations"])
+        for operation in reversed(result.operations)
     ]
     head = ("WHEN", "WHAT", "TO", "WAY BACK", "")
-    console.show(reply, render.table(head, rows, console.paint) if rows else "")
+    console.show(result, render.table(head, rows, console.paint) if rows else "")
     if not rows:
         console.hint("nothing has moved this session yet")
     return 0
@@ -167,31 +173,30 @@ def ops(console: Console) -> int:
 
 def _restore_files(console: Console) -> int:
     """`restore REF --files PATH…`."""
-    from waypoint.cli.verbs.files import find_session, landing_count, landing_items, landing_plan
+    from waypoint.cli.verbs.files import landing_count, landing_items, landing_plan
 
     arguments = console.arguments
-    session = find_session(console)
+    session = console.open_session()
     options: dict[str, Any] = {"delete": arguments.delete, "safety": not arguments.no_safety}
     if not arguments.dry_run:
         console.require_confirmation("restoring files")
     if arguments.dry_run or not arguments.yes:
         with console.progress("comparing"):
             plan = session.restore_files(arguments.ref, arguments.files, dry_run=True, **options)
-        landing = msgspec.to_builtins(plan.landing)
         if arguments.dry_run:
-            console.result(msgspec.to_builtins(plan), landing_plan(landing, console.paint))
+            console.result(plan, landing_plan(plan.landing, console.paint))
             return 0
-        console.aside(landing_plan(landing, console.stderr_paint))
-        if landing["items"]:
+        console.aside(landing_plan(plan.landing, console.stderr_paint))
+        if plan.landing.items:
             if not arguments.no_safety:
                 console.aside("A safety checkpoint is taken first; `waypoint undo` comes back here.")
-            console.confirm(f"Restore {landing_count(landing)}?", action="restoring files")
+            console.confirm(f"Restore {landing_count(plan.landing)}?", action="restoring files")
     with console.progress("restoring files"):
         done = session.restore_files(arguments.ref, arguments.files, dry_run=False, **options)
-    landing, label = msgspec.to_builtins(done.landing), done.checkpoint.label
+    landing, label = done.landing, done.checkpoint.label
     lines = [f"as at {label}: {landing_count(landing)}", *landing_items(landing)]
-    text = "\n".join(lines) if landing["items"] else f"nothing to do: they are as they were at {label}"
-    console.result(msgspec.to_builtins(done), text)
+    text = "\n".join(lines) if landing.items else f"nothing to do: they are as they were at {label}"
+    console.result(done, text)
     if done.safety:
         console.hint(f"waypoint undo -s {session.name}   goes back to where it was ({done.safety.label})")
     return 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from waypoint.api.sessions import Ls, New, Park, Rm
 from waypoint.cli import render
 from waypoint.cli.console import terminal_size
 from waypoint.cli.spec import SESSION_FIRST, YES, argument, box_path, byte_count, count, flag, positive, verb
+from waypoint.model import Bind, BoxOptions, Session, Size
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -25,12 +27,12 @@ def _spares(text: str) -> int:
     return int(text)
 
 
-def _bind(text: str) -> dict[str, Any]:
+def _bind(text: str) -> Bind:
     """`HOST:BOX` or `HOST:BOX:ro`."""
     host, *rest = text.split(":")
     if not (host and rest and rest[0] and rest[1:] in ([], ["ro"], ["rw"])):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:BOX or HOST:BOX:ro")
-    return {"host": os.path.abspath(host), "box": box_path(rest[0]), "readonly": rest[1:] == ["ro"]}
+    return Bind(host=os.path.abspath(host), box=box_path(rest[0]), readonly=rest[1:] == ["ro"])
 
 
 @verb(
@@ -89,69 +91,73 @@ def _bind(text: str) -> dict[str, Any]:
 def new(console: Console) -> int:
     arguments = console.arguments
     console.prepare()
-    size = terminal_size()
-    request = {
-        "name": arguments.name,
-        "options": _box_options(arguments),
-        "size": {"rows": size.lines, "columns": size.columns},
-        "join": False,
-        "auto": arguments.auto,
-    }
+    policy = None
     if arguments.policy is not None:
         from waypoint.cli.verbs.policy import read_policy
 
-        request["policy"] = read_policy(arguments.policy)
-    reply = console.call("new", request, "starting a session")
-    name = reply["session"]["name"]
-    console.result(reply, name)
+        policy = read_policy(arguments.policy)
+    size = terminal_size()
+    request = New(
+        name=arguments.name,
+        options=_box_options(arguments),
+        size=Size(rows=size.lines, columns=size.columns),
+        auto=arguments.auto,
+        policy=policy,
+    )
+    result = console.send(request, "starting a session")
+    name = result.session.name
+    console.result(result, name)
     console.hint(f"waypoint shell {name}   attaches to it")
     console.hint(f"waypoint exec -s {name} CMD   runs a command in it")
     return 0
 
 
-def _box_options(arguments: argparse.Namespace) -> dict[str, Any]:
+def _box_options(arguments: argparse.Namespace) -> BoxOptions:
     base = arguments.base
-    return {
-        "base": os.path.abspath(base) if "/" in base or base in {".", ".."} else base,
-        "net": arguments.net,
-        "hide": arguments.hide,
-        "binds": arguments.bind,
-        "memory_bytes": arguments.memory,
-        "cpus": arguments.cpus,
-        "pids": arguments.pids,
-        "spares": arguments.spares,
-        "confined": not arguments.privileged,
-    }
+    return BoxOptions(
+        base=os.path.abspath(base) if "/" in base or base in {".", ".."} else base,
+        net=arguments.net,
+        hide=tuple(arguments.hide),
+        binds=tuple(arguments.bind),
+        memory_bytes=arguments.memory,
+        cpus=arguments.cpus,
+        pids=arguments.pids,
+        spares=arguments.spares,
+        confined=not arguments.privileged,
+    )
 
 
 @verb("ls", "list the sessions", examples=("waypoint ls", "waypoint ls --json"))
 def ls(console: Console) -> int:
-    reply = console.call("ls", {}, "waiting for the daemon")
-    sessions = reply["sessions"]
+    result = console.send(Ls(), "waiting for the daemon")
+    sessions = result.sessions
     if console.json or not sessions:
-        console.result(reply, None)
+        console.result(result, None)
         if not sessions:
             console.hint("there are no sessions: `waypoint new` starts one")
         return 0
-    has_points = any(session.get("head") for session in sessions)
-    points = console.client.call("log", {"all": True})["checkpoints"] if has_points else []
-    labels = {point["id"]: f"{point['session']}:{point['label']}" for point in points}
-    console.result(reply, _listing(sessions, labels, console.paint))
+    labels = {}
+    if any(session.head for session in sessions):
+        from waypoint.api.history import Log
+
+        points = console.send(Log(all=True), "reading the history").checkpoints
+        labels = {point.id: f"{point.session}:{point.label}" for point in points}
+    console.result(result, _listing(sessions, labels, console.paint))
     return 0
 
 
-def _listing(sessions: list[Mapping[str, Any]], labels: Mapping[str, str], paint: render.Paint) -> str:
+def _listing(sessions: Sequence[Session], labels: Mapping[str, str], paint: render.Paint) -> str:
     """`labels`: what each point is called, as SESSION:LABEL."""
     rows = []
     for session in sessions:
-        head = session.get("head")
-        doing = session.get("foreground") or ("at its prompt" if session["state"] == "live" else "")
+        head = session.head
+        doing = session.foreground or ("at its prompt" if session.state == "live" else "")
         rows.append(
             (
-                session["name"],
-                session["state"],
-                render.age(session["created_at"]),
-                labels.get(head, head).removeprefix(f"{session['name']}:") if head else "-",
+                session.name,
+                session.state,
+                render.age(session.created_at),
+                labels.get(head, head).removeprefix(f"{session.name}:") if head else "-",
                 doing if len(doing) <= 60 else f"{doing[:59]}…",
             )
         )
@@ -166,9 +172,9 @@ def _listing(sessions: list[Mapping[str, Any]], labels: Mapping[str, str], paint
     about="`waypoint restore -s work @` brings it back.",
 )
 def park(console: Console) -> int:
-    reply = console.call("park", {"session": console.session}, "parking")
-    name = reply["session"]["name"]
-    console.result(reply, f"{name} is parked at {render.point_title(reply['checkpoint'], console.paint)}")
+    result = console.send(Park(session=console.session), "parking")
+    name = result.session.name
+    console.result(result, f"{name} is parked at {render.point_title(result.checkpoint, console.paint)}")
     console.hint(f"waypoint restore -s {name} @   brings it back")
     return 0
 
@@ -184,6 +190,6 @@ def rm(console: Console) -> int:
     names = console.arguments.sessions
     whose = "its" if len(names) == 1 else "their"
     console.confirm(f"Remove {', '.join(names)} and all {whose} checkpoints?", action="removing sessions")
-    reply = console.call("rm", {"sessions": names}, "removing")
-    console.result(reply, "\n".join(f"removed {name}" for name in reply["removed"]))
+    result = console.send(Rm(sessions=tuple(names)), "removing")
+    console.result(result, "\n".join(f"removed {name}" for name in result.removed))
     return 0

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from waypoint.api.machine import Du, Forget, Prune, Retention
+from waypoint.api.points import Pin
 from waypoint.cli import render
 from waypoint.cli.spec import REF, SESSION, YES, Argument, argument, count, flag, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
     from waypoint.cli.render import Paint
+    from waypoint.model import Checkpoint, Cost, Forgotten, KeptPoint, PoolUse, VolumeUse
 
-_AUTOMATIC = ["auto", "safety"]
 _MOST_LINES = 20
 
 
@@ -28,16 +32,16 @@ def pin(console: Console) -> int:
     return _set_pin(console, off=False)
 
 
-@verb("unpin", "remove that protection", SESSION, REF, examples=("waypoint unpin -s work up",))
+@verb("unpin", "remove that protection", SESSION, REF, examples=("waypoint unpin -s work up",), json="pin")
 def unpin(console: Console) -> int:
     return _set_pin(console, off=True)
 
 
 def _set_pin(console: Console, *, off: bool) -> int:
-    request = {"session": console.session, "ref": console.arguments.ref, "off": off}
-    reply = console.call("pin", request, "waiting for the daemon")
-    title = render.point_title(reply["checkpoint"], console.paint)
-    console.result(reply, f"{title} is {'no longer pinned' if off else 'pinned'}")
+    request = Pin(session=console.session, ref=console.arguments.ref, off=off)
+    result = console.send(request, "waiting for the daemon")
+    title = render.point_title(result.checkpoint, console.paint)
+    console.result(result, f"{title} is {'no longer pinned' if off else 'pinned'}")
     return 0
 
 
@@ -79,82 +83,80 @@ def _keep(period: str, unit: str) -> Argument:
 )
 def forget(console: Console) -> int:
     arguments = console.arguments
-    request = {
-        "session": console.session,
-        "all": arguments.all,
-        "refs": arguments.refs,
-        "force": arguments.force,
-        "policy": _policy(arguments),
-    }
+    request = Forget(
+        session=console.session,
+        refs=tuple(arguments.refs),
+        policy=_retention(arguments),
+        all=arguments.all,
+        force=arguments.force,
+    )
     if arguments.dry_run or not arguments.yes:
         # Also when the user cannot be asked: an error in the request is reported before a missing --yes.
-        plan = console.call("forget", {**request, "dry_run": True}, "comparing")
+        plan = console.send(msgspec.structs.replace(request, dry_run=True), "comparing")
         if arguments.dry_run:
             console.result(plan, _forecast(plan, console.paint))
             return 0
         console.require_confirmation("forgetting points")
-        points = plan["forgotten"]
+        points = plan.forgotten
         if not points:
             console.result(plan, "nothing to forget")
             return 0
         console.aside(_listing(points, console.stderr_paint))
-        request["only"] = [point["id"] for point in points]
+        request = msgspec.structs.replace(request, only=tuple(point.id for point in points))
         console.confirm(
             f"Forget {render.plural(len(points), 'point')}{_gain(plan)}?", action="forgetting points"
         )
-    reply = console.call("forget", request, "forgetting points")
-    number = len(reply["forgotten"])
-    text = f"forgot {render.plural(number, 'point')}{_gain(reply)}" if number else "nothing to forget"
-    console.result(reply, text)
+    result = console.send(request, "forgetting points")
+    number = len(result.forgotten)
+    text = f"forgot {render.plural(number, 'point')}{_gain(result)}" if number else "nothing to forget"
+    console.result(result, text)
     return 0
 
 
-def _policy(arguments: argparse.Namespace) -> dict[str, Any]:
+def _retention(arguments: argparse.Namespace) -> Retention | None:
     """The rules that were given as options."""
-    rules = {
-        "keep_last": arguments.keep_last,
-        "keep_hourly": arguments.keep_hourly,
-        "keep_daily": arguments.keep_daily,
-        "keep_weekly": arguments.keep_weekly,
-        "older_than": arguments.older_than,
-        "kinds": _AUTOMATIC if arguments.auto_only else None,
-        "keep_good": False if arguments.no_keep_good else None,
-        "keep_named": False if arguments.no_keep_named else None,
-    }
-    return {name: value for name, value in rules.items() if value is not None}
+    rules = Retention(
+        keep_last=arguments.keep_last,
+        keep_hourly=arguments.keep_hourly,
+        keep_daily=arguments.keep_daily,
+        keep_weekly=arguments.keep_weekly,
+        older_than=arguments.older_than,
+        kinds=("auto", "safety") if arguments.auto_only else (),
+        keep_good=not arguments.no_keep_good,
+        keep_named=not arguments.no_keep_named,
+    )
+    return None if rules == Retention() else rules
 
 
-def _gain(reply: Mapping[str, Any]) -> str:
-    about = "" if reply["exact"] else "about "
-    return f", which frees {about}{render.size(reply['frees_bytes'])}" if reply["frees_bytes"] else ""
+def _gain(result: Forgotten) -> str:
+    about = "" if result.exact else "about "
+    return f", which frees {about}{render.size(result.frees_bytes)}" if result.frees_bytes else ""
 
 
-def _name(point: Mapping[str, Any]) -> str:
-    return f"{point['session']}:{point['label']}"
+def _name(point: Checkpoint | KeptPoint | Cost) -> str:
+    return f"{point.session}:{point.label}"
 
 
-def _listing(points: Sequence[Mapping[str, Any]], paint: Paint) -> str:
+def _listing(points: Sequence[Checkpoint], paint: Paint) -> str:
     lines = []
     for point in points[:_MOST_LINES]:
-        title = render.point_title({**point, "label": _name(point)}, paint)
-        lines.append(f"  {title}  {paint.dim(render.age(point['created_at']))}")
+        title = render.point_title(msgspec.structs.replace(point, label=_name(point)), paint)
+        lines.append(f"  {title}  {paint.dim(render.age(point.created_at))}")
     if len(points) > _MOST_LINES:
         lines.append(paint.dim(f"  … {len(points) - _MOST_LINES} more"))
     return "\n".join(lines)
 
 
-def _forecast(plan: Mapping[str, Any], paint: Paint) -> str:
+def _forecast(plan: Forgotten, paint: Paint) -> str:
     """Which points are kept, and why; which would be forgotten."""
     parts = []
-    if plan["kept"]:
-        rows = [(_name(point), "; ".join(point["reasons"])) for point in plan["kept"]]
+    if plan.kept:
+        rows = [(_name(point), "; ".join(point.reasons)) for point in plan.kept]
         parts.append(render.table(("KEPT", "BECAUSE"), rows, paint))
-    points = plan["forgotten"]
+    points = plan.forgotten
     if not points:
         return "\n".join([*parts, "nothing would be forgotten"])
-    taken = [
-        (_name(point), render.age(point["created_at"]), point["intent"] or point["kind"]) for point in points
-    ]
+    taken = [(_name(point), render.age(point.created_at), point.intent or point.kind) for point in points]
     parts.append(render.table(("FORGOTTEN", "TAKEN", "WHAT"), taken, paint))
     parts.append(f"{render.plural(len(points), 'point')} would be forgotten{_gain(plan)}")
     return "\n".join(parts)
@@ -177,20 +179,19 @@ def _forecast(plan: Mapping[str, Any], paint: Paint) -> str:
 def prune(console: Console) -> int:
     arguments = console.arguments
     if arguments.auto and not arguments.dry_run:
-        plan = console.call("prune", {"auto": True, "dry_run": True}, "comparing")
-        if points := plan["forgotten"]:
+        plan = console.send(Prune(auto=True, dry_run=True), "comparing")
+        if points := plan.forgotten:
             if not arguments.yes and console.can_ask:
                 console.aside(_listing(points, console.stderr_paint))
             number = render.plural(len(points), "automatic point")
             console.confirm(f"Forget {number}?", action="forgetting points")
-    request = {"auto": arguments.auto, "dry_run": arguments.dry_run}
-    reply = console.call("prune", request, "freeing space")
+    result = console.send(Prune(auto=arguments.auto, dry_run=arguments.dry_run), "freeing space")
     would = "would be " if arguments.dry_run else ""
-    lines = [f"{would}removed: {path}" for path in reply["removed"]]
-    if reply["forgotten"]:
-        lines.append(f"{would}forgotten: {', '.join(_name(point) for point in reply['forgotten'])}")
-    lines.append(f"{render.size(reply['freed_bytes'])} {would}freed")
-    console.result(reply, "\n".join([*lines, _pool_line(reply["pool"])]))
+    lines = [f"{would}removed: {path}" for path in result.removed]
+    if result.forgotten:
+        lines.append(f"{would}forgotten: {', '.join(_name(point) for point in result.forgotten)}")
+    lines.append(f"{render.size(result.freed_bytes)} {would}freed")
+    console.result(result, "\n".join([*lines, _pool_line(result.pool)]))
     return 0
 
 
@@ -201,39 +202,37 @@ def prune(console: Console) -> int:
     examples=("waypoint du", "waypoint du -s work --json"),
 )
 def du(console: Console) -> int:
-    reply = console.call("du", {"session": console.arguments.session}, "measuring")
-    lines = [_costs(reply["checkpoints"], console.paint), ""] if reply["checkpoints"] else []
-    lines += [
-        f"{_cost(session):>8}  {session['session']}, since its last point" for session in reply["sessions"]
-    ]
-    lines += [f"{render.size(base['size_bytes']):>8}  base {base['name']}" for base in reply["bases"]]
-    lines.append(f"{render.size(reply['other_bytes']):>8}  shared by several, or not listed")
-    console.result(reply, "\n".join([*lines, _pool_line(reply["pool"])]))
+    result = console.send(Du(session=console.arguments.session), "measuring")
+    lines = [_costs(result.checkpoints, console.paint), ""] if result.checkpoints else []
+    lines += [f"{_cost(volume):>8}  {volume.session}, since its last point" for volume in result.sessions]
+    lines += [f"{render.size(base.size_bytes):>8}  base {base.name}" for base in result.bases]
+    lines.append(f"{render.size(result.other_bytes):>8}  shared by several, or not listed")
+    console.result(result, "\n".join([*lines, _pool_line(result.pool)]))
     return 0
 
 
-def _costs(points: Sequence[Mapping[str, Any]], paint: Paint) -> str:
+def _costs(points: Sequence[Cost], paint: Paint) -> str:
     kinds = {"auto": "automatic", "safety": "before a restore", "park": "parked"}
     rows = []
     for point in points:
-        marks = (point["name"], "pinned" if point["pinned"] else "", kinds.get(point["kind"]))
+        marks = (point.name, "pinned" if point.pinned else "", kinds.get(point.kind))
         rows.append(
             (
                 _name(point),
-                render.age(point["created_at"]),
+                render.age(point.created_at),
                 _cost(point),
-                render.size(point["files_bytes"]),
-                render.size(point["processes_bytes"]),
+                render.size(point.files_bytes),
+                render.size(point.processes_bytes),
                 " · ".join(mark for mark in marks if mark),
             )
         )
     return render.table(("POINT", "TAKEN", "COSTS", "FILES", "PROCESSES", ""), rows, paint)
 
 
-def _cost(entry: Mapping[str, Any]) -> str:
-    return f"{'' if entry['exact'] else '~'}{render.size(entry['unique_bytes'])}"
+def _cost(entry: Cost | VolumeUse) -> str:
+    return f"{'' if entry.exact else '~'}{render.size(entry.unique_bytes)}"
 
 
-def _pool_line(pool: Mapping[str, Any]) -> str:
-    used, free = render.size(pool["used_bytes"]), render.size(pool["free_bytes"])
-    return f"pool: {used} used ({pool['percent']:.0f}%), {free} free"
+def _pool_line(pool: PoolUse) -> str:
+    used, free = render.size(pool.used_bytes), render.size(pool.free_bytes)
+    return f"pool: {used} used ({pool.percent:.0f}%), {free} free"

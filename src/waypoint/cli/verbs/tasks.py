@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from waypoint.api.agent import Resume, TaskAdd, Tasks, TaskSet
 from waypoint.cli import render
 from waypoint.cli.spec import SESSION, SESSION_FIRST, argument, flag, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
     from waypoint.cli.render import Paint
+    from waypoint.model import Task, TaskState
 
 _SIGNS = {"pending": "○", "in_progress": "▸", "completed": "✔", "failed": "✖", "skipped": "–"}
 _STYLES = {"in_progress": "bold", "completed": "good", "failed": "bad", "skipped": "dim"}
@@ -32,18 +34,26 @@ _EVIDENCE = argument("--evidence", metavar="REF", help="the point that shows the
 )
 def task_add(console: Console) -> int:
     arguments = console.arguments
-    request = {
-        "session": console.session,
-        "titles": arguments.titles,
-        "under": arguments.under,
-        "once": arguments.once,
-    }
-    reply = console.call("task_add", request, "waiting for the daemon")
-    console.result(reply, _listing(reply["added"], console.paint))
+    request = TaskAdd(
+        session=console.session,
+        titles=tuple(arguments.titles),
+        under=arguments.under,
+        once=arguments.once,
+        actor=console.actor,
+    )
+    result = console.send(request, "waiting for the daemon")
+    console.result(result, _listing(result.added, console.paint))
     return 0
 
 
-@verb("task start", "mark a task as in progress", SESSION, _TASK, examples=("waypoint task start 1",))
+@verb(
+    "task start",
+    "mark a task as in progress",
+    SESSION,
+    _TASK,
+    examples=("waypoint task start 1",),
+    json="task_set",
+)
 def task_start(console: Console) -> int:
     return _set_state(console, "in_progress")
 
@@ -59,6 +69,7 @@ def task_start(console: Console) -> int:
     examples=("waypoint task done 1.2", "waypoint task done 'add payments' --checkpoint"),
     about="The evidence is the point the session is at, if it was taken since the task was started;"
     " --evidence names another point, --checkpoint takes one.",
+    json="task_set",
 )
 def task_done(console: Console) -> int:
     arguments = console.arguments
@@ -74,6 +85,7 @@ def task_done(console: Console) -> int:
     _NOTE,
     examples=("waypoint task fail 2 'the API is gone'",),
     about="`task start` tries it again.",
+    json="task_set",
 )
 def task_fail(console: Console) -> int:
     return _set_state(console, "failed", evidence=console.arguments.evidence)
@@ -86,21 +98,30 @@ def task_fail(console: Console) -> int:
     _TASK,
     _NOTE,
     examples=("waypoint task skip 3 'not needed any more'",),
+    json="task_set",
 )
 def task_skip(console: Console) -> int:
     return _set_state(console, "skipped")
 
 
-def _set_state(console: Console, state: str, **evidence: Any) -> int:
+def _set_state(
+    console: Console, state: TaskState, *, evidence: str | None = None, checkpoint: bool = False
+) -> int:
     arguments = console.arguments
-    note = " ".join(getattr(arguments, "note", ()))
-    request = {"session": console.session, "task": arguments.task, "state": state, "note": note, **evidence}
-    doing = "taking a checkpoint" if evidence.get("checkpoint") else "waiting for the daemon"
-    reply = console.call("task_set", request, doing)
-    lines = [_line(reply["task"], console.paint)]
-    if reply["checkpoint"]:
-        lines.append(render.point_title(reply["checkpoint"], console.paint))
-    console.result(reply, "\n".join(lines))
+    request = TaskSet(
+        session=console.session,
+        task=arguments.task,
+        state=state,
+        note=" ".join(getattr(arguments, "note", ())),
+        evidence=evidence,
+        checkpoint=checkpoint,
+        actor=console.actor,
+    )
+    result = console.send(request, "taking a checkpoint" if checkpoint else "waiting for the daemon")
+    lines = [_line(result.task, console.paint)]
+    if result.checkpoint:
+        lines.append(render.point_title(result.checkpoint, console.paint))
+    console.result(result, "\n".join(lines))
     return 0
 
 
@@ -110,26 +131,27 @@ def _set_state(console: Console, state: str, **evidence: Any) -> int:
     SESSION,
     argument("ref", metavar="REF", nargs="?", help="as they were at this point"),
     examples=("waypoint task ls", "waypoint task ls c3"),
+    json="tasks",
 )
 def task_ls(console: Console) -> int:
-    request = {"session": console.session, "ref": console.arguments.ref}
-    reply = console.call("tasks", request, "waiting for the daemon")
-    console.result(reply, _listing(reply["tasks"], console.paint))
-    if not reply["tasks"]:
+    request = Tasks(session=console.session, ref=console.arguments.ref)
+    result = console.send(request, "waiting for the daemon")
+    console.result(result, _listing(result.tasks, console.paint))
+    if not result.tasks:
         console.hint("there are no tasks: `waypoint task add` adds one")
     return 0
 
 
-def _listing(tasks: Sequence[Mapping[str, Any]], paint: Paint) -> str:
+def _listing(tasks: Sequence[Task], paint: Paint) -> str:
     return "\n".join(_line(task, paint) for task in tasks)
 
 
-def _line(task: Mapping[str, Any], paint: Paint) -> str:
-    note = f"  ({render.shown(task['note'])})" if task.get("note") else ""
-    text = f"{_SIGNS[task['state']]} {task['id']}  {render.shown(task['title'])}"
-    if style := _STYLES.get(task["state"]):
+def _line(task: Task, paint: Paint) -> str:
+    note = f"  ({render.shown(task.note)})" if task.note else ""
+    text = f"{_SIGNS[task.state]} {task.id}  {render.shown(task.title)}"
+    if style := _STYLES.get(task.state):
         text = getattr(paint, style)(text)
-    return f"{'  ' * task['id'].count('.')}{text}{paint.dim(note)}"
+    return f"{'  ' * task.id.count('.')}{text}{paint.dim(note)}"
 
 
 @verb(
@@ -140,6 +162,6 @@ def _line(task: Mapping[str, Any], paint: Paint) -> str:
     about="A session that does not run is restored from its last point first.",
 )
 def resume(console: Console) -> int:
-    reply = console.call("resume", {"session": console.session}, "reading the history")
-    console.result(reply, reply["text"].rstrip("\n"))
+    result = console.send(Resume(session=console.session, actor=console.actor), "reading the history")
+    console.result(result, result.text.rstrip("\n"))
     return 0

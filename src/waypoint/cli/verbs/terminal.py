@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import base64
 from typing import TYPE_CHECKING
 
 from waypoint import errors
+from waypoint.api.sessions import Screen, Type
 from waypoint.cli.spec import SESSION, SESSION_FIRST, argument, flag, remainder, verb
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     examples=("waypoint shell", "waypoint shell work"),
     about="C-] d detaches, and the session goes on; C-] C-] types one C-]. Several clients can be attached at"
     " once.",
+    json={},
 )
 def shell(console: Console) -> int:
     from waypoint.cli.attach import attach
@@ -50,8 +51,7 @@ def type_(console: Console) -> int:
     if not words:
         raise errors.UsageError("nothing to type", hint="waypoint type [-s SESSION] 'ls -l' Enter")
     data = encode_keys(words, literal=console.arguments.literal)
-    request = {"session": console.session, "data": base64.b64encode(data).decode()}
-    console.result(console.call("type", request, "typing"), None)
+    console.result(console.send(Type(session=console.session, data=data), "typing"), None)
     return 0
 
 
@@ -62,6 +62,6 @@ def type_(console: Console) -> int:
     examples=("waypoint screen -s work",),
 )
 def screen(console: Console) -> int:
-    reply = console.call("screen", {"session": console.session}, "waiting for the daemon")
-    console.result(reply, reply["text"].rstrip("\n"))
+    result = console.send(Screen(session=console.session), "waiting for the daemon")
+    console.result(result, result.text.rstrip("\n"))
     return 0

@@ -7,20 +7,44 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from waypoint import errors
+from waypoint.api import agent
+from waypoint.api.agent import AgentState, Cast, Record, Trace
+from waypoint.api.request import Result, StatePayload
 from waypoint.cli import render
 from waypoint.cli.console import text_size
 from waypoint.cli.spec import SESSION, argument, count, flag, verb
+from waypoint.model import Checkpoint
 
 if TYPE_CHECKING:
+    from waypoint.api.agent import TraceResult
     from waypoint.cli.console import Console
     from waypoint.cli.render import Paint
+    from waypoint.model import Event
 
 _OUTPUT_LINES = 20
 _KINDS = (
     "command", "output", "message", "tool_call", "tool_result", "checkpoint", "restored", "forked", "task",
     "effect", "approval", "note",
 )  # fmt: skip
+
+
+class CastFile(Result, frozen=True):
+    """The file that an asciicast was written to."""
+
+    file: str
+
+
+class StateValue(Result, frozen=True):
+    """What an agent left with a point: a JSON value (`json`), or bytes in base64."""
+
+    checkpoint: Checkpoint | None
+    agent_version: str | None
+    json: Any = UNSET
+    base64: str | UnsetType = UNSET
 
 
 # trace ----------------------------------------------------------------------------------------------------
@@ -56,6 +80,7 @@ _KINDS = (
     ),
     about="It shows the events that lead to where the session is now. Events that a restore has abandoned"
     " lead to the safety checkpoint of that restore; --all shows them too.",
+    json={"": "trace", "--event": "event", "--cast FILE": CastFile},
 )
 def trace(console: Console) -> int:
     arguments = console.arguments
@@ -64,48 +89,48 @@ def trace(console: Console) -> int:
     if arguments.event:
         return _show_event(console)
     as_data = console.json or arguments.jsonl
-    request = {
-        "session": console.session,
-        "ref": arguments.ref,
-        "all": arguments.all,
-        "kinds": arguments.kind,
+    request = Trace(
+        session=console.session,
+        ref=arguments.ref,
+        all=arguments.all,
+        kinds=tuple(arguments.kind),
         # As text, events without words are left out below: ask for more than N.
-        "limit": arguments.number if as_data else arguments.number and arguments.number * 3 + 10,
-        "full": as_data or arguments.full,
-    }
-    reply = console.call("trace", request, "reading the events")
+        limit=arguments.number if as_data else arguments.number and arguments.number * 3 + 10,
+        full=as_data or arguments.full,
+    )
+    result = console.send(request, "reading the events")
     if arguments.jsonl:
         import json
 
-        for event in reply["events"]:
-            print(json.dumps(event, ensure_ascii=False))
+        for event in result.events:
+            print(json.dumps(msgspec.to_builtins(event), ensure_ascii=False))
         return 0
-    console.show(reply, "\n".join(_event_lines(reply, console, full=arguments.full)))
-    if not reply["events"]:
+    console.show(result, "\n".join(_event_lines(result, console, full=arguments.full)))
+    if not result.events:
         console.hint("nothing has happened yet")
     return 0
 
 
-def _event_lines(reply: Mapping[str, Any], console: Console, *, full: bool) -> list[str]:
+def _event_lines(trace: TraceResult, console: Console, *, full: bool) -> list[str]:
     paint, limit, columns = console.paint, console.arguments.number, text_size().columns
     entries: list[list[str]] = []
-    width = len(str(reply["events"][-1]["id"])) if reply["events"] else 0
-    for event, words in zip(reply["events"], reply["lines"], strict=True):
+    width = len(str(trace.events[-1].id)) if trace.events else 0
+    for event, words in zip(trace.events, trace.lines, strict=True):
         if not words:
             continue  # the terminal showed something, and nothing else happened
-        session = "" if event["session"] == reply["session"] else f"{event['session']}  "
-        left = f"{event['id']:>{width}}  {render.clock(event['at'])}  {session}"
+        session = "" if event.session == trace.session else f"{event.session}  "
+        left = f"{event.id:>{width}}  {render.clock(event.at)}  {session}"
         text = words if full else render.cut(words, columns - len(left))
         entries.append([f"{paint.dim(left)}{_painted(event, render.shown(text), paint)}"])
         if full:
-            entries[-1] += [f"    {line}" for line in _output_lines(event["body"])]
+            entries[-1] += [f"    {line}" for line in _output_lines(event.body)]
     return [line for entry in entries[-(limit or len(entries)) :] for line in entry]
 
 
-def _painted(event: Mapping[str, Any], text: str, paint: Paint) -> str:
-    match event["kind"]:
+def _painted(event: Event, text: str, paint: Paint) -> str:
+    match event.kind:
         case "command":
-            return paint.bad(text) if event["body"].get("exit_code") else text
+            return paint.bad(text) if event.body.get("exit_code") else text
         case "checkpoint" | "restored" | "forked":
             return paint.bold(text)
         case "message" | "tool_call" | "tool_result" | "note":
@@ -128,10 +153,10 @@ def _output_lines(body: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _show_event(console: Console) -> int:
-    event = console.call("event", {"event": console.arguments.event}, "reading the event")["event"]
-    body = event["body"]
+    result = console.send(agent.Event(event=console.arguments.event), "reading the event")
+    body = result.event.body
     if console.json:
-        console.result({"event": event}, None)
+        console.result(result, None)
     elif "base64" in body:
         sys.stdout.buffer.write(base64.b64decode(body["base64"]))
     elif isinstance(body.get("output"), str):
@@ -148,17 +173,15 @@ def _write_cast(console: Console) -> int:
     if arguments.all or arguments.kind or arguments.number:
         raise errors.UsageError("a cast shows what leads to one point", hint="leave out --all, --kind and -n")
     if arguments.cast == "-":
-        request = {"session": console.session, "ref": arguments.ref}
-        console.client.call("cast", request, on_data=sys.stdout.buffer.write)
+        request = Cast(session=console.session, ref=arguments.ref)
+        console.client.ask(request, on_data=sys.stdout.buffer.write)
         sys.stdout.buffer.flush()
         return 0
-    from waypoint.cli.verbs.files import find_session
-
     try:
-        find_session(console).cast(arguments.cast, arguments.ref)
+        console.open_session().cast(arguments.cast, arguments.ref)
     except OSError as error:
         raise errors.UsageError(f"cannot write {arguments.cast}: {error.strerror}") from error
-    console.result({"file": arguments.cast}, None)
+    console.result(CastFile(file=arguments.cast), None)
     console.hint(f"asciinema play {arguments.cast}")
     return 0
 
@@ -199,17 +222,17 @@ def record(console: Console) -> int:
         content = sys.stdin.buffer.read().decode(errors="replace").rstrip("\n")
     if arguments.structured or (arguments.what == "tool_call" and content.lstrip().startswith("{")):
         content = _parse_json(content)
-    request = {
-        "session": console.session,
-        "what": arguments.what,
-        "content": content,
-        "name": arguments.name,
-        "call": arguments.call,
-        "error": arguments.error,
-        "actor": "person" if arguments.what == "user" else "agent",  # the author, not the caller of this verb
-    }
-    reply = console.call("record", request, "recording")
-    console.result(reply, f"event {reply['event']}")
+    request = Record(
+        session=console.session,
+        what=arguments.what,
+        content=content,
+        name=arguments.name,
+        call=arguments.call,
+        error=arguments.error,
+        actor="person" if arguments.what == "user" else "agent",  # the author, not the caller of this verb
+    )
+    result = console.send(request, "recording")
+    console.result(result, f"event {result.event}")
     return 0
 
 
@@ -227,7 +250,7 @@ def _parse_json(text: str) -> Any:
 # agent-state ----------------------------------------------------------------------------------------------
 
 
-def read_agent_state(file: str) -> dict[str, Any]:
+def read_agent_state(file: str) -> StatePayload:
     """The content of a file (or of stdin) as agent state: JSON if it is, else bytes."""
     try:
         if file == "-":
@@ -241,9 +264,9 @@ def read_agent_state(file: str) -> dict[str, Any]:
 
     try:
         json.loads(data.decode())
-        return {"text": data.decode()}
+        return StatePayload(text=data.decode())
     except ValueError:
-        return {"base64": base64.b64encode(data).decode()}
+        return StatePayload(base64=data)
 
 
 @verb(
@@ -253,27 +276,30 @@ def read_agent_state(file: str) -> dict[str, Any]:
     argument("ref", metavar="REF", nargs="?", help="the point (default: the last one that has agent state)"),
     argument("-o", "--output", metavar="FILE", help="write it to this file"),
     examples=("waypoint agent-state c3", "waypoint agent-state -o state.json"),
+    json=StateValue,
 )
 def agent_state(console: Console) -> int:
     arguments = console.arguments
-    request = {"session": console.session, "ref": arguments.ref}
-    reply = console.call("agent_state", request, "waiting for the daemon")
-    if "text" not in reply and "base64" not in reply:
+    request = AgentState(session=console.session, ref=arguments.ref)
+    result = console.send(request, "waiting for the daemon")
+    if result.text is UNSET and result.base64 is UNSET:
         raise errors.NotFound(
             "this point has no agent state" if arguments.ref else "no point has agent state",
             hint="`waypoint checkpoint --agent-state FILE` adds it",
         )
     if console.json:
-        if "text" in reply:
-            import json
-
-            reply["json"] = json.loads(reply.pop("text"))
-        console.result(reply, None)
+        value = StateValue(
+            checkpoint=result.checkpoint,
+            agent_version=result.agent_version,
+            json=msgspec.json.decode(result.text) if result.text is not UNSET else UNSET,
+            base64=result.base64,
+        )
+        console.result(value, None)
         return 0
-    if "base64" in reply:
-        data = base64.b64decode(reply["base64"])
+    if result.base64 is not UNSET:
+        data = base64.b64decode(result.base64)
     else:
-        data = reply["text"].rstrip("\n").encode() + b"\n"
+        data = str(result.text).rstrip("\n").encode() + b"\n"
     if arguments.output:
         try:
             with open(arguments.output, "wb") as file:
