@@ -157,7 +157,8 @@ def test_a_timeout_interrupts_and_says_so(wp: Waypoint, work: str) -> None:
 
 
 def test_one_interrupt_ends_the_command_and_not_the_session(wp: Waypoint, work: str) -> None:
-    with wp.start("exec", "-s", work, "echo begun; sleep 100") as running:
+    # One program: between two commands of a list bash may miss a Ctrl-C and wait for the second one.
+    with wp.start("exec", "-s", work, "sh -c 'echo begun; exec sleep 100'") as running:
         assert running.stdout
         assert running.stdout.readline() == "begun\n"
         running.send_signal(signal.SIGINT)

@@ -456,6 +456,24 @@ def answer(*messages: Any) -> Script:
     return script
 
 
+def by_verb(**results: Any) -> Script:
+    def script(connection: socket.socket, verb: str, args: dict[str, Any]) -> None:
+        wire.send(connection, {"result": results[verb]})
+
+    return script
+
+
+PONG = {"version": __version__, "api": wire.API, "pid": 1, "started_at": "2025-11-16T11:44:00Z"}
+
+
+def session(name: str) -> Any:
+    """A session as the daemon describes it."""
+    created_at = "2025-11-16T11:44:00Z"
+    return msgspec.to_builtins(
+        Session(id="1", name=name, state="live", created_at=created_at, options=BoxOptions())
+    )
+
+
 def test_output_is_streamed_and_the_exit_code_passes_through(
     puppet: Puppet, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -516,10 +534,7 @@ def test_what_the_daemon_refuses_is_the_error(puppet: Puppet, capsys: pytest.Cap
 def test_a_new_session_is_asked_for_as_it_was_described(
     puppet: Puppet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    session = Session(
-        id="1", name="web", state="live", created_at="2025-11-16T11:44:00Z", options=BoxOptions()
-    )
-    puppet.script = answer({"result": {"session": msgspec.to_builtins(session)}})
+    puppet.script = by_verb(new={"session": session("web")}, ping=PONG)
     words = "new web --base deb --net none --hide /root --bind /a:/b:ro --memory 1M --cpus 1.5 --pids 9"
     assert main([*words.split(), "--privileged", "--spares", "off"]) == 0
     assert capsys.readouterr().out == "web\n"
@@ -544,6 +559,9 @@ def test_a_program_beside_the_shell_has_streams_of_its_own(
     heard: list[bytes] = []
 
     def script(connection: socket.socket, verb: str, args: dict[str, Any]) -> None:
+        if verb == "session":
+            wire.send(connection, {"result": {"session": session("work")}})
+            return
         wire.send(connection, {"result": {"pid": 5}})
         while body := wire.receive(connection)[1]:
             heard.append(body)
@@ -560,13 +578,9 @@ def test_a_program_beside_the_shell_has_streams_of_its_own(
         assert main(["exec", "--pipe", "--env", "A=1", "--cwd", "/srv", "cat", "a b"]) == 4
     shown = capfdbinary.readouterr()
     assert (shown.out, shown.err, b"".join(heard)) == (b"out", b"err", b"input")
-    _, args = puppet.asked[0]
-    assert (args["argv"], args["cwd"], args["env"], args.get("shell_env", False)) == (
-        ["cat", "a b"],
-        "/srv",
-        {"A": "1"},
-        False,
-    )
+    verb, args = puppet.asked[1]
+    assert verb == "spawn"
+    assert args == {"session": "work", "argv": ["cat", "a b"], "cwd": "/srv", "env": {"A": "1"}}
 
 
 def test_options_of_pipe_are_refused_without_it(puppet: Puppet) -> None:
