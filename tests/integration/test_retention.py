@@ -369,7 +369,7 @@ def test_a_pool_that_fills_up(small: Home) -> None:
 
     with pytest.raises(NoSpace, match="the session goes on untouched") as refused:
         until_it_has_all_its_memory()
-    assert "waypoint forget" in refused.value.hint
+    assert "s.forget(" in refused.value.hint
     assert refused.value.details["need_bytes"] > refused.value.details["free_bytes"]
     assert not list(small.staging.iterdir())
     automatic = [point for point in settled() if point["kind"] == "safety"]
