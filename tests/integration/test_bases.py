@@ -502,8 +502,8 @@ def refused(pool: Pool, file: Path, match: str = "cannot be imported") -> UsageE
 
 
 @pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "..", "/../escaped"])
-def test_a_path_that_climbs_out_is_refused(pool: Pool, tmp_path: Path, name: str) -> None:
-    refused(pool, saved(tmp_path, small_root().add(name, b"x").bytes()), "climbs out")
+def test_a_path_that_leads_out_is_refused(pool: Pool, tmp_path: Path, name: str) -> None:
+    refused(pool, saved(tmp_path, small_root().add(name, b"x").bytes()), "leads out")
     assert not any(tmp_path.rglob("escaped"))
 
 
@@ -577,14 +577,17 @@ def test_a_file_is_never_written_through_a_link(pool: Pool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("archive", "why"),
+    ("archive", "reason"),
     [
-        (Archive().add("x" * 300, b"").bytes(), "impossible path"),
-        (Archive().add("/".join(["d" * 200] * 30), b"").bytes(), "impossible path"),
-        (Archive().symlink("loop", "loop").add("loop/file", b"").bytes(), "impossible path"),
-        (Archive().symlink("link", "").bytes(), "link to nothing"),
-        (Archive().add("file", b"").add("file/below", b"").bytes(), "impossible path"),
-        (Archive().symlink("dangling", "nowhere").add("dangling/file", b"").bytes(), "link to nowhere"),
+        (Archive().add("x" * 300, b"").bytes(), "invalid path"),
+        (Archive().add("/".join(["d" * 200] * 30), b"").bytes(), "invalid path"),
+        (Archive().symlink("loop", "loop").add("loop/file", b"").bytes(), "invalid path"),
+        (Archive().symlink("link", "").bytes(), "without a target"),
+        (Archive().add("file", b"").add("file/below", b"").bytes(), "invalid path"),
+        (
+            Archive().symlink("dangling", "nowhere").add("dangling/file", b"").bytes(),
+            "link to a missing folder",
+        ),
         (Archive().add("file", b"", pax_headers={"path": "a\0b"}).bytes(), "NUL"),
         (Archive().add("file", b"", pax_headers={"uid": str(1 << 40)}).bytes(), "owner"),
         (Archive().add("file", b"", pax_headers={"uid": "-5"}).bytes(), "owner"),
@@ -594,20 +597,20 @@ def test_a_file_is_never_written_through_a_link(pool: Pool, tmp_path: Path) -> N
         (Archive().add("file", b"", pax_headers={"size": str(1 << 62)}).bytes(), "cannot be imported"),
         (Archive().add("file", b"", kind=b"Q").bytes(), "cannot be imported"),
         (Archive().bytes(), "empty"),
-        (Archive().folder("only").bytes(), "not a single file"),
+        (Archive().folder("only").bytes(), "contains no files"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_makes_no_sense_is_refused_with_a_reason(
-    pool: Pool, tmp_path: Path, archive: bytes, why: str
+def test_an_invalid_archive_is_refused_with_the_reason(
+    pool: Pool, tmp_path: Path, archive: bytes, reason: str
 ) -> None:
-    refused(pool, saved(tmp_path, archive), why)
+    refused(pool, saved(tmp_path, archive), reason)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 10240, b"hello", b"PK\3\4" + bytes(3000), random.Random(3).randbytes(9000)]
 )
-def test_what_is_no_archive_is_refused(pool: Pool, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_archive_is_refused(pool: Pool, tmp_path: Path, content: bytes) -> None:
     refused(pool, saved(tmp_path, content), "cannot be imported")
 
 
@@ -678,13 +681,13 @@ def test_images_that_cannot_be_used_are_refused_with_a_reason(pool: Pool, tmp_pa
     refused(pool, saved(tmp_path, image.archive({**strange, "platform": platform})), "only for linux/sparc64")
     refused(pool, saved(tmp_path, image.archive(strange)), "image for linux/sparc64")
     refused(pool, saved(tmp_path, image.archive()), "no image")
-    refused(pool, saved(tmp_path, image.archive({"digest": "sha256:../../x"})), "unknown form")
+    refused(pool, saved(tmp_path, image.archive({"digest": "sha256:../../x"})), "unknown format")
     refused(pool, saved(tmp_path, image.archive({"digest": sha256(b"missing")})), "missing")
-    refused(pool, saved(tmp_path, image.archive({"nothing": 1})), "not understood")
+    refused(pool, saved(tmp_path, image.archive({"nothing": 1})), "cannot be read")
     secret = image.put({"layers": [image.put(root, "application/vnd.oci.image.layer.v1.tar+encrypted")]})
     refused(pool, saved(tmp_path, image.archive(secret)), "encrypted")
     refused(pool, saved(tmp_path, image.archive(image.put({"layers": []}))), "no layers")
-    refused(pool, saved(tmp_path, image.archive(image.put({"subject": 1}))), "no image")
+    refused(pool, saved(tmp_path, image.archive(image.put({"subject": 1}))), "not an image")
     refused(pool, saved(tmp_path, image.archive(image.manifest(b"no tar at all"))), "layer 1")
     two = json.dumps([{"Layers": [], "RepoTags": ["a:1"]}, {"Layers": [], "RepoTags": ["b:1"]}]).encode()
     refused(pool, saved(tmp_path, Archive().add("manifest.json", two).bytes()), "a:1, b:1")
@@ -698,7 +701,7 @@ def test_an_index_that_refers_to_indexes_without_end_is_refused(pool: Pool, tmp_
     descriptor = image.manifest(small_root().bytes())
     for _ in range(10):
         descriptor = image.put(image.index(descriptor))
-    refused(pool, saved(tmp_path, image.archive(descriptor)), "without an end")
+    refused(pool, saved(tmp_path, image.archive(descriptor)), "nested too deeply")
 
 
 def test_something_else_than_a_file_is_refused(pool: Pool, tmp_path: Path) -> None:

@@ -18,9 +18,6 @@ from waypoint.cli import spec, verbs
 
 SOURCE = Path(__file__).parents[2] / "src" / "waypoint"
 
-NOT_CONVERTED = {"bases"}
-"""Rooms whose messages still use the words of the command line. Take yours out when it is converted."""
-
 COMMAND_LINE = re.compile(r"`waypoint |(?<![\w-])--[a-z]")
 
 
@@ -72,10 +69,7 @@ def test_no_message_below_the_command_line_uses_its_words(room: str) -> None:
         if path.split("/")[0] == room and path not in ("api/hints.py", "daemon/inside/grammar.py")
         for line, text in command_line_words(tree)
     ]
-    if room in NOT_CONVERTED:
-        assert offences, f"{room} is converted: take it out of NOT_CONVERTED"
-    else:
-        assert not offences, "\n".join(offences)
+    assert not offences, "\n".join(offences)
 
 
 def literal_hints() -> Iterator[tuple[str, Do]]:

@@ -1,15 +1,15 @@
-"""Root file systems out of archives: reading what `docker` and `tar` write, and trusting none of it.
+"""Reading root file systems from archives that `docker` and `tar` write, without trusting them.
 
-Three formats, told apart by what is in the file and not by its name: a tar of a root file system (what
-`docker export` writes), an OCI image layout in a tar, and what `docker save` writes; each plain or
-compressed with gzip, xz, zstd or bzip2. The last two hold layers, which are applied one upon the other.
+Three formats, recognized by their content and not by the file's name: a tar of a root file system (`docker
+export`), an OCI image layout in a tar, and the output of `docker save`; each plain or compressed with gzip,
+xz, zstd or bzip2. The last two hold layers, which are applied one after the other.
 
-An archive comes from anywhere and is unpacked by root. Two things keep it in its place. Every path is
-opened by the kernel as if the target folder were the root (openat2, RESOLVE_IN_ROOT), so a symbolic link
-leads to where it would lead inside a box and never out of it; this is also what layered images rely on,
-whose later layers write through links like `lib -> usr/lib`. And Python's tarfile only ever sees a stream
-that cannot be wound back or read in huge pieces, so a forged header ends in an error and not in an endless
-loop or all of the memory.
+An archive can come from any source and is unpacked by root. Two things prevent harm. Every path is opened
+by the kernel as if the target folder were the root (openat2, RESOLVE_IN_ROOT), so a symbolic link leads to
+where it would lead inside a box and never out of it; layered images also need this, because later layers
+write through links like `lib -> usr/lib`. And Python's tarfile only reads from a stream that cannot go back
+far or return huge pieces, so a forged header causes an error, and neither an endless loop nor unlimited use
+of memory.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 
 Progress = Callable[[str], None]
 
-CHUNK = 1 << 20
-LARGEST_READ = 64 << 20
-LARGEST_DOCUMENT = 16 << 20
-MOST_INDEXED = 100_000
-DEEPEST_INDEX = 4
-LAST_ID = (1 << 32) - 1
+CHUNK_BYTES = 1 << 20
+MAX_READ_BYTES = 64 << 20
+MAX_DOCUMENT_BYTES = 16 << 20
+MAX_PARTS = 100_000
+MAX_INDEX_DEPTH = 4
+MAX_ID = (1 << 32) - 1
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 ATTRIBUTE_PREFIX = "SCHILY.xattr."
 KEPT_ATTRIBUTES = ("user.", "security.capability", "system.posix_acl_")
-"""Others mean something to the machine they come from, and `trusted.overlay.*` to every overlay."""
+"""Other attributes have a meaning on the machine they come from, and `trusted.overlay.*` on every overlay."""
 MACHINES = {
     "x86_64": "amd64",
     "aarch64": "arm64",
@@ -76,41 +76,44 @@ def is_kept(attribute: str) -> bool:
     return attribute.startswith(KEPT_ATTRIBUTES)
 
 
-# ---- what can be wrong --------------------------------------------------------------------------
+# ---- errors -------------------------------------------------------------------------------------
 
 
-def bad(what: str, why: str) -> UsageError:
-    """The error for an archive that cannot be used as it is."""
+def import_error(name: str, reason: str) -> UsageError:
+    """The error for an archive that cannot be imported."""
     return UsageError(
-        f"{what} cannot be imported: {why}",
-        hint="it takes what `docker export` or `docker save` write, an OCI image archive, or a tar of a root",
+        f"{name} cannot be imported: {reason}",
+        hint="give the output of `docker export` or `docker save`, an OCI image archive, or a tar of a root",
     )
 
 
 @contextlib.contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Turns whatever a reader stumbles over into one error. Errors of the disk stay what they are."""
+def reading(name: str) -> Iterator[None]:
+    """Turns every error that a damaged archive can cause into one kind. Errors of the disk are not
+    changed."""
     try:
         yield
     except UsageError:
         raise
     except EOFError as error:
-        raise bad(what, "it ends too early") from error
+        raise import_error(name, "it ends too early") from error
     except tarfile.TarError as error:
-        raise bad(what, f"it is damaged or no tar archive ({error})") from error
+        raise import_error(name, f"it is damaged or no tar archive ({error})") from error
     except (zlib.error, lzma.LZMAError) as error:
-        raise bad(what, f"its compressed data is damaged ({error})") from error
+        raise import_error(name, f"its compressed data is damaged ({error})") from error
     except (ValueError, OverflowError, RecursionError) as error:
-        raise bad(what, f"it is damaged ({type(error).__name__}: {str(error)[:200]})") from error
+        raise import_error(name, f"it is damaged ({type(error).__name__}: {str(error)[:200]})") from error
     except OSError as error:
         if error.errno is None:
-            raise bad(what, f"its compressed data is damaged ({error})") from error
+            raise import_error(name, f"its compressed data is damaged ({error})") from error
         if error.errno in {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EFBIG, errno.EINVAL}:
-            raise bad(what, f"it holds an impossible path or size ({os.strerror(error.errno)})") from error
+            raise import_error(
+                name, f"it holds an invalid path or size ({os.strerror(error.errno)})"
+            ) from error
         raise
     except Exception as error:
-        if type(error).__name__ == "ZstdError":  # of a module that is imported only when it is needed
-            raise bad(what, f"its compressed data is damaged ({error})") from error
+        if type(error).__name__ == "ZstdError":  # its module is imported only when it is needed
+            raise import_error(name, f"its compressed data is damaged ({error})") from error
         raise
 
 
@@ -118,17 +121,17 @@ def reading(what: str) -> Iterator[None]:
 
 
 class Stream(Protocol):
-    """All that is asked of a decompressor."""
+    """What a decompressor has to provide."""
 
     def read(self, size: int = ..., /) -> bytes: ...
 
 
 class Meter(io.RawIOBase):
-    """Reads from a file and tells how far it is, a few times per second at most."""
+    """Reads from a file and reports the progress, at most four times per second."""
 
     def __init__(self, file: IO[bytes], size_bytes: int, doing: str, progress: Progress) -> None:
         self._file, self._size, self._doing, self._progress = file, size_bytes, doing, progress
-        self._done, self._said = 0, 0.0
+        self._done, self._reported_at = 0, 0.0
 
     def readable(self) -> bool:
         return True
@@ -137,33 +140,33 @@ class Meter(io.RawIOBase):
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         self._done += len(data)
-        if (now := time.monotonic()) - self._said > 0.25:
-            self._said = now
+        if (now := time.monotonic()) - self._reported_at > 0.25:
+            self._reported_at = now
             self._progress(f"{self._doing}, {100 * self._done // max(1, self._size)}%")
         return len(data)
 
 
 class Window(io.RawIOBase):
-    """A stretch of a file as a file, hashed as it is read."""
+    """A range of a file as a file of its own; computes a digest of what is read."""
 
     def __init__(self, file: IO[bytes], start: int, size_bytes: int, algorithm: str = "sha256") -> None:
-        self._fd, self._at, self._end = file.fileno(), start, start + size_bytes
+        self._fd, self._position, self._end = file.fileno(), start, start + size_bytes
         self.digest = hashlib.new(algorithm)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = os.pread(self._fd, min(len(buffer), self._end - self._at), self._at)
+        data = os.pread(self._fd, min(len(buffer), self._end - self._position), self._position)
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         self.digest.update(data)
         return len(data)
 
 
-def decompress(raw: io.RawIOBase, what: str) -> Stream:
-    """A stream of what is in a stream, whichever way it is compressed. Told by its first bytes."""
-    stream = io.BufferedReader(raw, CHUNK)
+def decompress(raw: io.RawIOBase, name: str) -> Stream:
+    """The decompressed content of a stream. Its first bytes tell how it is compressed, if at all."""
+    stream = io.BufferedReader(raw, CHUNK_BYTES)
     start = stream.peek(6)[:6]
     if start.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=stream, mode="rb")
@@ -176,127 +179,132 @@ def decompress(raw: io.RawIOBase, what: str) -> Stream:
             zstandard = importlib.import_module("zstandard")
         except ImportError as error:
             raise MissingFeature(
-                f"{what} is compressed with zstd, and Python's zstandard module is not installed",
+                f"{name} is compressed with zstd, and Python's zstandard module is not installed",
                 hint="install it, or decompress the file first with `zstd -d`",
             ) from error
-        found: Stream = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-        return found
+        reader: Stream = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+        return reader
     return stream
 
 
-class _Forward:
-    """What tarfile is given to read: goes forward only, in pieces of a sane size.
+class _ForwardStream:
+    """The file that tarfile reads from: it only goes forward, in pieces of a limited size.
 
-    tarfile looks at the last byte of a member again before it goes on, so the last block is kept.
+    tarfile reads the last byte of a member again before it goes on, so the last block is kept.
     """
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._kept = b""
-        self._again = 0
-        self._at = 0
+        self._last_block = b""
+        self._repeat = 0
+        """How many bytes of the last block are to be read again."""
+        self._position = 0
 
     def seekable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self._at - self._again
+        return self._position - self._repeat
 
     def seek(self, position: int, whence: int = 0) -> int:
         if whence:
-            raise tarfile.ReadError("a header that leads nowhere")
-        back = self._at - position
-        if back > len(self._kept):
+            raise tarfile.ReadError("a header with an invalid position")
+        back = self._position - position
+        if back > len(self._last_block):
             raise tarfile.ReadError("a header that leads backwards")
-        self._again = max(0, back)
-        while self._at < position and self._fetch(min(CHUNK, position - self._at)):
+        self._repeat = max(0, back)
+        while self._position < position and self._read_on(min(CHUNK_BYTES, position - self._position)):
             pass
         return self.tell()
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= LARGEST_READ:
+        if not 0 <= size <= MAX_READ_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes")
-        again = self._kept[len(self._kept) - self._again :][:size] if self._again else b""
-        self._again -= len(again)
-        pieces, missing = [again], size - len(again)
-        while missing and (piece := self._fetch(min(CHUNK, missing))):
+        start = len(self._last_block) - self._repeat
+        repeated = self._last_block[start:][:size] if self._repeat else b""
+        self._repeat -= len(repeated)
+        pieces, missing = [repeated], size - len(repeated)
+        while missing and (piece := self._read_on(min(CHUNK_BYTES, missing))):
             pieces.append(piece)
             missing -= len(piece)
         return b"".join(pieces)
 
-    def _fetch(self, size: int) -> bytes:
+    def _read_on(self, size: int) -> bytes:
         piece = self._stream.read(size)
-        self._at += len(piece)
-        self._kept = (self._kept + piece)[-tarfile.BLOCKSIZE :]
+        self._position += len(piece)
+        self._last_block = (self._last_block + piece)[-tarfile.BLOCKSIZE :]
         return piece
 
-    def has_ended_well(self) -> bool:
-        """Whether the last block was an end mark, and not the place where a download was cut off."""
-        return self._kept == bytes(tarfile.BLOCKSIZE)
+    def has_end_mark(self) -> bool:
+        """Whether the last block was an end mark. A download that was cut off has none."""
+        return self._last_block == bytes(tarfile.BLOCKSIZE)
 
 
-def members(stream: Stream, what: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """The members of a tar in their order, once. Read a member before taking the next."""
-    forward: Any = _Forward(stream)
+def members(stream: Stream, name: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """The members of a tar in their order, once. A member must be read before the next one is taken."""
+    forward: Any = _ForwardStream(stream)
     with tarfile.TarFile(fileobj=forward, mode="r", encoding="utf-8", errors="surrogateescape") as tar:
         while member := tar.next():
-            cast(Any, tar).members.clear()  # it would keep all of them
+            cast(Any, tar).members.clear()  # otherwise it keeps all of them in memory
             if member.size < 0:
-                raise bad(what, f"{member.name!r} has a negative size")
+                raise import_error(name, f"{member.name!r} has a negative size")
             yield tar, member
-    # tarfile takes a damaged header for the end; a real end is marked.
-    if not forward.has_ended_well():
-        raise bad(what, "it is cut off or damaged: the end mark is missing")
+    # For tarfile a damaged header is the end of the archive; a real end has a mark.
+    if not forward.has_end_mark():
+        raise import_error(name, "it is cut off or damaged: the end mark is missing")
 
 
 # ---- unpacking ----------------------------------------------------------------------------------
 
 
-def path_parts(path: str, what: str) -> list[str]:
-    """A path of an archive as components below the root. One that would climb out is refused."""
+def path_parts(path: str, name: str) -> list[str]:
+    """The components of an archive's path below the root. A path with ".." is refused."""
     if "\0" in path:
-        raise bad(what, f"a name with a NUL byte: {path[:100]!r}")
+        raise import_error(name, f"a name with a NUL byte: {path[:100]!r}")
     parts = [part for part in path.split("/") if part not in {"", "."}]
     if ".." in parts:
-        raise bad(what, f"a path that climbs out of it: {path[:200]!r}")
+        raise import_error(name, f"a path that leads out of it: {path[:200]!r}")
     return parts
 
 
 class Unpacker:
-    """Applies tars to a folder, one upon the other. `finish` when the last one is in."""
+    """Applies tars to a folder, one after the other. Call `finish` after the last one."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.open(root, _FOLDER)
-        self._what = ""
+        self._name = ""
+        """The archive or layer that is being applied, for errors."""
         self._placed: set[tuple[int, str]] = set()
+        """What it has brought so far: the inode of the folder, and the name. A folder can have many paths."""
         self._folder_times: dict[str, int] = {}
         self._parent_parts: list[str] | None = None
         self._parent_fd = -1
         self.skipped_devices = 0
         self.lost_attributes = 0
 
-    def apply(self, stream: Stream, what: str, *, whiteouts: bool) -> int:
-        """Unpack one tar; how many members it had. As a layer it can also hide what is below it."""
-        self._what = what
+    def apply(self, stream: Stream, name: str, *, whiteouts: bool) -> int:
+        """Unpacks one tar and returns the number of its members. With `whiteouts` it is a layer, which can
+        also hide files of the layers below it."""
+        self._name = name
         self._placed.clear()
         count = 0
-        with reading(what):
-            for tar, member in members(stream, what):
+        with reading(name):
+            for tar, member in members(stream, name):
                 count += 1
-                parts = path_parts(member.name, what)
+                parts = path_parts(member.name, name)
                 if parts and whiteouts and parts[-1].startswith(WHITEOUT):
                     self._hide(parts)
                 else:
                     self._place(tar, member, parts)
-            while stream.read(CHUNK):
-                pass  # a checksum comes last
+            while stream.read(CHUNK_BYTES):
+                pass  # up to the checksum at the end
         return count
 
     def finish(self) -> None:
-        """Give folders their times, which everything put into them has changed."""
-        self._forget_parent()
+        """Sets the times of folders, which change whenever an entry is added to them."""
+        self._close_parent()
         for path, mtime_ns in self._folder_times.items():
-            with contextlib.suppress(OSError):  # hidden by a later layer
+            with contextlib.suppress(OSError):  # a later layer has hidden it
                 fd = openat2(self._root, path, _FOLDER, resolve=RESOLVE_IN_ROOT)
                 try:
                     os.utime(fd, ns=(mtime_ns, mtime_ns))
@@ -304,20 +312,20 @@ class Unpacker:
                     os.close(fd)
 
     def close(self) -> None:
-        self._forget_parent()
+        self._close_parent()
         os.close(self._root)
 
-    # Folders on the way
+    # Parent folders
 
     def _parent(self, parts: list[str]) -> int:
-        """The folder that something goes into, made if it is missing; open until another one is."""
+        """The folder of an entry, made if it is missing. It stays open until another one is needed."""
         if parts != self._parent_parts:
-            self._forget_parent()
+            self._close_parent()
             self._parent_fd = self._open_folder(parts)
             self._parent_parts = parts
         return self._parent_fd
 
-    def _forget_parent(self) -> None:
+    def _close_parent(self) -> None:
         if self._parent_fd >= 0:
             os.close(self._parent_fd)
         self._parent_fd, self._parent_parts = -1, None
@@ -337,13 +345,14 @@ class Unpacker:
                 self._note(parent, name)
                 folder = os.open(name, _FOLDER, dir_fd=parent)
             except FileExistsError:
-                raise bad(self._what, f"{name!r} is a link to nowhere, yet things lie below it") from None
+                raise import_error(
+                    self._name, f"{name!r} is a link to a missing folder, and the archive has files below it"
+                ) from None
             finally:
                 os.close(parent)
         return folder
 
     def _note(self, parent: int, name: str) -> None:
-        # By inode, because one folder can have many paths through links.
         self._placed.add((os.fstat(parent).st_ino, name))
 
     # Entries
@@ -351,7 +360,7 @@ class Unpacker:
     def _place(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str]) -> None:
         if not parts:
             if member.isdir():
-                self._dress(self._root, ".", member)
+                self._set_metadata(self._root, ".", member)
                 self._folder_times["."] = self._mtime_ns(member)
             return
         parent, name = self._parent(parts[:-1]), parts[-1]
@@ -363,25 +372,25 @@ class Unpacker:
         if member.isdir():
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=parent)
-            self._dress(parent, name, member)
+            self._set_metadata(parent, name, member)
             self._folder_times["/".join(parts)] = self._mtime_ns(member)
         elif member.issym():
             if not member.linkname:
-                raise bad(self._what, f"{member.name[:200]!r} is a link to nothing")
+                raise import_error(self._name, f"{member.name[:200]!r} is a link without a target")
             os.symlink(member.linkname, name, dir_fd=parent)
-            self._dress(parent, name, member)
+            self._set_metadata(parent, name, member)
         elif member.isfifo():
             os.mkfifo(name, 0o600, dir_fd=parent)
-            self._dress(parent, name, member)
+            self._set_metadata(parent, name, member)
         elif member.isdev():
             self.skipped_devices += 1
         elif member.isreg():
-            self._file(tar, member, parent, name)
-        elif member.type != b"V":  # a volume's label
-            raise bad(self._what, f"{member.name[:200]!r} is of an unknown type {member.type!r}")
+            self._write_file(tar, member, parent, name)
+        elif member.type != b"V":  # the label of a volume
+            raise import_error(self._name, f"{member.name[:200]!r} is of an unknown type {member.type!r}")
 
     def _make_room(self, parent: int, name: str, *, for_folder: bool) -> None:
-        """What comes later replaces what is there; only folders are merged."""
+        """Removes what an entry replaces. Only folders are merged."""
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -391,7 +400,7 @@ class Unpacker:
         elif not for_folder:
             copytree.remove_tree(parent, name)
 
-    def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+    def _write_file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
         source = tar.extractfile(member)
         assert source is not None
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent)
@@ -400,65 +409,66 @@ class Unpacker:
             ranges = [(0, member.size)] if holes is None else holes
             for start, size in ranges:
                 if start < 0 or size < 0 or start + size > member.size:
-                    raise bad(self._what, f"{member.name[:200]!r} has an impossible map of holes")
+                    raise import_error(self._name, f"{member.name[:200]!r} has an invalid map of holes")
                 source.seek(start)
                 os.lseek(fd, start, os.SEEK_SET)
                 missing = size
-                while missing and (data := source.read(min(CHUNK, missing))):
+                while missing and (data := source.read(min(CHUNK_BYTES, missing))):
                     missing -= len(data)
                     view = memoryview(data)
                     while view:
                         view = view[os.write(fd, view) :]
                 if missing:
-                    raise bad(self._what, f"it ends in the middle of {member.name[:200]!r}")
+                    raise import_error(self._name, f"it ends in the middle of {member.name[:200]!r}")
             if holes is not None:
                 os.ftruncate(fd, member.size)
         finally:
             os.close(fd)
-        self._dress(parent, name, member)
+        self._set_metadata(parent, name, member)
 
     def _hard_link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
-        to = path_parts(member.linkname, self._what)
+        to = path_parts(member.linkname, self._name)
         flags = os.O_PATH | os.O_DIRECTORY
         folder = -1
         try:
             folder = openat2(self._root, "/".join(to[:-1]) or ".", flags, resolve=RESOLVE_IN_ROOT)
-            there = os.stat(to[-1] if to else ".", dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISDIR(there.st_mode):
-                raise bad(self._what, f"{member.name[:200]!r} is a hard link to a folder")
-            if not self._is_same(parent, name, there):
+            target = os.stat(to[-1] if to else ".", dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(target.st_mode):
+                raise import_error(self._name, f"{member.name[:200]!r} is a hard link to a folder")
+            if not self._is_same(parent, name, target):
                 self._make_room(parent, name, for_folder=False)
                 os.link(to[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
             self._note(parent, name)
         except FileNotFoundError:
-            why = f"{member.name[:200]!r} is a hard link to {member.linkname[:200]!r}, which is not there"
-            raise bad(self._what, why) from None
+            why = f"{member.name[:200]!r} is a hard link to {member.linkname[:200]!r}, which does not exist"
+            raise import_error(self._name, why) from None
         finally:
             if folder >= 0:
                 os.close(folder)
 
     @staticmethod
-    def _is_same(parent: int, name: str, there: os.stat_result) -> bool:
+    def _is_same(parent: int, name: str, other: os.stat_result) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            here = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            return (status.st_dev, status.st_ino) == (other.st_dev, other.st_ino)
         return False
 
-    def _dress(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
-        """Owner, mode, attributes, times: in this order, since each of the first two undoes a later one."""
-        if not (0 <= member.uid < LAST_ID and 0 <= member.gid < LAST_ID):
-            raise bad(self._what, f"{member.name[:200]!r} has an impossible owner")
+    def _set_metadata(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
+        """Owner, mode, attributes, times: in this order, because setting one of the first two resets later
+        ones."""
+        if not (0 <= member.uid < MAX_ID and 0 <= member.gid < MAX_ID):
+            raise import_error(self._name, f"{member.name[:200]!r} has an invalid owner")
         os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
         if not member.issym():
             os.chmod(name, member.mode & 0o7777, dir_fd=parent)
         for key, value in member.pax_headers.items():
             attribute = key.removeprefix(ATTRIBUTE_PREFIX)
             if attribute != key and is_kept(attribute):
-                self._attribute(copytree.below(parent, name), attribute, value)
+                self._set_attribute(copytree.below(parent, name), attribute, value)
         mtime_ns = self._mtime_ns(member)
         os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
-    def _attribute(self, path: str, attribute: str, value: str) -> None:
+    def _set_attribute(self, path: str, attribute: str, value: str) -> None:
         try:
             os.setxattr(path, attribute, value.encode("utf-8", "surrogateescape"), follow_symlinks=False)
         except OSError as error:
@@ -471,19 +481,19 @@ class Unpacker:
         try:
             return int(Decimal(member.pax_headers.get("mtime", member.mtime)) * 10**9)
         except InvalidOperation as error:
-            raise ValueError("a time that is none") from error
+            raise ValueError("an invalid time") from error
 
     # Whiteouts
 
     def _hide(self, parts: list[str]) -> None:
-        """What a layer says is gone is gone from the layers below it, not from itself."""
+        """Removes what a whiteout names from the layers below. Files of the same layer stay."""
         parent, name = self._parent(parts[:-1]), parts[-1]
         if name == OPAQUE:
             self._prune(parent)
-        elif not name.startswith(WHITEOUT * 2):  # others of that form are aufs's own notes
+        elif not name.startswith(WHITEOUT * 2):  # other names of that form are aufs's own
             hidden = name.removeprefix(WHITEOUT)
             if hidden in {"", ".", ".."}:
-                raise bad(self._what, f"a whiteout of nothing: {'/'.join(parts)[:200]!r}")
+                raise import_error(self._name, f"a whiteout of nothing: {'/'.join(parts)[:200]!r}")
             if (os.fstat(parent).st_ino, hidden) not in self._placed:
                 copytree.remove_tree(parent, hidden)
 
@@ -504,115 +514,114 @@ class Unpacker:
 
 
 class ImageArchive:
-    """An uncompressed tar with the parts of an image in it, found by name and read in any order."""
+    """An uncompressed tar with the parts of an image, which can be read by name and in any order."""
 
-    def __init__(self, file: IO[bytes], what: str) -> None:
+    def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
-        self._what = what
-        self._stretches: dict[str, tuple[int, int]] = {}
+        self.name = name
+        self._ranges: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
         file.seek(0)
-        with reading(what):
-            for _, member in members(file, what):
-                name = "/".join(path_parts(member.name, what))
+        with reading(name):
+            for _, member in members(file, name):
+                part = "/".join(path_parts(member.name, name))
                 if member.isreg():
-                    self._stretches[name] = (member.offset_data, member.size)
+                    self._ranges[part] = (member.offset_data, member.size)
                 elif member.issym():
-                    self._links[name] = posixpath.normpath(
-                        posixpath.join(posixpath.dirname(name), member.linkname)
-                    )
+                    target = posixpath.join(posixpath.dirname(part), member.linkname)
+                    self._links[part] = posixpath.normpath(target)
                 elif member.islnk():
-                    self._links[name] = posixpath.normpath(member.linkname)
-                if len(self._stretches) + len(self._links) > MOST_INDEXED:
-                    raise bad(what, "it has too many parts for an image")
+                    self._links[part] = posixpath.normpath(member.linkname)
+                if len(self._ranges) + len(self._links) > MAX_PARTS:
+                    raise import_error(name, "it has too many parts for an image")
 
     @property
     def format(self) -> str:
-        """What it is: "oci", "docker-save", or nothing of the kind."""
-        if "oci-layout" in self._stretches and "index.json" in self._stretches:
+        """ "oci", "docker-save", or "" if it is not an image archive."""
+        if "oci-layout" in self._ranges and "index.json" in self._ranges:
             return "oci"
-        return "docker-save" if "manifest.json" in self._stretches else ""
+        return "docker-save" if "manifest.json" in self._ranges else ""
 
     def layers(self) -> list[tuple[str, str]]:
         """The layers of the image for this machine, lowest first: (name in the archive, digest or "")."""
-        with reading(self._what):
+        with reading(self.name):
             try:
                 return self._oci_layers() if self.format == "oci" else self._saved_layers()
             except (KeyError, TypeError, AttributeError) as error:
-                raise bad(
-                    self._what, f"its description of the image is not understood ({error!r})"
+                raise import_error(
+                    self.name, f"its description of the image cannot be read ({error!r})"
                 ) from error
 
     def open(self, name: str, digest: str = "") -> Window:
-        """One part of it. The digest's algorithm is the one the window hashes with."""
+        """One part of it. Its digest is computed with the algorithm that `digest` names."""
         for _ in range(8):
-            if name in self._stretches:
-                start, size = self._stretches[name]
+            if name in self._ranges:
+                start, size = self._ranges[name]
                 return Window(self._file, start, size, digest.partition(":")[0] or "sha256")
             name = self._links.get(name, "")
-        raise bad(self._what, f"a part of the image is missing: {(digest or name)[:100]}")
+        raise import_error(self.name, f"a part of the image is missing: {(digest or name)[:100]}")
 
     def size_of(self, name: str) -> int:
-        return self._stretches.get(name, (0, 0))[1]
+        return self._ranges.get(name, (0, 0))[1]
 
     def _document(self, name: str, digest: str = "") -> Any:
         window = self.open(name, digest)
         with io.BufferedReader(window) as stream:
-            text = stream.read(LARGEST_DOCUMENT + 1)
-        if len(text) > LARGEST_DOCUMENT:
-            raise bad(self._what, f"{name[:100]} is too large for what it should be")
+            text = stream.read(MAX_DOCUMENT_BYTES + 1)
+        if len(text) > MAX_DOCUMENT_BYTES:
+            raise import_error(self.name, f"{name[:100]} is too large for a description")
         self.check(window, digest)
         return json.loads(text)
 
     def check(self, window: Window, digest: str) -> None:
-        """Whether a part that has been read to its end is what its digest says."""
+        """Raises if a part that has been read to its end does not match its digest."""
         if digest and window.digest.hexdigest() != digest.partition(":")[2]:
-            raise bad(self._what, f"a part of it is damaged: {digest} does not match its content")
+            raise import_error(self.name, f"a part of it is damaged: {digest} does not match its content")
 
     def _blob(self, descriptor: Any) -> tuple[str, str]:
         digest = str(descriptor["digest"])
         if not _DIGEST.fullmatch(digest):
-            raise bad(self._what, f"a digest of an unknown form: {digest[:100]!r}")
+            raise import_error(self.name, f"a digest in an unknown format: {digest[:100]!r}")
         return f"blobs/{digest.replace(':', '/')}", digest
 
     def _oci_layers(self) -> list[tuple[str, str]]:
         chosen = self._choose(self._document("index.json"), depth=0)
         manifest = self._document(*self._blob(chosen))
         if "layers" not in manifest:
-            raise bad(
-                self._what,
-                f"it holds no image, but a {manifest.get('mediaType') or 'manifest without layers'}",
+            raise import_error(
+                self.name,
+                f"it holds not an image but a {manifest.get('mediaType') or 'manifest without layers'}",
             )
         if "config" in manifest:
             self._check_machine(self._document(*self._blob(manifest["config"])))
         if encrypted := [
             layer["mediaType"] for layer in manifest["layers"] if "encrypted" in layer.get("mediaType", "")
         ]:
-            raise bad(self._what, f"its layers are encrypted ({encrypted[0]})")
+            raise import_error(self.name, f"its layers are encrypted ({encrypted[0]})")
         return [self._blob(layer) for layer in manifest["layers"]]
 
     def _choose(self, index: Any, *, depth: int) -> Any:
-        """The manifest for this machine, through indexes of indexes."""
-        if depth > DEEPEST_INDEX:
-            raise bad(self._what, "its indexes refer to each other without an end")
-        ours = machine()
+        """The manifest for this machine, also through indexes of indexes."""
+        if depth > MAX_INDEX_DEPTH:
+            raise import_error(self.name, "its indexes are nested too deeply")
+        own = machine()
         fitting: list[tuple[str, Any]] = []
         others: list[tuple[str, Any]] = []
         for descriptor in index["manifests"]:
             about = descriptor.get("platform") or {}
-            its = f"{about.get('os') or 'linux'}/{about.get('architecture') or ours}"
+            its = f"{about.get('os') or 'linux'}/{about.get('architecture') or own}"
             if (
                 "vnd.docker.reference.type" in (descriptor.get("annotations") or {})
                 or its == "unknown/unknown"
             ):
                 continue  # a signature or a bill of materials
-            (fitting if its == f"linux/{ours}" else others).append((its, descriptor))
+            (fitting if its == f"linux/{own}" else others).append((its, descriptor))
         if not fitting:
-            said = ", ".join(sorted({its for its, _ in others})) or "nothing"
-            raise bad(self._what, f"it has no image for linux/{ours}, only for {said}")
+            platforms = ", ".join(sorted({its for its, _ in others})) or "no platform"
+            raise import_error(self.name, f"it has no image for linux/{own}, only for {platforms}")
         names = [self._image_name(descriptor) for _, descriptor in fitting]
         if depth == 0 and len({str(descriptor["digest"]) for _, descriptor in fitting}) > 1:
-            raise bad(self._what, f"it holds several images ({', '.join(names)}): save one of them")
+            raise import_error(self.name, f"it holds several images ({', '.join(names)}): save one of them")
         chosen = fitting[0][1]
         document = self._document(*self._blob(chosen))
         if "manifests" in document and "layers" not in document:
@@ -631,84 +640,80 @@ class ImageArchive:
         images = self._document("manifest.json")
         if len(images) != 1:
             names = ", ".join(str((image.get("RepoTags") or ["unnamed"])[0]) for image in images) or "none"
-            raise bad(self._what, f"it holds several images or none ({names}): save one of them")
+            raise import_error(self.name, f"it holds several images or none ({names}): save one of them")
         if images[0].get("Config"):
-            self._check_machine(self._document("/".join(path_parts(images[0]["Config"], self._what))))
-        return [("/".join(path_parts(layer, self._what)), "") for layer in images[0]["Layers"]]
+            self._check_machine(self._document("/".join(path_parts(images[0]["Config"], self.name))))
+        return [("/".join(path_parts(layer, self.name)), "") for layer in images[0]["Layers"]]
 
     def _check_machine(self, config: Any) -> None:
         its = f"{config.get('os') or 'linux'}/{config.get('architecture') or machine()}"
         if its != f"linux/{machine()}":
-            raise bad(self._what, f"it is an image for {its}, and this machine is linux/{machine()}")
+            raise import_error(self.name, f"it is an image for {its}, and this machine is linux/{machine()}")
 
 
 def machine() -> str:
-    """This machine's architecture, as images call it."""
-    found = platform.machine()
-    return MACHINES.get(found, found)
+    """This machine's architecture, as image manifests name it."""
+    name = platform.machine()
+    return MACHINES.get(name, name)
 
 
-# ---- all together -------------------------------------------------------------------------------
+# ---- unpacking a file of any format -------------------------------------------------------------
 
 
-def _looks_like_an_image(stream: Stream, what: str) -> bool:
-    with reading(what):
-        for _, member in members(stream, what):
-            if parts := path_parts(member.name, what):
+def _looks_like_an_image(stream: Stream, name: str) -> bool:
+    with reading(name):
+        for _, member in members(stream, name):
+            if parts := path_parts(member.name, name):
                 return bool(_IMAGE_FILE.fullmatch("/".join(parts)))
-    raise bad(what, "it is empty")
+    raise import_error(name, "it is empty")
 
 
 def unpack(file: Path, unpacker: Unpacker, spool: Path, progress: Progress) -> str:
-    """Unpack an archive of any known format; which one it was.
+    """Unpacks an archive and returns its format.
 
-    A compressed image archive is decompressed into an unnamed file in `spool`, since its parts are
-    not in the order they are needed in.
+    A compressed image archive is decompressed into an unnamed file in `spool`, because its parts are not in
+    the order in which they are needed.
     """
-    what = file.name
+    name = file.name
     size = file.stat().st_size
 
     with file.open("rb") as raw:
 
         def stream(doing: str) -> Stream:
             raw.seek(0)
-            return decompress(Meter(raw, size, doing, progress), what)
+            return decompress(Meter(raw, size, doing, progress), name)
 
-        if _looks_like_an_image(stream(f"reading {what}"), what):
+        if _looks_like_an_image(stream(f"reading {name}"), name):
             with contextlib.ExitStack() as stack:
                 whole: IO[bytes] = raw
-                if isinstance(source := stream(f"decompressing {what}"), io.BufferedReader):
+                if isinstance(source := stream(f"decompressing {name}"), io.BufferedReader):
                     source.detach()
                 else:
                     whole = stack.enter_context(tempfile.TemporaryFile(dir=spool))
-                    with reading(what):
-                        shutil.copyfileobj(source, whole, CHUNK)
+                    with reading(name):
+                        shutil.copyfileobj(source, whole, CHUNK_BYTES)
                     whole.flush()
-                if found := _unpack_image(ImageArchive(whole, what), what, unpacker, progress):
-                    return found
-        unpacker.apply(stream(f"unpacking {what}"), what, whiteouts=False)
+                if image_format := _unpack_image(ImageArchive(whole, name), unpacker, progress):
+                    return image_format
+        unpacker.apply(stream(f"unpacking {name}"), name, whiteouts=False)
         return "tar"
 
 
-def _unpack_image(archive: ImageArchive, what: str, unpacker: Unpacker, progress: Progress) -> str:
-    """Apply an image's layers; what kind of archive it was, nothing if it is none after all."""
+def _unpack_image(archive: ImageArchive, unpacker: Unpacker, progress: Progress) -> str:
+    """Applies an image's layers and returns the archive's format, "" if it is not an image after all."""
     if not archive.format:
         return ""
     layers = archive.layers()
     if not layers:
-        raise bad(what, "the image has no layers")
-    for number, (name, digest) in enumerate(layers, 1):
-        window = archive.open(name, digest)
-        part = f"layer {number} of {what}"
-        meter = Meter(
-            io.BufferedReader(window, CHUNK),
-            archive.size_of(name),
-            f"unpacking {part} ({len(layers)} in all)",
-            progress,
-        )
-        with reading(part):
-            unpacker.apply(decompress(meter, what), part, whiteouts=True)
-            while meter.read(CHUNK):
-                pass  # whatever follows is part of the digest
+        raise import_error(archive.name, "the image has no layers")
+    for number, (part, digest) in enumerate(layers, 1):
+        window = archive.open(part, digest)
+        label = f"layer {number} of {archive.name}"
+        doing = f"unpacking {label} ({len(layers)} in all)"
+        meter = Meter(io.BufferedReader(window, CHUNK_BYTES), archive.size_of(part), doing, progress)
+        with reading(label):
+            unpacker.apply(decompress(meter, archive.name), label, whiteouts=True)
+            while meter.read(CHUNK_BYTES):
+                pass  # the rest is part of the digest too
         archive.check(window, digest)
     return archive.format

@@ -1,8 +1,8 @@
-"""Bases: root file systems that sessions are layered over, kept immutable in the pool.
+"""The imported bases: root file systems that sessions are layered over, kept immutable in the pool.
 
-`pool/bases/NAME/files` is the tree, read-only; `pool/bases/NAME/base.json` tells where it came from. Both
-are made in `pool/staging` and appear by one rename, so a base is there completely or not at all, whatever
-happens during an import. How an archive is read and why it cannot do harm is in bases/images.py.
+`pool/bases/NAME/files` is the tree, read-only; `pool/bases/NAME/base.json` records where it came from. Both
+are made in `pool/staging` and get their place by one rename, so a base exists completely or not at all,
+whatever happens during an import. images.py reads archives and explains why they cannot do harm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from waypoint.bases.images import Progress, Unpacker, bad, is_kept, unpack
+from waypoint.api.hints import Do, Hint
+from waypoint.bases.images import Progress, Unpacker, import_error, is_kept, unpack
 from waypoint.errors import AlreadyExists, InvalidName, NotFound, UsageError, translated
 from waypoint.kernel import copytree
 from waypoint.kernel.pool.protocol import Pool
@@ -41,53 +42,55 @@ def base_path(pool: Pool, name: str) -> Path:
         names = ", ".join(base.name for base in list_bases(pool))
         raise NotFound(
             f"there is no base {name!r}",
-            hint=f"there are: {names}" if names else "bring one in with `waypoint base import NAME FILE`",
+            hint=f"there are: {names}"
+            if names
+            else Hint("import one with ", Do("base_import", "name", "file")),
         )
     return path
 
 
 def list_bases(pool: Pool) -> list[Base]:
     """All bases, by name."""
-    found = []
+    bases = []
     for path in sorted((pool.root / "bases").glob(f"*/{RECORD}")):
         with translated(f"read the base {path.parent.name}"):
-            said = json.loads(path.read_text())
-        said.pop("version")
-        found.append(Base(**{**said, "warnings": tuple(said["warnings"])}))
-    return found
+            fields = json.loads(path.read_text())
+        fields.pop("version")
+        bases.append(Base(**{**fields, "warnings": tuple(fields["warnings"])}))
+    return bases
 
 
 def remove_base(pool: Pool, name: str, *, used_by: Sequence[str] = ()) -> None:
-    """Remove a base, unless the sessions that are named still need it."""
+    """Removes a base, unless sessions (`used_by`) still need it."""
     path = base_path(pool, name).parent
     if used_by:
         raise UsageError(
             f"the base {name!r} is in use by {', '.join(used_by)}",
-            hint=f"remove what uses it first: `waypoint rm {' '.join(used_by)}`",
+            hint=Hint("remove these sessions first: ", Do("rm", sessions=list(used_by))),
             used_by=list(used_by),
         )
-    going = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
+    removed = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
     with translated(f"remove the base {name}"):
-        os.rename(path, going)  # gone at once, whatever happens to the rest
-    pool.delete(going)
+        os.rename(path, removed)  # from here on it does not exist, whatever happens to the rest
+    pool.delete(removed)
 
 
 def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = lambda _: None) -> Base:
-    """Bring in a root file system from an archive or a folder; `progress` hears what is being done.
+    """Imports a root file system from an archive or a folder; calls `progress` with each step.
 
-    Device nodes are left out and counted. What cannot be trusted or understood is a UsageError that says
-    what is wrong with it, and leaves nothing behind.
+    Device nodes are left out and counted. An archive that is malicious or damaged is refused with a
+    UsageError that names the reason, and leaves nothing behind.
     """
     _check_name(name)
     source = Path(file)
     if not source.exists():
         raise NotFound(f"there is no file {source}", path=str(source))
     if not (source.is_file() or source.is_dir()):
-        raise bad(source.name, "it is neither a file nor a folder")
+        raise import_error(source.name, "it is neither a file nor a folder")
     if (pool.root / "bases" / name).exists():
         raise AlreadyExists(
             f"there is a base {name!r} already",
-            hint=f"choose another name, or `waypoint base rm {name}` first",
+            hint=Hint("choose another name, or remove that one with ", Do("base_rm", name=name)),
         )
     staged = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
     try:
@@ -112,10 +115,10 @@ def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = la
 
 def _import_file(name: str, source: Path, staged: Path, progress: Progress) -> Base:
     files = staged / "files"
-    with ThreadPoolExecutor(1) as beside:
-        digest = beside.submit(_file_digest, source)
+    with ThreadPoolExecutor(1) as hasher:
+        digest = hasher.submit(_file_digest, source)
         with contextlib.closing(Unpacker(files)) as unpacker:
-            form = unpack(source, unpacker, staged, progress)
+            image_format = unpack(source, unpacker, staged, progress)
             unpacker.finish()
         warnings = []
         if unpacker.lost_attributes:
@@ -123,7 +126,7 @@ def _import_file(name: str, source: Path, staged: Path, progress: Progress) -> B
         return _describe(
             files,
             name,
-            form,
+            image_format,
             source,
             warnings,
             digest=digest.result(),
@@ -132,9 +135,9 @@ def _import_file(name: str, source: Path, staged: Path, progress: Progress) -> B
 
 
 def _import_folder(home: Path, name: str, source: Path, staged: Path, progress: Progress) -> Base:
-    """A copy of a folder, without device nodes, sockets, what is mounted in it, and Waypoint's own home."""
+    """Copies a folder without device nodes, sockets, file systems mounted in it, and Waypoint's own home."""
     files, source = staged / "files", source.resolve()
-    device, ours = source.stat().st_dev, home.stat()
+    device, own_home = source.stat().st_dev, home.stat()
     devices, mounted = 0, list[Path]()
 
     def skip(folder: int, entry: str, status: os.stat_result) -> bool:
@@ -145,12 +148,12 @@ def _import_folder(home: Path, name: str, source: Path, staged: Path, progress: 
         if stat.S_ISDIR(status.st_mode) and status.st_dev != device:
             mounted.append(Path(os.readlink(f"/proc/self/fd/{folder}"), entry).relative_to(source))
             return True
-        return stat.S_ISSOCK(status.st_mode) or (status.st_dev, status.st_ino) == (ours.st_dev, ours.st_ino)
+        return stat.S_ISSOCK(status.st_mode) or os.path.samestat(status, own_home)
 
     progress(f"copying {source}")
     copytree.copy_tree(source, files, reflink=True, skip=skip, omit=lambda attribute: not is_kept(attribute))
     for path in mounted:
-        (files / path).mkdir(mode=0o755)  # a place to mount something on, as it was
+        (files / path).mkdir(mode=0o755)  # an empty mount point
     return _describe(files, name, "folder", source, [], digest="", skipped_devices=devices)
 
 
@@ -160,18 +163,25 @@ def _file_digest(path: Path) -> str:
 
 
 def _describe(
-    files: Path, name: str, form: str, source: Path, warnings: list[str], *, digest: str, skipped_devices: int
+    files: Path,
+    name: str,
+    image_format: str,
+    source: Path,
+    warnings: list[str],
+    *,
+    digest: str,
+    skipped_devices: int,
 ) -> Base:
-    count, size, of_tree = _survey(files, with_digest=not digest)
+    count, size, tree_digest = _survey(files, with_digest=not digest)
     if not count:
-        raise bad(source.name, "there is not a single file in it")
+        raise import_error(source.name, "it contains no files")
     if not _has_bash(files):
         warnings.append("there is no /bin/bash in it, which sessions need for their shell")
     return Base(
         name=name,
-        format=form,
+        format=image_format,
         source=source.name or str(source),
-        digest=digest or of_tree,
+        digest=digest or tree_digest,
         size_bytes=size,
         file_count=count,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -181,7 +191,7 @@ def _describe(
 
 
 def _survey(root: Path, *, with_digest: bool) -> tuple[int, int, str]:
-    """How many files a tree has, their bytes (a hard link counts once), and a digest of all of it."""
+    """The number of files in a tree, their bytes (a hard link counts once), and a digest of all of it."""
     count, size, digest = 0, 0, hashlib.sha256()
     inodes: set[int] = set()
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
@@ -218,6 +228,7 @@ def _survey(root: Path, *, with_digest: bool) -> tuple[int, int, str]:
 
 
 def _content(folder: int, name: str, status: os.stat_result) -> str:
+    """What stands for an entry's content in the digest of a tree."""
     if stat.S_ISLNK(status.st_mode):
         return os.readlink(name, dir_fd=folder)
     if not stat.S_ISREG(status.st_mode):
@@ -227,7 +238,7 @@ def _content(folder: int, name: str, status: os.stat_result) -> str:
 
 
 def _has_bash(root: Path) -> bool:
-    """As a box would find it: links lead to places inside."""
+    """Whether /bin/bash is there for a box: symbolic links are resolved inside the tree."""
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fd = openat2(top, "bin/bash", os.O_PATH, resolve=RESOLVE_IN_ROOT)
