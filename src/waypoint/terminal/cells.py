@@ -1,13 +1,13 @@
-"""Rows of character cells, as a terminal's screen is made of, and the pens they are written with.
+"""Rows of character cells, the parts of a terminal's screen, and the pens they are written with.
 
 A line is two parallel lists, one string per cell in each: the characters and the pens. That makes
 writing a run of text two slice assignments, which is what `emulator` does most of the time. A wide
-character takes two cells, the second of which holds ""; characters that combine are in the cell of
-the one they combine with.
+character takes two cells, the second of which holds ""; combining characters are in the cell of the
+character they combine with.
 
-A pen is how text looks (bold, red on blue, ...) in the words of the escape sequence that selects
-it: SGR parameters in a canonical order, "" for plain text. So pens compare as strings, need no
-table, and are ready to be sent to a terminal or written to a file.
+A pen is how text looks (bold, red on blue, ...), written as the parameters of the escape sequence that
+selects it: SGR parameters in a canonical order, "" for plain text. So pens can be compared as strings, need
+no table, and can be sent to a terminal or written to a file as they are.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _PEN = re.compile(r"[0-9:;]{0,256}")
 
 
 def _colour(code: int, values: list[str]) -> str:
-    """The canonical form of one of 256 or of 16 million colours, "" for none of them."""
+    """The canonical form of one of 256 or of 16 million colours, "" if it is not valid."""
     numbers = [int(value or 0) for value in values[1:]]
     if (values[0], len(numbers)) not in (("5", 1), ("2", 3)) or max(numbers) > 255:
         return ""
-    if code == 58:  # terminals that do not know it take only this form for what it is
+    if code == 58:  # only this form is ignored by terminals that do not know it
         return ":".join(["58", "5" if len(numbers) == 1 else "2:", *map(str, numbers)])
     return ";".join([str(code), values[0], *map(str, numbers)])
 
@@ -77,7 +77,7 @@ def _apply(slots: list[str], params: str) -> None:
                 rest = items[at : at + size]
                 at += size
                 if not size or len(rest) < size or ":" in "".join(rest):
-                    return  # there is no telling where it ends
+                    return  # its end cannot be found
             elif rest[0] == "2" and len(rest) > 4:
                 rest = ["2", *rest[2:5]]  # without colour space and tolerance
             slots[_COLOURS[code]] = _colour(code, rest) or slots[_COLOURS[code]]
@@ -100,7 +100,7 @@ def _apply(slots: list[str], params: str) -> None:
 
 @lru_cache(maxsize=4096)
 def changed_pen(pen: str, params: str) -> str:
-    """The pen that the SGR parameters `params` make of `pen`."""
+    """The pen after the SGR parameters `params` are applied to `pen`."""
     slots = [""] * _SLOTS
     _apply(slots, pen)
     _apply(slots, params)
@@ -116,14 +116,14 @@ def erasing_pen(pen: str) -> str:
 
 
 def checked_pen(value: Any) -> str:
-    """A pen that was read from a file. Raises ValueError if it is none."""
+    """Checks a pen that was read from a file. Raises ValueError if it is not valid."""
     if not isinstance(value, str) or not _PEN.fullmatch(value):
         raise ValueError(f"not a pen: {value!r}")
     return changed_pen("", value)
 
 
 def select(pen: str) -> str:
-    """The sequence that makes a terminal write with `pen`, whatever it wrote with before."""
+    """The sequence that makes a terminal write with `pen`, whatever its pen was before."""
     return f"\x1b[0;{pen}m" if pen else "\x1b[m"
 
 
@@ -133,7 +133,7 @@ _PACKED_CELL = re.compile(r"\0|[^\x00-\x1f\x7f](?:\x01[^\x00-\x1f\x7f])*")
 
 
 class Line:
-    """One row of cells. No half of a wide character ever stands without the other."""
+    """One row of cells. Both halves of a wide character are always there."""
 
     __slots__ = ("chars", "pens")
 
@@ -155,13 +155,13 @@ class Line:
         self.pens[column:end] = [pen] * len(cells)
 
     def split(self, column: int) -> None:
-        """Make a cut before `column` harmless: a wide character across it becomes two blanks."""
+        """Prepares a cut before `column`: a wide character across it becomes two blanks."""
         chars = self.chars
         if 0 < column < len(chars) and not chars[column]:
             chars[column - 1] = chars[column] = " "
 
     def insert(self, column: int, cells: list[str] | str, pen: str) -> None:
-        """Put `cells` before `column`; what they push over the right edge is lost."""
+        """Inserts `cells` before `column`; cells beyond the right edge are lost."""
         columns = len(self.chars)
         self.split(column)
         self.split(columns - len(cells))
@@ -170,7 +170,7 @@ class Line:
         del self.chars[columns:], self.pens[columns:]
 
     def delete(self, column: int, count: int, pen: str) -> None:
-        """Take `count` cells out at `column`; blank ones come in from the right edge."""
+        """Removes `count` cells at `column`, and adds blank ones at the right edge."""
         self.split(column)
         self.split(column + count)
         del self.chars[column : column + count], self.pens[column : column + count]
@@ -184,14 +184,15 @@ class Line:
         self.pens[columns:] = [""] * missing
 
     def _used(self) -> int:
-        """How many cells differ from those of a blank line, or stand before one that does."""
+        """The number of cells up to the last one that is not blank."""
         count = len(self.chars)
         while count and self.chars[count - 1] == " " and not self.pens[count - 1]:
             count -= 1
         return count
 
     def drawn(self) -> str:
-        """What draws it on a blank line of a terminal, which has the plain pen before and after."""
+        """The sequences that draw it on a blank line of a terminal, which has the plain pen before and
+        after."""
         used = self._used()
         out: list[str] = []
         current = ""
@@ -224,14 +225,14 @@ class Line:
         line = cls(columns)
         chars = ["" if cell == "\0" else cell.replace("\x01", "") for cell in _PACKED_CELL.findall(text)]
         if len(chars) > columns:
-            raise ValueError("a line that is longer than the screen is wide")
+            raise ValueError("a line longer than the screen is wide")
         line.chars[: len(chars)] = chars
         at = 0
         for count, pen in zip(runs[::2], runs[1::2], strict=True):
             if not 0 < count <= columns - at:
-                raise ValueError("a pen that writes over the edge")
+                raise ValueError("a pen beyond the right edge")
             line.pens[at : at + count] = [checked_pen(pen)] * count
             at += count
         if any(not char and not before for before, char in pairwise(["", *line.chars])):
-            raise ValueError("half a character")
+            raise ValueError("half of a wide character")
         return line

@@ -1,9 +1,8 @@
-"""What a terminal does with the bytes it is sent.
+"""A terminal emulator: it reads a stream of text, controls and escape sequences and keeps the resulting state
+of a terminal: lines, cursor, modes.
 
-`Emulator` reads a stream of text, controls and escape sequences and keeps what they make of a
-terminal: lines, cursor, modes. `screen.Screen` is this with a way out: it shows, draws and saves
-what came about here. Where terminals differ it does as xterm does, because that is what `TERM`
-says in a session.
+`screen.Screen` adds the ways to get that state out: as text, as escape sequences, as a file. Where
+terminals differ, the emulator behaves like xterm, because that is the value of `TERM` in a session.
 
     bytes ──feed──> waiting ──_catch_up──> decoded ──_parse──> lines, cursor, modes
                     (at most a batch)                text goes in by slices
@@ -11,9 +10,9 @@ says in a session.
 Every byte of every session passes through here, so three things keep it cheap:
 
 * Text is written by runs, not by characters (see `cells`).
-* Output that only scrolls is not looked at until somebody asks or a batch of it has come together.
-  Whatever moves the cursor about is taken in at once, so catching up takes milliseconds.
-* Of scrolling output, what is gone from screen and scrollback by the end is skipped unseen. See
+* Output that only scrolls is not parsed until the state is needed or a batch of it has come together. Output
+  that moves the cursor is parsed at once, so catching up takes milliseconds.
+* Of scrolling output, lines that are gone from screen and scrollback by the end are skipped. See
   `_fast_forward` and `_without_lost_lines` for why the result is exactly the same.
 
 A sequence that is cut off at the end of the input is kept (`_partial`) and read again with what
@@ -40,14 +39,14 @@ if TYPE_CHECKING:
 SCROLLBACK_LINES = 500
 BATCH_BYTES = 256 * 1024
 BATCH_CONTROLS = 20_000  # they cost the most, about a microsecond each
-MAX_SIDE = 1000  # rows or columns; a window larger than that is a mistake
-MAX_OSC_CHARS = 4096  # a longer OSC string is swallowed unread
+MAX_SIDE = 1000  # rows or columns; a larger window is a mistake
+MAX_OSC_CHARS = 4096  # a longer OSC string is ignored
 MAX_CELL_CHARS = 9  # a character and at most eight that combine with it
 MAX_TITLES = 10
 MAX_KEYBOARD_STACK = 8
 
 MOUSE_MODES = (9, 1000, 1002, 1003)  # each replaces the others
-MIRRORED_MODES = (1, 5, 12, 1004, 1005, 1006, 1015, 2004)  # of no effect here, but in a client's terminal
+MIRRORED_MODES = (1, 5, 12, 1004, 1005, 1006, 1015, 2004)  # they have an effect only in a client's terminal
 
 _TOKEN = re.compile(
     r"([^\x00-\x1f\x7f]+)(\r\n)?"
@@ -65,19 +64,19 @@ _ESCAPE_LIKE = re.compile(r"\x1b[ -/]+[0-~]")
 _STRING_OPENERS = frozenset(("\x1b]", "\x1bP", "\x1bX", "\x1b^", "\x1b_"))
 _STRING_END = re.compile(r"[\x18\x1a\x1b]")
 _OSC_END = re.compile(r"[\x07\x18\x1a\x1b]")
-# Sequences longer than any that means something are cut down to these, which no final byte makes
-# meaningful: a parameter after an intermediate byte, and too many intermediate bytes.
+# Sequences longer than any valid one are replaced by these, which are invalid with every final byte: a
+# parameter after an intermediate byte, and too many intermediate bytes.
 _MAX_SEQUENCE = 264
 _MALFORMED_CSI = "\x1b[ 0"
 _MALFORMED_ESCAPE = "\x1b   "
 
-# SGR and EL change nothing but the pen and the line they are on: text with only them in it scrolls.
+# SGR and EL change only the pen and the line they are on: text with no other sequences scrolls.
 _NOT_SCROLLING = re.compile(r"\x1b(?!\[[0-9:;]{0,256}[mK])")
 _NOT_SCROLLING_BYTES = re.compile(rb"\x1b(?!\[[0-9:;]*(?:[mK]|\Z)|\Z)")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\r\n")
 _SGR = re.compile(r"\x1b\[([0-9:;]{0,256})m")
 
-# Most text is of characters that take one cell for sure, so that none needs to be looked up.
+# Most text consists of characters that always take one cell, so that their width need not be looked up.
 _MAYBE_NOT_NARROW = re.compile(
     "[^ -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0377\u037a-\u037f\u0384-\u038a\u038e-\u03a1\u03a3-\u0482"
     "\u048a-\u052f\u2010-\u2027\u2030-\u205e\u2190-\u2319\u2500-\u25fc\u2800-\u28ff\ue0a0-\ue0d7\ufffd]"
@@ -105,7 +104,7 @@ def within(value: int, low: int, high: int) -> int:
 
 
 def default_tabs(columns: int) -> list[int]:
-    """The tab stops of a terminal that was just switched on."""
+    """The tab stops of a new terminal."""
     return list(range(8, columns, 8))
 
 
@@ -125,7 +124,7 @@ HOME = Saved()
 
 
 class Emulator:
-    """A terminal of `rows` x `columns` without a window and without a keyboard."""
+    """The state of a terminal of `rows` x `columns` cells."""
 
     def __init__(self, rows: int = 24, columns: int = 80) -> None:
         self.rows = within(rows, 1, MAX_SIDE)
@@ -133,15 +132,15 @@ class Emulator:
         self._waiting: list[bytes] = []
         self._waiting_bytes = self._waiting_controls = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._partial = ""  # the start of a sequence whose rest has not come
-        self._swallowing = ""  # "]" inside an OSC string that is ignored, "^" inside another kind
+        self._partial = ""  # the start of a sequence that is not complete yet
+        self._swallowing = ""  # "]" inside an OSC string that is ignored, "^" inside another kind of string
         self._scrollback: deque[str] = deque(maxlen=SCROLLBACK_LINES)
         self._title = ""
-        self._titles: list[str] = []  # those that CSI 22 t put away
+        self._titles: list[str] = []  # those that CSI 22 t has saved
         self._reset()
 
     def _reset(self) -> None:
-        """As after switching it on; the title stays."""
+        """Sets the state of a new terminal; the title stays."""
         self._lines = self._blank_lines(self.rows, "")
         self._main: list[Line] | None = None  # the main buffer's lines while the alternate one is shown
         self._row = self._column = 0
@@ -168,7 +167,7 @@ class Emulator:
     # Reading the stream
 
     def feed(self, data: bytes) -> None:
-        """Take in what the session printed, cut anywhere. No input is an error."""
+        """Takes what the session printed, in pieces of any size. No input is an error."""
         self._waiting.append(bytes(data))
         self._waiting_bytes += len(data)
         self._waiting_controls += len(data) - len(data.translate(None, _CONTROLS))
@@ -214,11 +213,11 @@ class Emulator:
             at = token.end()
 
     def _kept_lines(self) -> int:
-        """How many lines there are above the last row of the screen, with those of the scrollback."""
+        """The number of lines above the last row of the screen, including the scrollback."""
         return self.rows - 1 + (SCROLLBACK_LINES if self._main is None else 0)
 
     def _fast_forward(self, stream: str, at: int) -> int:
-        """Skip what no trace will be left of; where to go on reading.
+        """Skips lines that the end result does not contain; returns where to go on reading.
 
         As long as the whole screen scrolls and there is nothing but text, SGR, EL and C0 controls
         other than SO and SI, the cursor never moves up. Cut such a stream after a CR LF that has at
@@ -232,11 +231,11 @@ class Emulator:
         kept = self._kept_lines()
         if self._top or self._bottom != self.rows - 1 or len(stream) - at < 2 * (kept + self.rows):
             return at
-        other = _NOT_SCROLLING.search(stream, at)
-        end = other.start() if other else len(stream)
+        match = _NOT_SCROLLING.search(stream, at)
+        end = match.start() if match else len(stream)
         for shift in "\x0e\x0f":
-            found = stream.find(shift, at, end)
-            end = found if found >= 0 else end
+            position = stream.find(shift, at, end)
+            end = position if position >= 0 else end
         cut = stream.rfind("\r\n", at, at + self._scrolled_by(stream[at:end], kept)) + 2
         if cut < at + 2 or stream.count("\n", at, cut) < self.rows:
             return at
@@ -264,10 +263,10 @@ class Emulator:
             feeds += 1
         return 0
 
-    # Sequences that are not simply there in one piece
+    # Sequences that are interrupted or incomplete
 
     def _escape(self, stream: str, at: int) -> int:
-        """Read the escape sequence at `at`, which is no complete CSI; where to go on reading.
+        """Reads the escape sequence at `at`, which is not a complete CSI; returns where to go on reading.
 
         Controls inside a sequence take effect at once, CAN and SUB end it, ESC starts another.
         """
@@ -306,32 +305,32 @@ class Emulator:
         return end
 
     def _string(self, stream: str, start: int, kind: str) -> int:
-        """Read the string whose content starts at `start`. Of all kinds only OSC means something."""
+        """Reads the string whose content starts at `start`. Only OSC strings have an effect."""
         if kind != "]":
             self._swallowing = "^"
             return self._swallow(stream, start)
-        found = _OSC_END.search(stream, start)
-        stop = found.start() if found else len(stream)
+        match = _OSC_END.search(stream, start)
+        stop = match.start() if match else len(stream)
         if stop - start > MAX_OSC_CHARS:
             self._swallowing = "]"
             return self._swallow(stream, start)
-        if found is None or (found[0] == "\x1b" and found.end() == len(stream)):
+        if match is None or (match[0] == "\x1b" and match.end() == len(stream)):
             self._partial = "\x1b]" + stream[start:]
             return len(stream)
-        if found[0] == "\x07" or stream.startswith("\x1b\\", stop):
+        if match[0] == "\x07" or stream.startswith("\x1b\\", stop):
             self._operating_system_command(stream[start:stop])
         return self._string_end(stream, stop)
 
     def _swallow(self, stream: str, at: int) -> int:
-        """Read on to the end of a string that nobody wants."""
-        found = (_OSC_END if self._swallowing == "]" else _STRING_END).search(stream, at)
-        if found is None:
+        """Skips the rest of a string that is ignored."""
+        match = (_OSC_END if self._swallowing == "]" else _STRING_END).search(stream, at)
+        if match is None:
             return len(stream)
-        if found[0] == "\x1b" and found.end() == len(stream):
+        if match[0] == "\x1b" and match.end() == len(stream):
             self._partial = "\x1b"
             return len(stream)
         self._swallowing = ""
-        return self._string_end(stream, found.start())
+        return self._string_end(stream, match.start())
 
     @staticmethod
     def _string_end(stream: str, stop: int) -> int:
@@ -381,7 +380,7 @@ class Emulator:
                 self._lines[self._row].write(column, piece, self._pen)
 
     def _without_lost_lines(self, run: str) -> str:
-        """Leave out of a run that fills many lines those that no trace will be left of.
+        """Removes from a run that fills many lines those that the end result does not contain.
 
         One line more at its end than there are `_kept_lines` pushes out all that was before. So the
         run may lose any number of characters before these, as long as they are whole lines: the
@@ -415,7 +414,7 @@ class Emulator:
             self._column = min(column, self.columns - 1)
 
     def _combine(self, marks: str) -> None:
-        """Add characters without a width to the one before the cursor."""
+        """Adds characters without a width to the one before the cursor."""
         column = self._column if self._wrap_next else self._column - 1
         chars = self._lines[self._row].chars
         if column > 0 and not chars[column]:
@@ -464,7 +463,7 @@ class Emulator:
         return [Line(self.columns, pen) for _ in range(count)]
 
     def _scroll_up(self, top: int, count: int) -> None:
-        """Take `count` lines out at `top`, and blank ones in at the bottom of the scroll region."""
+        """Removes `count` lines at `top`, and adds blank ones at the bottom of the scroll region."""
         lines, end = self._lines, self._bottom + 1
         count = min(count, end - top)
         if top == 0 and self._main is None:
@@ -473,14 +472,14 @@ class Emulator:
         lines[end - count : end - count] = self._blank_lines(count, erasing_pen(self._pen))
 
     def _scroll_down(self, top: int, count: int) -> None:
-        """Put `count` blank lines in at `top`; as many leave at the bottom of the scroll region."""
+        """Inserts `count` blank lines at `top`, and removes as many at the bottom of the scroll region."""
         lines, end = self._lines, self._bottom + 1
         count = min(count, end - top)
         del lines[end - count : end]
         lines[top:top] = self._blank_lines(count, erasing_pen(self._pen))
 
     def _move(self, row: int, column: int) -> None:
-        """Go to a place on the screen, or as near as the screen and the origin mode allow."""
+        """Moves the cursor, as far as the screen and the origin mode allow."""
         top, bottom = (self._top, self._bottom) if self._origin else (0, self.rows - 1)
         self._row = within(row, top, bottom)
         self._move_column(column)
@@ -527,7 +526,7 @@ class Emulator:
             self._charsets = (charset, g1) if sequence[0] == "(" else (g0, charset)
 
     def _align(self) -> None:
-        """Fill the screen with E, once meant for a technician with a screwdriver."""
+        """DECALN: fills the screen with the letter E."""
         self._top, self._bottom, self._origin = 0, self.rows - 1, False
         self._move(0, 0)
         for line in self._lines:
@@ -652,7 +651,7 @@ class Emulator:
         self._scroll_up(self._top, params[0] or 1)
 
     def _scroll_down_by(self, params: tuple[int, ...]) -> None:
-        if len(params) == 1:  # with more it has to do with the mouse
+        if len(params) == 1:  # with more parameters it is a mouse sequence
             self._scroll_down(self._top, params[0] or 1)
 
     def _repeat(self, params: tuple[int, ...]) -> None:
@@ -735,7 +734,7 @@ class Emulator:
                 self._restore_cursor()
 
     def _show_alternate(self, *, on: bool) -> None:
-        """Switch to a blank alternate buffer, or back to the main one."""
+        """Switches to a blank alternate buffer, or back to the main one."""
         if on:
             if self._main is None:
                 self._main = self._lines
@@ -816,7 +815,8 @@ class Emulator:
     # Size
 
     def resize(self, rows: int, columns: int) -> None:
-        """Change the size as xterm does: no line is broken anew, and the cursor's stays visible."""
+        """Changes the size as xterm does: lines are not wrapped again, and the cursor's line stays
+        visible."""
         self._catch_up()
         rows, columns = within(rows, 1, MAX_SIDE), within(columns, 1, MAX_SIDE)
         if (rows, columns) == (self.rows, self.columns):
@@ -836,7 +836,7 @@ class Emulator:
         self._move(self._row - len(gone), self._column)
 
     def _resize_lines(self, lines: list[Line], row: int) -> list[str]:
-        """Bring a buffer to the new size; the text of the lines that had to leave at the top."""
+        """Brings a buffer to the new size; returns the text of the lines removed at the top."""
         gone = [line.text() for line in lines[: max(0, row - self.rows + 1)]]
         del lines[: len(gone)]
         del lines[self.rows :]

@@ -1,12 +1,11 @@
 """A session's screen, kept on the daemon's side.
 
-A session's terminal is only a stream of bytes; what a person saw is what a terminal made of it.
-`Screen` is fed every byte the session prints and knows at any time what that comes to, so that a
-client that attaches, or stays attached across a restore, can be shown the very same picture, and so
-that a checkpoint can hold the screen and say in words what was on it.
+A session's terminal is a stream of bytes; a user sees what a terminal emulator makes of it. `Screen` is fed
+every byte the session prints, so that a client that attaches, or stays attached across a restore, can be
+shown the same picture, and so that a checkpoint can hold the screen and its text.
 
-What the bytes mean is in `emulator`; this is what comes out again: text for those who ask, escape
-sequences for a client's terminal, and a compact form for a checkpoint.
+The emulator (emulator.py) interprets the bytes; this module gets the state out: as text, as escape
+sequences for a client's terminal, and in a compact form for a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from waypoint.terminal.emulator import (
 )
 
 DUMP_MAGIC = b"waypoint-screen 1\n"
-MAX_DUMP_BYTES = 128 * 1024 * 1024  # what a dump may unfold to
+MAX_DUMP_BYTES = 128 * 1024 * 1024  # of a dump when it is decompressed
 
-_CANCEL = "\x18\x1b\\"  # whatever sequence a terminal is in the middle of, after this it is in none
+_CANCEL = "\x18\x1b\\"  # ends any sequence that a terminal is in the middle of
 _PLAIN = "\x1b(B\x1b)B\x0f\x1b[m"
 _KEYBOARD_OFF = "\x1b[<99u\x1b[>4m"
 _FLAGS = ("autowrap", "insert", "origin", "newline", "visible", "keypad")
@@ -38,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class Screen(Emulator):
-    """What a terminal of `rows` x `columns` shows after the bytes it was fed."""
+    """What a terminal of `rows` x `columns` cells shows after the bytes it was fed."""
 
     @property
     def cursor(self) -> tuple[int, int]:
@@ -71,16 +70,16 @@ class Screen(Emulator):
     # For a client's terminal
 
     def redraw(self) -> bytes:
-        """What turns any terminal like xterm, of this size and in whatever state, into this screen.
+        """The bytes that make any terminal like xterm, of this size and in any state, show this screen.
 
-        It ends with the beginning of a sequence if the stream stands in the middle of one, so that
-        the terminal can be sent the rest of the stream from here on.
+        If the stream is in the middle of a sequence, they end with the beginning of it, so that the
+        terminal can be sent the rest of the stream afterwards.
         """
         self._catch_up()
         modes = "".join(f"\x1b[?{mode}{'h' if mode in self._modes else 'l'}" for mode in MIRRORED_MODES)
         out = [
             _CANCEL,
-            "\x1b[?2026h\x1b[?25l",  # nothing is to be seen before it is finished, where that can be had
+            "\x1b[?2026h\x1b[?25l",  # where the terminal supports it, nothing is shown before the end
             "\x1b[?69l\x1b[?6l\x1b[r\x1b[?7l\x1b[4l\x1b[20l",
             f"{_KEYBOARD_OFF}\x1b[?1049l\x1b[?6l{_KEYBOARD_OFF}",
             "".join(f"\x1b[?{mode}l" for mode in MOUSE_MODES),
@@ -124,10 +123,10 @@ class Screen(Emulator):
         return "".join(out).encode() + undecoded
 
     def leave(self) -> bytes:
-        """What gives a client's terminal back: nothing of the session stays in force.
+        """The bytes that reset a client's terminal: no mode of the session stays in effect.
 
-        What the main buffer shows stays to be read. The cursor goes to the start of the line below
-        the one the session's shell is on.
+        The text of the main buffer stays visible. The cursor goes to the start of the line below the line
+        of the session's shell.
         """
         self._catch_up()
         row = self._row if self._main is None else self._main_saved.row
@@ -155,7 +154,7 @@ class Screen(Emulator):
         return "".join(out)
 
     def _placed_to_save(self, lines: list[Line], saved: Saved) -> str:
-        """Bring a terminal whose whole screen scrolls to where DECSC saves just `saved`."""
+        """Brings a terminal whose whole screen scrolls into the state in which DECSC saves `saved`."""
         return "".join(
             (
                 "\x1b[?7h",
@@ -167,7 +166,7 @@ class Screen(Emulator):
 
     @staticmethod
     def _placed(line: Line, row: int, column: int, *, wrap_next: bool) -> str:
-        """Move the cursor. That the next character wraps can only be had by filling the last column."""
+        """Moves the cursor. A pending wrap can only be produced by filling the last column."""
         if wrap_next and not line.chars[column]:
             column -= 1
         place = f"\x1b[{row + 1};{column + 1}H"
@@ -181,7 +180,7 @@ class Screen(Emulator):
     # For a checkpoint
 
     def dump(self) -> bytes:
-        """Everything there is to know, for `load`."""
+        """The whole state, for `load`."""
         self._catch_up()
         undecoded, _ = self._decoder.getstate()
         state = {
@@ -223,7 +222,7 @@ class Screen(Emulator):
             unpacker = zlib.decompressobj()
             text = unpacker.decompress(data[len(DUMP_MAGIC) :], MAX_DUMP_BYTES)
             if not unpacker.eof or unpacker.unused_data:
-                raise ValueError("a screen that was cut off, or has something after it")
+                raise ValueError("a screen that is cut off, or has more data after it")
             return cls._from_state(json.loads(text))
         except (zlib.error, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"a damaged screen: {error}") from error
@@ -261,7 +260,7 @@ class Screen(Emulator):
         screen._swallowing = _one_of(state["swallowing"], ("", "]", "^"))
         screen._decoder.setstate((bytes.fromhex(state["undecoded"])[:3], 0))
         if screen._wrap_next and column != columns - 1:
-            raise ValueError("a cursor that is about to wrap in the middle of a line")
+            raise ValueError("a pending wrap in the middle of a line")
         return screen
 
 
