@@ -61,6 +61,11 @@ class Home(NamedTuple):
         return self.pool / "checkpoints"
 
     @property
+    def beginnings(self) -> Path:
+        """Files of sessions as they were at their first prompt."""
+        return self.pool / "beginnings"
+
+    @property
     def staging(self) -> Path:
         return self.pool / "staging"
 

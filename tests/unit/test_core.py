@@ -64,6 +64,7 @@ def check(world: World) -> None:
     assert list(home.staging.iterdir()) == []
     rows = app.store.sessions.all()
     assert {path.name for path in home.sessions.iterdir()} == {row.box for row in rows if row.box}
+    assert {path.name for path in home.beginnings.iterdir()} == {row.beginning for row in rows}
     lives = {row.box for row in rows if row.state == "live"}
     assert set(world.builder.standing()) == lives
     assert {live.box.id for live in app.registry.lives()} == lives
@@ -209,6 +210,7 @@ def test_the_next_daemon_takes_over_what_runs_and_clears_away_the_rest(world: Wo
     (world.home.staging / "half").mkdir()
     (world.home.checkpoints / "lost").mkdir()
     (world.home.sessions / "gone").mkdir()
+    (world.home.beginnings / "unknown").mkdir()
     world.start()
     assert world.app.registry.running(row.id)
     assert world.app.registry.find("other").state == "dead"

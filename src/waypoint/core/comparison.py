@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -47,6 +48,7 @@ class Moment:
     point: Checkpoint | None = None
     present_of: SessionRow | None = None
     """Whose present it is, if it is one."""
+    is_base: bool = False
 
 
 class Comparison:
@@ -62,9 +64,9 @@ class Comparison:
     def moment(self, row: SessionRow, ref: str | None) -> Iterator[Moment]:
         """A ref, `now` (or None) or `base`, seen from a session."""
         if ref == BASE:
-            # What every session starts with is not a change made in it.
+            # What the shell's start-up files did before the first prompt is not a change of the session.
             start = row.first_shell or fresh_shell()
-            yield Moment(self._view(row, None), Facts(shell=start), "the base")
+            yield Moment(self._view(row, None), Facts(shell=start), "the base", is_base=True)
         elif ref in (None, NOW):
             with self._present(row) as present:
                 yield present
@@ -78,8 +80,13 @@ class Comparison:
         return Moment(view, self._registry.facts(point), point.name or point.label, point)
 
     def _view(self, row: SessionRow, point_id: str | None) -> PointView:
+        """The files of a point, or those the session began with; the base alone if these are not known."""
         base = self._registry.base_of(row.options)
-        volume = self._home.checkpoints / point_id / "files" if point_id else None
+        volume: Path | None = None
+        if point_id:
+            volume = self._home.checkpoints / point_id / "files"
+        elif row.beginning and (self._home.beginnings / row.beginning).is_dir():
+            volume = self._home.beginnings / row.beginning
         return PointView(volume, base, hide=hidden_paths(row.options, base, self._home))
 
     @contextlib.contextmanager
@@ -124,7 +131,7 @@ class Comparison:
 
     def changes(self, old: Moment, new: Moment) -> Changes:
         """What changed in the files, exactly; `difference` is for people."""
-        if new.view.volume is None:
+        if new.is_base or new.view.volume is None:
             raise UsageError("the base is where everything starts", hint="give it as the first of the two")
         if old.view.volume is None:
             return compare_views(None, new.view)

@@ -80,6 +80,7 @@ class Fork:
             box=live.box.id,
             head=point.id,
             first_shell=origin.first_shell,
+            beginning=origin.beginning,
             actor=actor,
             policy=origin.policy,
         )

@@ -60,13 +60,14 @@ class Remains:
 
     def unknown(self) -> list[Path]:
         """What is in the pool and in no row: remains, or about to become something."""
-        volumes = {row.box for row in self._store.sessions.all() if row.box}
+        rows = self._store.sessions.all()
         return [
             path
             for folder, names in (
                 (self._home.staging, set()),
                 (self._home.checkpoints, self._store.points.ids()),
-                (self._home.sessions, volumes),
+                (self._home.sessions, {row.box for row in rows}),
+                (self._home.beginnings, {row.beginning for row in rows}),
             )
             for path in folder.iterdir()
             if path.name not in names

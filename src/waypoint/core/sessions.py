@@ -69,9 +69,16 @@ class Sessions:
             live.box.keeper.start_anchor()
             self._boxes.start_shell(live, "/root" if (base / "root").is_dir() else "/")
             live.terminal.wait_ready()
-            first_shell = look_at_shell(live.box, live.terminal)
+            beginning = self._home.beginnings / live.session_id
+            undo.callback(self._remains.delete, beginning)
+            self._registry.pool.snapshot(volume, beginning, readonly=True)
             row = self._store.sessions.add(
-                live.session_id, name, options, box=live.box.id, first_shell=first_shell
+                live.session_id,
+                name,
+                options,
+                box=live.box.id,
+                first_shell=look_at_shell(live.box, live.terminal),
+                beginning=beginning.name,
             )
             self._registry.add(live)
             self._registry.trajectory.adopt(live.stream)
@@ -105,6 +112,10 @@ class Sessions:
             if row.box:
                 self._remains.delete(self._home.sessions / row.box)
             self._remains.delete_all(self._home.checkpoints / point.id for point in points)
+            if row.beginning and not any(
+                other.beginning == row.beginning for other in self._store.sessions.all()
+            ):
+                self._remains.delete(self._home.beginnings / row.beginning)
         self._registry.drop_turn(row.id)
         self._background.run(lambda: log.debug("%s bytes of blobs went", self._store.events.sweep_blobs()))
 

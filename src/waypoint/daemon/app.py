@@ -80,7 +80,7 @@ class App:
         """The socket in front of it, once there is one."""
 
         # What is known.
-        for folder in (home.sessions, home.checkpoints, home.staging):
+        for folder in (home.sessions, home.checkpoints, home.beginnings, home.staging):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.pool, self.network, engine = machine.pool, machine.network, machine.engine
         self.store = store = Store(home.database)

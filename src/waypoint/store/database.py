@@ -210,6 +210,9 @@ MIGRATIONS = (
     );
     CREATE INDEX approvals_by_state ON approvals (state, created_at);
     """,
+    """
+    ALTER TABLE sessions ADD COLUMN beginning TEXT;
+    """,
 )
 """One script for each version of the schema. A script is never changed once it was released: homes that were
 made with it exist."""

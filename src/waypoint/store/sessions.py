@@ -33,6 +33,9 @@ class SessionRow(Record, frozen=True):
     first_shell: ShellFact | None = None
     """Its shell at the first prompt. What the start-up files of every shell set is not a change of the
     session."""
+    beginning: str | None = None
+    """Its files at the first prompt: the name of a tree in the pool. What start-up files of the shell wrote
+    before is not a change of the session. Forks name the same tree; sessions of older versions have none."""
     tip: int | None = None
     """The last event of its trajectory."""
 
@@ -64,6 +67,7 @@ class SessionTable:
         box: str,
         head: str | None = None,
         first_shell: ShellFact | None = None,
+        beginning: str | None = None,
         actor: Actor = "person",
         policy: str | None = None,
     ) -> SessionRow:
@@ -78,14 +82,16 @@ class SessionTable:
             "box": box,
             "began": msgspec.json.encode(first_shell).decode() if first_shell else None,
             "policy": policy,
+            "beginning": beginning,
         }
         try:
             with self._database.transaction() as connection:
                 connection.execute(
                     "INSERT INTO sessions"
-                    " (id, name, state, created_at, options, head, forked_from, box, began, policy)"
+                    " (id, name, state, created_at, options, head, forked_from, box, began, policy,"
+                    " beginning)"
                     " VALUES (:id, :name, 'live', :created_at, :options, :head, :head, :box, :began,"
-                    " :policy)",
+                    " :policy, :beginning)",
                     values,
                 )
                 if head is not None:
@@ -138,6 +144,7 @@ def _session(row: sqlite3.Row) -> SessionRow:
         box=row["box"],
         auto=bool(row["auto"]),
         policy=row["policy"],
+        beginning=row["beginning"],
         first_shell=msgspec.json.decode(row["began"], type=ShellFact) if row["began"] else None,
         tip=row["tip"],
     )

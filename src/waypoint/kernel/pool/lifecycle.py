@@ -24,7 +24,7 @@ from waypoint.kernel.pool.protocol import SCRATCH, Pool, opened
 from waypoint.kernel.syscalls import umount
 
 KINDS = ("btrfs", "reflink", "copy")
-LAYOUT = ("bases", "checkpoints", "sessions", "staging")
+LAYOUT = ("bases", "beginnings", "checkpoints", "sessions", "staging")
 COMPRESSED = ("checkpoints", "staging")
 """Where memory images are written."""
 
