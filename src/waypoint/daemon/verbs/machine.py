@@ -34,7 +34,7 @@ _POOL_SECONDS = 10
 
 def forget(app: App, _: Connection, request: api.Forget) -> Forgotten:
     if request.refs:
-        if request.policy:
+        if request.policy not in (None, api.Retention()):
             raise UsageError("either points or a policy", hint="leave the one or the other out")
         points = [find_point(app, request.session, ref) for ref in request.refs]
         return app.space.forget_points(points, force=request.force, dry_run=request.dry_run)
