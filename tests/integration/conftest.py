@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.leaks import Watch
 
 import waypoint
 from waypoint.box.box import keepers
@@ -33,41 +34,8 @@ def engine() -> Path:
     return folder
 
 
-def _traces(home: Home) -> dict[str, list[str]]:
-    """What this home has left on the machine: should be nothing once it is torn down."""
-    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    loops = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout.splitlines()
-    tables = subprocess.run(
-        ["nft", "list", "tables"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    groups = subprocess.run(
-        ["find", "/sys/fs/cgroup", "-maxdepth", "4", "-type", "d", "-name", f"waypoint-{home.tag}-*"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.split()
-    links = [
-        link for link in os.listdir("/sys/class/net") if link.startswith("wp-") and home.tag in _alias(link)
-    ]
-    return {
-        "keepers": list(keepers(home)),
-        "mounts": [mount for mount in mounts if mount.startswith(str(home.path))],
-        "loop devices": [line for line in loops if str(home.path) in line],
-        "nft tables": [line for line in tables if home.tag in line],
-        "cgroups": groups,
-        "interfaces": links,
-    }
-
-
-def _alias(link: str) -> str:
-    try:
-        return Path(f"/sys/class/net/{link}/ifalias").read_text() + link
-    except OSError:
-        return link
-
-
 @pytest.fixture(scope="session")
-def home(engine: Path) -> Iterator[Home]:
+def home(engine: Path, watch: Watch) -> Iterator[Home]:
     """A home for all tests of a run, torn down at its end; then nothing of it may be left on the machine."""
     with tempfile.TemporaryDirectory(prefix="waypoint-test-", dir="/var/tmp") as folder:
         os.environ["WAYPOINT_HOME"] = folder
@@ -77,10 +45,11 @@ def home(engine: Path) -> Iterator[Home]:
         # Tests that count boxes ask for spares themselves; `WAYPOINT_SPARES=2 make integration` has them all.
         os.environ.setdefault("WAYPOINT_SPARES", "off")
         found = Home(Path(folder))
+        watch.add_home(found)
         yield found
         waypoint.Client(folder).call("daemon_stop", {"sessions": True})
         assert "OutOfOrder" not in found.log.read_text(), "locks were taken out of order"
-        left = {kind: names for kind, names in _traces(found).items() if names}
+        left = [*keepers(found), *watch.remains(found)]
         assert not left, f"left behind: {left}"
 
 
@@ -178,13 +147,16 @@ def make_root() -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def small_home(engine: Path) -> Iterator[Path]:
+def small_home(engine: Path, watch: Watch) -> Iterator[Path]:
     """Another home, with a pool of 256 MiB."""
     folder = Path("/var/tmp") / f"waypoint-small-{os.getpid()}"
     open_pool(folder, size_bytes=SMALLEST_SIZE_BYTES)
+    watch.add_home(Home(folder))
     yield folder
     waypoint.Client(folder).call("daemon_stop", {"sessions": True})
-    assert close_pool(folder), "somebody still uses its pool"
+    assert close_pool(folder), "its pool is still in use"
+    left = watch.remains(Home(folder))
+    assert not left, f"left behind: {left}"
     subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.leaks import Watch
 
 import waypoint
 from waypoint.errors import NoSpace, NotFound, UsageError
@@ -294,9 +295,10 @@ def test_the_verbs_about_room(wp: Callable[..., Any]) -> None:
 
 
 @pytest.fixture
-def small(engine: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+def small(engine: Path, home: Home, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     """A home whose pool is as small as one can be made to be useful."""
     folder = tempfile.mkdtemp(prefix="waypoint-small-", dir="/var/tmp")
+    watch.add_home(Home(Path(folder)))
     with monkeypatch.context() as environment:
         environment.setenv("WAYPOINT_POOL_SIZE", "400M")
         waypoint.Client(folder).call("ping")
@@ -306,6 +308,7 @@ def small(engine: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator
     while not close_pool(Path(folder)):  # a box that was just ended may still be letting go of it
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    assert watch.remains(Home(Path(folder))) == []
     shutil.rmtree(folder)
 
 

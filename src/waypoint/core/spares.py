@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import threading
 import time
@@ -253,21 +252,16 @@ class Spares(Generic[T]):
 
     def _watch_memory(self) -> None:
         """Sleeps in the kernel until memory gets short. Where that cannot tell, the budget has to do."""
-        try:
-            pressure = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.write(pressure, _PRESSURE)
-        except OSError:
-            return
-        poll = select.poll()
-        poll.register(pressure, select.POLLPRI)
-        while not self._closed:
-            for _, event in poll.poll(60_000):
-                if event & select.POLLERR:
-                    return
-                if self.held():
-                    log.info("memory is short: spares are dropped")
-                with self._changed:
-                    self._wanted.clear()
-                self.drop_all()
-        with contextlib.suppress(OSError):
-            os.close(pressure)
+        with contextlib.suppress(OSError), open("/proc/pressure/memory", "r+b", buffering=0) as pressure:
+            pressure.write(_PRESSURE)
+            poll = select.poll()
+            poll.register(pressure, select.POLLPRI)
+            while not self._closed:
+                for _, event in poll.poll(2_000):
+                    if event & select.POLLERR:
+                        return
+                    if self.held():
+                        log.info("memory is short: spares are dropped")
+                    with self._changed:
+                        self._wanted.clear()
+                    self.drop_all()

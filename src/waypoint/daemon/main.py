@@ -42,13 +42,14 @@ def main() -> int:
         return _wait_until_it_serves(reader)
     os.close(reader)
     os.setsid()
-    with os.fdopen(writer, "w") as report:
+    with os.fdopen(writer, "w") as report, contextlib.ExitStack() as failed:
         try:
             home, settings = locate(), Settings.read()
             listener, _lock = _claim(home)
             if listener is None:
                 report.write(_READY)
                 return 0
+            failed.callback(_remove_run_folder, home)
             logging.basicConfig(
                 filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
             )
@@ -63,6 +64,7 @@ def main() -> int:
                 report, InternalError(f"{type(error).__name__}: {error}", hint="the daemon's log has it")
             )
             return 1
+        failed.pop_all()
         listener.listen(128)
         report.write(_READY)
     _detach()
@@ -71,6 +73,8 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     log.info("daemon %s serves %s", os.getpid(), home.path)
     server.serve(listener)
+    if server.torn_down:
+        _remove_run_folder(home)
     log.info("daemon %s ends", os.getpid())
     logging.shutdown()
     os._exit(0)
@@ -91,14 +95,19 @@ def _wait_until_it_serves(reader: int) -> int:
 
 def _claim(home: Home) -> tuple[socket.socket | None, IO[str]]:
     """The socket of this home, for this daemon alone; (None, …) when another daemon serves already."""
-    home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = open(home.run / "daemon.lock", "w")  # noqa: SIM115 - held as long as the daemon lives
     deadline = time.monotonic() + _CLAIM_SECONDS
     while True:
+        home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            lock = open(home.run / "daemon.lock", "w")  # noqa: SIM115 - held as long as the daemon lives
+        except FileNotFoundError:
+            continue  # a daemon that ended has just removed the folder
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name)):
+                    break
         except BlockingIOError:
             # Another one starts or serves: as soon as it answers there is nothing left to do.
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
@@ -112,6 +121,24 @@ def _claim(home: Home) -> tuple[socket.socket | None, IO[str]]:
     listener.bind(str(home.socket))
     home.socket.chmod(0o600)
     return listener, lock
+
+
+_RUN_FILES = ("daemon.sock", "criu.kdat", "daemon.lock")
+
+
+def _remove_run_folder(home: Home) -> None:
+    """Takes away what a daemon makes in the run folder, and the folder, unless a box has something in it.
+
+    Only for the daemon that holds the lock, as its last act. The lock's file goes too: `_claim` notices when
+    the file that it has locked is no longer the one with that name.
+    """
+    with contextlib.suppress(OSError):
+        if set(os.listdir(home.run)) <= {*_RUN_FILES, "root"}:
+            with contextlib.suppress(FileNotFoundError):
+                (home.run / "root").rmdir()
+            for name in _RUN_FILES:
+                (home.run / name).unlink(missing_ok=True)
+            home.run.rmdir()
 
 
 def _detach() -> None:

@@ -38,6 +38,8 @@ class Server:
         self.app = app
         app.server = self
         self.stopping = threading.Event()
+        self.torn_down = False
+        """Whether nothing of this home is left that needs its run folder."""
         self._closing = False
         self._connections: set[Connection] = set()
         self._connections_lock = locks.lock("connections")

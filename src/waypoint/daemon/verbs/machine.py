@@ -118,6 +118,7 @@ def daemon_stop(app: App, connection: Connection, request: api.DaemonStop) -> An
         app.network.teardown()
         app.store.close()
         closed = _close_pool(app.home)
+        app.server.torn_down = True
     connection.result(api.DaemonStopped(pid=os.getpid(), pool_closed=closed))
     app.server.stopping.set()
     return Answered()
