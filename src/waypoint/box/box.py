@@ -39,7 +39,17 @@ class Box:
 
     @classmethod
     def build(cls, spec: BoxSpec) -> Box:
-        """Starts a keeper and waits until it has built the box."""
+        """Starts a keeper and waits until it has built the box. A failure leaves nothing in the run
+        folder."""
+        try:
+            return cls._build(spec)
+        except BaseException:
+            socket_path(spec.home, spec.id).unlink(missing_ok=True)
+            drop_inside(spec.home, spec.id)
+            raise
+
+    @classmethod
+    def _build(cls, spec: BoxSpec) -> Box:
         home, plan = spec.home, write_plan(spec)
         home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         (home.run / "root").mkdir(exist_ok=True)
@@ -76,7 +86,6 @@ class Box:
                     outcome = line.strip()
             starter.wait()
             if outcome != "ready":
-                socket_file.unlink(missing_ok=True)
                 raise _build_error(outcome or "failed 0 keeper -")
             if cls.file_limits:
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, cls.file_limits)
