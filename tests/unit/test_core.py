@@ -18,6 +18,8 @@ from waypoint.model import Size
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.terminal import Terminal
 
+pytestmark = pytest.mark.leaks("a daemon inside the test process; its threads end with a process of its own")
+
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:

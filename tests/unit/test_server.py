@@ -153,6 +153,7 @@ def test_a_request_from_inside_is_sorted() -> None:
         parse("status", ["x"], ALLOWED["status"])
 
 
+@pytest.mark.leaks("a daemon inside the test process; its threads end with a process of its own")
 def test_sessions_can_be_listed_while_others_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
