@@ -54,11 +54,13 @@ def world() -> World:
 @pytest.fixture
 def made(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Spares[Twin]]:
     settings = Settings(spare_bytes=10 * MEGABYTE)
-    found: Spares[Twin] = Spares(Store(tmp_path / "db"), Background(), settings)
+    store = Store(tmp_path / "db")
+    found: Spares[Twin] = Spares(store, Background(), settings)
     found.start(world.make, world.end)
     yield found
     world.go.set()
     found.close()
+    store.close()
     assert sorted(world.made) == sorted([*world.ended, *world.broken]), "each is ended in the end"
 
 
