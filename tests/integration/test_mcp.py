@@ -1,4 +1,4 @@
-"""The MCP server as a model's client meets it: the official client, over stdin and stdout, real sessions."""
+"""The MCP server with the official client, over stdin and stdout, and real sessions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,25 +23,25 @@ from waypoint.home import Home
 
 
 class Model:
-    """What a model has: tools to call, and what they answer."""
+    """A model's view: tools to call, and their answers."""
 
     def __init__(self, session: ClientSession) -> None:
         self.session = session
 
     async def __call__(self, tool: str, /, **arguments: Any) -> Answer:
-        found = await self.session.call_tool(tool, arguments)
-        assert isinstance(found, CallToolResult)
-        return Answer(found)
+        result = await self.session.call_tool(tool, arguments)
+        assert isinstance(result, CallToolResult)
+        return Answer(result)
 
 
 class Answer:
-    """What a tool answered."""
+    """The answer of a tool."""
 
-    def __init__(self, found: CallToolResult) -> None:
-        content = found.content[0]
+    def __init__(self, result: CallToolResult) -> None:
+        content = result.content[0]
         assert isinstance(content, TextContent)
-        self.text, self.failed = content.text, bool(found.is_error)
-        self.data: dict[str, Any] = found.structured_content or {}
+        self.text, self.failed = content.text, bool(result.is_error)
+        self.data: dict[str, Any] = result.structured_content or {}
 
     def ok(self) -> Answer:
         assert not self.failed, self.text
@@ -55,7 +55,7 @@ class Answer:
 
 @asynccontextmanager
 async def connected(*words: str, pid_file: Path | None = None, **callbacks: Any) -> AsyncIterator[Model]:
-    """A client with its server. `pid_file`: where the server's pid is told."""
+    """A client with its server. `pid_file`: where the server's pid is written."""
     command = [sys.executable, "-P", "-m", "waypoint", "mcp", *words]
     script = f'echo $$ > "{pid_file or "/dev/null"}"; exec "$@"'
     server = StdioServerParameters(command="sh", args=["-c", script, "sh", *command], env=dict(os.environ))
@@ -64,27 +64,23 @@ async def connected(*words: str, pid_file: Path | None = None, **callbacks: Any)
         yield Model(session)
 
 
-def is_there(session: waypoint.Session, path: str) -> bool:
+def exists(session: waypoint.Session, path: str) -> bool:
     program = session.spawn(["test", "-e", path])
     program.communicate()
     return program.exit_code == 0
 
 
-async def until(found: Callable[[], bool]) -> None:
-    """Waits beside the event loop."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits in a thread."""
 
     def wait() -> None:
-        while not found():
+        while not condition():
             time.sleep(0.02)
 
     await anyio.to_thread.run_sync(wait)
 
 
-def story(work: Callable[[], Awaitable[None]]) -> None:
-    anyio.run(work)
-
-
-def test_a_model_works_breaks_and_comes_back(session: waypoint.Session) -> None:
+def test_a_model_breaks_something_and_restores_it(session: waypoint.Session) -> None:
     async def work() -> None:
         async with connected() as ask:
             await ask("run", command="mkdir -p /srv/app && cd /srv/app && export TOKEN=1 && echo one > note")
@@ -115,7 +111,7 @@ def test_a_model_works_breaks_and_comes_back(session: waypoint.Session) -> None:
             assert "one is written" in (await ask("show", ref="one")).text
             assert (await ask("sessions")).data["sessions"][0]["name"] == "t"
 
-    story(work)
+    anyio.run(work)
     assert session.point("one").info.actor == "agent"
 
 
@@ -148,10 +144,10 @@ def test_forks_are_compared_side_by_side(session: waypoint.Session) -> None:
                 "try-1": "parked",
             }
 
-    story(work)
+    anyio.run(work)
 
 
-def test_restore_needs_a_plan_that_still_holds(session: waypoint.Session) -> None:
+def test_restore_needs_a_plan_that_is_not_stale(session: waypoint.Session) -> None:
     async def work() -> None:
         async with connected() as ask:
             await ask("checkpoint", name="here")
@@ -168,7 +164,7 @@ def test_restore_needs_a_plan_that_still_holds(session: waypoint.Session) -> Non
             assert stale.data["error"]["hint"]
             assert (await ask("run", command="cat /srv/mine /srv/later")).data["output"] == "mine\nlater\n"
 
-    story(work)
+    anyio.run(work)
 
 
 def test_long_answers_are_cut_and_can_be_read_on(session: waypoint.Session) -> None:
@@ -205,10 +201,10 @@ def test_long_answers_are_cut_and_can_be_read_on(session: waypoint.Session) -> N
             assert rest.data["cursor"] is None
             assert (await ask("more", cursor="t99.0.5")).code == "not_found"
 
-    story(work)
+    anyio.run(work)
 
 
-def test_what_was_said_and_planned_goes_back_with_the_machine(session: waypoint.Session) -> None:
+def test_messages_and_tasks_are_restored_with_the_machine(session: waypoint.Session) -> None:
     async def work() -> None:
         async with connected() as ask:
             await ask("record", what="user", content="write two notes")
@@ -242,7 +238,7 @@ def test_what_was_said_and_planned_goes_back_with_the_machine(session: waypoint.
             assert (await ask("task", action="done", task="nothing")).failed
             assert (await ask("task", action="start")).code == "usage"
 
-    story(work)
+    anyio.run(work)
     assert {event.actor for event in session.trace(kinds=["command", "task"])} == {"agent"}
     assert [event.actor for event in session.trace(kinds=["message"])] == ["person"]
 
@@ -269,10 +265,10 @@ def test_the_trace_is_paged_and_an_event_is_shown_in_full(session: waypoint.Sess
             assert whole.data["cursor"]
             assert (await ask("trace", event=10**9)).code == "not_found"
 
-    story(work)
+    anyio.run(work)
 
 
-def test_every_tool_says_what_it_is_and_what_it_takes(home: Home) -> None:
+def test_every_tool_and_argument_has_a_description(home: Home) -> None:
     async def work() -> None:
         async with connected() as ask:
             tools = {tool.name: tool for tool in (await ask.session.list_tools()).tools}
@@ -288,9 +284,9 @@ def test_every_tool_says_what_it_is_and_what_it_takes(home: Home) -> None:
             destroys = {name for name, hint in hints.items() if hint.destructive_hint}
             assert destroys == {"run", "restore", "undo", "stop"}
             assert not reads & destroys
-            assert not {"approve", "deny"} & set(tools), "an approval is a person's"
+            assert not {"approve", "deny"} & set(tools), "only the user approves"
 
-    story(work)
+    anyio.run(work)
 
 
 def test_errors_have_a_code_a_message_and_a_hint(session: waypoint.Session) -> None:
@@ -304,15 +300,15 @@ def test_errors_have_a_code_a_message_and_a_hint(session: waypoint.Session) -> N
             assert (await ask("checkpoint", name="not a name!")).code == "invalid_name"
             assert "timeout" in (await ask("run", command="true", timeout=-1)).text
             for wrong in (await ask("run"), await ask("run", command="true", cmd="false")):
-                assert wrong.code == "usage", "what no tool knows must not be left out silently"
+                assert wrong.code == "usage", "unknown arguments must not be ignored"
                 assert "it takes: command" in wrong.data["error"]["hint"]
             assert (await ask("approve", id="1")).code == "not_found"
             assert (await ask("undo")).failed
 
-    story(work)
+    anyio.run(work)
 
 
-def test_progress_is_told_while_a_command_runs(session: waypoint.Session) -> None:
+def test_progress_is_reported_while_a_command_runs(session: waypoint.Session) -> None:
     async def work() -> None:
         heard: list[str | None] = []
 
@@ -327,7 +323,7 @@ def test_progress_is_told_while_a_command_runs(session: waypoint.Session) -> Non
             assert not found.is_error
         assert heard[-1] == "waiting", "the last line that it printed"
 
-    story(work)
+    anyio.run(work)
 
 
 def test_cancelling_a_call_interrupts_the_command(session: waypoint.Session) -> None:
@@ -339,17 +335,17 @@ def test_cancelling_a_call_interrupts_the_command(session: waypoint.Session) -> 
                     await ask("run", command="touch /tmp/began; sleep 1000; touch /tmp/went-on")
 
                 group.start_soon(run)
-                await until(lambda: is_there(session, "/tmp/began"))
+                await until(lambda: exists(session, "/tmp/began"))
                 group.cancel_scope.cancel()
             after = await ask("run", command="ls /tmp; pgrep -x sleep")
             assert "began" in after.data["output"]
             assert "went-on" not in after.data["output"]
             assert after.data["exit_code"] == 1, "sleep is gone"
 
-    story(work)
+    anyio.run(work)
 
 
-def test_a_server_that_is_killed_takes_nothing_with_it(session: waypoint.Session, tmp_path: Path) -> None:
+def test_nothing_is_lost_when_the_server_is_killed(session: waypoint.Session, tmp_path: Path) -> None:
     async def first() -> None:
         async with connected(pid_file=tmp_path / "pid") as ask:
             await ask("run", command="cd /srv; echo kept > note")
@@ -376,8 +372,8 @@ def test_a_server_that_is_killed_takes_nothing_with_it(session: waypoint.Session
                 found = await ask("run", command="cat note late; pwd")
             assert found.data["output"] == "kept\ndone\n/srv\n"
 
-    story(first)
-    story(second)
+    anyio.run(first)
+    anyio.run(second)
 
 
 def test_timelines_and_cards_are_resources(session: waypoint.Session) -> None:
@@ -403,7 +399,7 @@ def test_timelines_and_cards_are_resources(session: waypoint.Session) -> None:
             prompts = {one.name for one in (await client.list_prompts()).prompts}
             assert prompts == {"explore", "recover"}
 
-    story(work)
+    anyio.run(work)
 
 
 def test_interrupt_ends_only_the_command_it_names(session: waypoint.Session) -> None:

@@ -1,4 +1,4 @@
-"""What needs a person's word, over MCP: asked for through the client; no tool can answer for them."""
+"""Approvals over MCP: the client asks its user; no tool can approve."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ Person = Callable[[ElicitRequestFormParams], ElicitResult]
 
 @pytest.fixture
 def launching(session: waypoint.Session) -> waypoint.Session:
-    """A session in which `touch` is something that somebody has to agree to."""
+    """A session in which `touch` needs an approval."""
     session.set_policy(POLICY)
     return session
 
 
 @asynccontextmanager
 async def connected(mode: str, person: Person | None) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """A client of the protocol of before ("legacy") or of now ("auto"). `person`: who is asked; None for a
-    client that cannot ask."""
+    """A client of the earlier protocol ("legacy") or the present one ("auto"). `person` answers its
+    questions; None for a client that cannot ask."""
     command = [sys.executable, "-P", "-m", "waypoint", "mcp", "-s", "t"]
     server = StdioServerParameters(command=command[0], args=command[1:], env=dict(os.environ))
 
@@ -68,12 +68,12 @@ async def connected(mode: str, person: Person | None) -> AsyncIterator[Callable[
         yield call
 
 
-def is_there(session: waypoint.Session, path: str) -> bool:
+def exists(session: waypoint.Session, path: str) -> bool:
     return session.run(f"test -e {path}").exit_code == 0
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-def test_the_person_behind_the_client_is_asked(launching: waypoint.Session, mode: str) -> None:
+def test_the_user_of_the_client_is_asked(launching: waypoint.Session, mode: str) -> None:
     asked: list[ElicitRequestFormParams] = []
     words = [
         ElicitResult(action="accept", content={"approve": True}),
@@ -98,16 +98,16 @@ def test_the_person_behind_the_client_is_asked(launching: waypoint.Session, mode
             assert (await call("run", command="echo go on"))["output"] == "go on\n"
 
     anyio.run(work)
-    assert len(asked) == 4, "each time anew: a word holds for one command, once"
-    assert is_there(launching, "/srv/launched")
-    assert not is_there(launching, "/srv/not-*")
+    assert len(asked) == 4, "a decision is for one command, once"
+    assert exists(launching, "/srv/launched")
+    assert not exists(launching, "/srv/not-*")
     assert [one.state for one in launching.approvals(all=True)] == ["approved", "denied", "denied", "denied"]
     (effect,) = launching.effects()
     assert (effect.target, effect.actor, effect.state) == ("the moon", "agent", "done")
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-def test_where_nobody_can_be_asked_a_person_types_it(launching: waypoint.Session, mode: str) -> None:
+def test_without_questions_the_user_approves_at_a_terminal(launching: waypoint.Session, mode: str) -> None:
     async def work() -> None:
         async with connected(mode, None) as call:
             held = await call("run", command="touch /srv/launched && echo up")
@@ -133,8 +133,8 @@ def test_where_nobody_can_be_asked_a_person_types_it(launching: waypoint.Session
             assert (await call("wait", approval="nothing"))["error"]["code"] == "not_found"
 
     anyio.run(work)
-    assert is_there(launching, "/srv/launched")
-    assert not is_there(launching, "/srv/again")
+    assert exists(launching, "/srv/launched")
+    assert not exists(launching, "/srv/again")
 
 
 def test_no_tool_approves_and_what_is_denied_stays_denied(launching: waypoint.Session) -> None:
@@ -153,6 +153,6 @@ def test_no_tool_approves_and_what_is_denied_stays_denied(launching: waypoint.Se
             assert "told the mission" in (await call("effects"))["text"]
 
     anyio.run(work)
-    assert not is_there(launching, "/srv/x")
+    assert not exists(launching, "/srv/x")
     (approval,) = launching.approvals(all=True)
-    assert approval.state in ("gone", "expired", "denied"), "who asked has gone: it cannot run any more"
+    assert approval.state in ("gone", "expired", "denied"), "the client has disconnected: it cannot run"

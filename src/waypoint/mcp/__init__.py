@@ -1,5 +1,7 @@
-"""The MCP server: Waypoint's verbs as tools for a model, over stdin and stdout.
+"""The MCP server: Waypoint as tools for a model, over stdin and stdout.
 
-A face like the command line: it talks to the client and holds no truth. It may be killed at any moment and
-started again. `server` puts it together, `tools` has the verbs, `pages` sizes their answers.
+It uses the SDK like any other client and keeps no state of its own: it can be killed and started again at any
+moment. **server** puts it together, with resources, prompts and instructions for the model. **registry** is
+what a tool is. **tools/** are the tools by subject. **pages** cut answers to a size for a model. **pending**
+are commands that wait for the approval of a user.
 """

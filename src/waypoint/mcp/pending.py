@@ -1,9 +1,8 @@
-"""A command on its way: it may have to wait for a person's word, longer than a call of a tool should take.
+"""A command that may have to wait for the approval of a user, longer than a tool call should take.
 
-The command runs in a thread of its own. Whoever waits for it is told when it is done, or when somebody has
-to agree first; then the word can be brought by the same call, by a later one, or by a person at a terminal.
-Nothing here can grant anything by itself: without a word the daemon lets the approval expire, and nothing
-has run.
+The command runs in a thread of its own. A tool call waits until it is done or needs a decision. The decision
+can come with the same call, with a later one, or from a user at a terminal. Nothing here approves by itself:
+without a decision the daemon lets the approval expire, and the command does not run.
 """
 
 from __future__ import annotations
@@ -18,77 +17,77 @@ from waypoint.client.connection import OnApproval
 from waypoint.client.result import Result
 from waypoint.errors import WaypointError
 
-State = Literal["done", "asking"]
+State = Literal["done", "undecided"]
 
 
 class _Abandoned(Exception):
-    """Raised where a word is waited for, when nobody wants the command any more."""
+    """Raised in the waiting thread when no call waits for the command any more."""
 
 
-class Held:
-    """One command."""
+class PendingCommand:
+    """One command, from its start to its end."""
 
     def __init__(self, run: Callable[[OnApproval], Result]) -> None:
         self._run = run
         self._changed = threading.Condition()
         self._result: Result | None = None
         self._error: Exception | None = None
-        self._asked = False
-        """Whether a word of ours is waited for."""
-        self._word: bool | None = None
+        self._undecided = False
+        """Whether the thread waits for `decide`."""
+        self._approved: bool | None = None
         self._abandoned = False
         self.approval: model.Approval | None = None
-        self.thread = threading.Thread(target=self._work, name="held", daemon=True)
+        self.thread = threading.Thread(target=self._work, name="pending", daemon=True)
         self.thread.start()
 
     def _work(self) -> None:
         try:
             result, error = self._run(self._on_approval), None
-        except Exception as failed:  # noqa: BLE001 - handed to whoever waits
-            result, error = None, failed
+        except Exception as raised:  # noqa: BLE001 - raised again by result()
+            result, error = None, raised
         with self._changed:
             self._result, self._error = result, error
-            self._asked = False
+            self._undecided = False
             self._changed.notify_all()
 
     def _on_approval(self, approval: model.Approval) -> bool | None:
         with self._changed:
-            self.approval, self._asked = approval, True
+            self.approval, self._undecided = approval, True
             self._changed.notify_all()
             left = datetime.fromisoformat(approval.expires_at) - datetime.now().astimezone()
-            if not self._changed.wait_for(lambda: not self._asked, max(0.0, left.total_seconds())):
-                self._asked, self._word = False, None  # too late for any word
+            if not self._changed.wait_for(lambda: not self._undecided, max(0.0, left.total_seconds())):
+                self._undecided, self._approved = False, None  # it has expired
             if self._abandoned:
                 raise _Abandoned
-            return self._word
+            return self._approved
 
-    def wait(self, seconds: float | None = None, *, word: bool = True) -> State | None:
-        """Until it is done, or (`word`) until a word is wanted; None when neither came in time."""
+    def wait(self, seconds: float | None = None, *, or_undecided: bool = True) -> State | None:
+        """Waits until it is done, or (`or_undecided`) until it needs a decision. None: neither in time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._done or (word and self._asked), seconds)
-            return "done" if self._done else "asking" if word and self._asked else None
+            self._changed.wait_for(lambda: self._done or (or_undecided and self._undecided), seconds)
+            return "done" if self._done else "undecided" if or_undecided and self._undecided else None
 
     @property
     def _done(self) -> bool:
         return self._result is not None or self._error is not None
 
-    def answer(self, word: bool | None) -> None:  # noqa: FBT001 - what a person said is the one thing it takes
-        """A person's word; None leaves it to others: it goes on waiting for them."""
+    def decide(self, approved: bool | None) -> None:  # noqa: FBT001 - the decision is its one argument
+        """The decision of the user. None: it is left to a user at a terminal, and the command waits on."""
         with self._changed:
-            self._word, self._asked = word, False
+            self._approved, self._undecided = approved, False
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Nobody wants it any more. If it waits for a word it will not run."""
+        """No call waits for it any more. If it waits for a decision it will not run."""
         with self._changed:
-            self._abandoned, self._asked = True, False
+            self._abandoned, self._undecided = True, False
             self._changed.notify_all()
 
     def result(self) -> Result:
-        """What came of it, once it is done."""
+        """The result, once it is done."""
         if self._error is not None:
             if isinstance(self._error, _Abandoned):
-                raise WaypointError("nobody waited for it any more; nothing has run")
+                raise WaypointError("the call was abandoned; the command has not run")
             raise self._error
         assert self._result is not None
         return self._result

@@ -1,11 +1,11 @@
-"""Puts the server together: tools with their hints, resources, prompts, and the words that teach a model."""
+"""Puts the server together: tools, resources, prompts, and the instructions for the model."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import anyio.to_thread
@@ -17,9 +17,14 @@ from pydantic import ValidationError
 from waypoint import __version__, errors
 from waypoint.api import hints
 from waypoint.client.client import Client
-from waypoint.client.session import Session
-from waypoint.mcp.tools.agent import JournalTools
-from waypoint.mcp.tools.tools import Answer, Tools
+from waypoint.mcp.registry import Answer, Backend, tools_of
+from waypoint.mcp.tools.commands import CommandTools
+from waypoint.mcp.tools.effects import EffectTools
+from waypoint.mcp.tools.points import PointTools
+from waypoint.mcp.tools.restore import RestoreTools
+from waypoint.mcp.tools.sessions import SessionTools
+from waypoint.mcp.tools.tasks import TaskTools
+from waypoint.mcp.tools.trajectory import TrajectoryTools
 
 T = TypeVar("T")
 
@@ -32,86 +37,20 @@ How to work:
 2. `checkpoint` with an intent before anything risky and after each step that works; give it a test command \
 as `verify`.
 3. When something broke: `log` and `diff` show what really changed. `preview` a point, read the plan, \
-`restore` it. `undo` takes a restore back.
+`restore` it. `undo` reverts a restore.
 4. Unsure which way is best? `fork` a point, work in each fork, `compare` them with a `verify` command.
-5. Plan with `task`, say what you decide with `record`; `resume` tells where work that was begun stands.
-6. Nothing that happened outside (a push, a request) comes back with a restore: `effects` lists it. What \
-acts outside may have to be approved by a person: you cannot do that, and must not go round it.
+5. Plan with `task`, write down decisions with `record`; `resume` says where unfinished work stands.
+6. A restore does not undo what happened outside the session (a push, a request): `effects` lists it. A \
+command that acts outside may need the approval of the user: you cannot give it, and must not work around it.
 Answers are kept short: `more` with the cursor reads on. Errors say what to do next."""
 
-_TITLES = {
-    "sessions": "List sessions",
-    "new": "Start or join a session",
-    "stop": "Stop a session",
-    "run": "Run a command",
-    "wait": "Wait for a person's word",
-    "more": "Read on",
-    "checkpoint": "Take a checkpoint",
-    "log": "Timeline of a session",
-    "show": "Show a point",
-    "status": "Where a session stands",
-    "diff": "What changed",
-    "preview": "Preview a restore",
-    "restore": "Restore a point",
-    "undo": "Undo the last restore",
-    "fork": "Fork live sessions from a point",
-    "compare": "Compare forks or points",
-    "verify": "Verify a point",
-    "tasks": "List tasks",
-    "task": "Plan and report tasks",
-    "record": "Record what was said",
-    "trace": "What happened",
-    "resume": "Take up work",
-    "judge": "What the policy says of a command",
-    "effects": "What was done outside",
-    "effect": "Write down an effect",
-    "approvals": "What waits for approval",
-}
-
-
-class _Hints(NamedTuple):
-    """What a client may assume about a tool before it asks a person."""
-
-    read_only: bool = False
-    destructive: bool = False
-    idempotent: bool = False
-    open_world: bool = False
-
-
-_READS = _Hints(read_only=True, idempotent=True)
-_ADDS = _Hints()
-_HINTS = {
-    "sessions": _READS,
-    "new": _Hints(idempotent=True),
-    "stop": _Hints(destructive=True),
-    "run": _Hints(destructive=True, open_world=True),
-    "wait": _Hints(idempotent=True),
-    "more": _READS,
-    "checkpoint": _ADDS,
-    "log": _READS,
-    "show": _READS,
-    "status": _READS,
-    "diff": _READS,
-    "preview": _READS,
-    "restore": _Hints(destructive=True),
-    "undo": _Hints(destructive=True),
-    "fork": _ADDS,
-    "compare": _ADDS,
-    "verify": _ADDS,
-    "tasks": _READS,
-    "task": _ADDS,
-    "record": _ADDS,
-    "trace": _READS,
-    "resume": _Hints(idempotent=True),
-    "judge": _READS,
-    "effects": _READS,
-    "effect": _ADDS,
-    "approvals": _READS,
-}
+GROUPS = (
+    SessionTools, CommandTools, PointTools, RestoreTools, TaskTools, TrajectoryTools, EffectTools,
+)  # fmt: skip
 
 
 class Server(MCPServer[Any]):
-    """MCP's own server, with the timelines of the sessions there are among its resources."""
+    """MCP's own server with our tools, and with the timeline of each session as a resource."""
 
     def __init__(self, client: Client, session: str = "") -> None:
         super().__init__(
@@ -121,68 +60,70 @@ class Server(MCPServer[Any]):
             instructions=INSTRUCTIONS + (f"\nThe default session is {session!r}." if session else ""),
             log_level="WARNING",
         )
+        backend = Backend(client, session)
         self._client = client
-        tools = JournalTools(client, session)
-        for name, title in _TITLES.items():
-            hints = _HINTS[name]
-            self.add_tool(
-                _answering(getattr(tools, name)),
-                name=name,
-                title=title,
-                description=_one_line(getattr(JournalTools, name).__doc__),
-                annotations=ToolAnnotations(
-                    title=title,
-                    read_only_hint=hints.read_only,
-                    destructive_hint=hints.destructive,
-                    idempotent_hint=hints.idempotent,
-                    open_world_hint=hints.open_world,
-                ),
-                structured_output=False,
-            )
-        _add_resources(self, client)
+        self._argument_names: dict[str, list[str]] = {}
+        """Of each tool."""
+        for group in GROUPS:
+            instance = group(backend)
+            for name, tool in tools_of(group):
+                method = getattr(instance, name)
+                self.add_tool(
+                    _as_mcp_tool(method),
+                    name=name,
+                    title=tool.title,
+                    description=_one_line(method.__doc__),
+                    annotations=ToolAnnotations(
+                        title=tool.title,
+                        read_only_hint=tool.hints.read_only,
+                        destructive_hint=tool.hints.destructive,
+                        idempotent_hint=tool.hints.idempotent,
+                        open_world_hint=tool.hints.open_world,
+                    ),
+                    structured_output=False,
+                )
+        _add_resources(self, backend)
         _add_prompts(self)
-        self._takes: dict[str, list[str]] = {}
-        """What each tool takes, by its name."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Arguments that do not fit are an error like any other. MCP's own server leaves out those that a
-        tool does not know: a model that misnames one would get the answer to another question."""
-        if not self._takes:
-            self._takes = {one.name: list(one.input_schema["properties"]) for one in await self.list_tools()}
-        takes = self._takes.get(name)
-        if takes is None:
-            return _failed(
-                errors.NotFound(f"there is no tool {name!r}", hint=f"there are: {', '.join(self._takes)}")
-            )
-        if wrong := [f"no {one!r}" for one in arguments if one not in takes]:
-            return _failed(errors.UsageError(f"{name} takes {', '.join(wrong)}", hint=_taking(takes)))
+        """Refuses unknown and invalid arguments like other errors. MCP's own server ignores unknown ones: a
+        model that misspells a name would get an answer to another question."""
+        if not self._argument_names:
+            tools = await self.list_tools()
+            self._argument_names = {tool.name: list(tool.input_schema["properties"]) for tool in tools}
+        known = self._argument_names.get(name)
+        if known is None:
+            names = ", ".join(self._argument_names)
+            return _error(errors.NotFound(f"there is no tool {name!r}", hint=f"there are: {names}"))
+        if unknown := [f"no {argument!r}" for argument in arguments if argument not in known]:
+            return _error(errors.UsageError(f"{name} takes {', '.join(unknown)}", hint=_takes(known)))
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
-            wrong = [
-                f"{'.'.join(map(str, one['loc']))}: {one['msg'][:1].lower()}{one['msg'][1:]}"
-                for one in error.__cause__.errors()
+            invalid = [
+                f"{'.'.join(map(str, detail['loc']))}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
+                for detail in error.__cause__.errors()
             ]
-            return _failed(errors.UsageError(f"{name}: {', '.join(wrong)}", hint=_taking(takes)))
+            return _error(errors.UsageError(f"{name}: {', '.join(invalid)}", hint=_takes(known)))
 
     async def list_resources(self) -> list[Resource]:
-        found = await anyio.to_thread.run_sync(lambda: self._client.call("ls")["sessions"])
+        sessions = await anyio.to_thread.run_sync(self._client.sessions)
         return [
             Resource(
-                uri=f"waypoint://{quote(one['name'])}/timeline",
-                name=f"{one['name']} timeline",
-                description=f"The points of session {one['name']}, newest first.",
+                uri=f"waypoint://{quote(session.name)}/timeline",
+                name=f"{session.name} timeline",
+                description=f"The points of session {session.name}, newest first.",
                 mime_type="text/plain",
             )
-            for one in found
+            for session in sessions
         ]
 
 
-def _taking(names: Collection[str]) -> str:
+def _takes(names: Collection[str]) -> str:
     return f"it takes: {', '.join(names)}" if names else "it takes no arguments"
 
 
@@ -190,17 +131,17 @@ def _one_line(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-def _answering(
-    tool: Callable[..., Awaitable[Answer | InputRequiredResult]],
+def _as_mcp_tool(
+    method: Callable[..., Awaitable[Answer | InputRequiredResult]],
 ) -> Callable[..., Awaitable[CallToolResult | InputRequiredResult]]:
-    """The tool as MCP wants it: its answer as text and as data, its error as one that a model can act on."""
+    """A tool as the MCP library needs it: answers and errors become results with text and data."""
 
-    @functools.wraps(tool)
-    async def call(*args: Any, **named: Any) -> CallToolResult | InputRequiredResult:
+    @functools.wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> CallToolResult | InputRequiredResult:
         try:
-            answer = await tool(*args, **named)
+            answer = await method(*args, **kwargs)
         except errors.WaypointError as error:
-            return _failed(error)
+            return _error(error)
         if isinstance(answer, InputRequiredResult):
             return answer
         text = TextContent(type="text", text=answer.text)
@@ -209,19 +150,18 @@ def _answering(
     return call
 
 
-def _failed(error: errors.WaypointError) -> CallToolResult:
-    words = f"{error.code}: {error.message}"
-    if "say it with -s or WAYPOINT_SESSION" in error.hint:
-        error.hint = error.hint.replace("say it with -s or WAYPOINT_SESSION", "give `session`")
+def _error(error: errors.WaypointError) -> CallToolResult:
+    text = f"{error.code}: {error.message}"
     if hint := hints.word(error.hint, hints.in_tool):
-        words += f"\n{hint}"
-    text = TextContent(type="text", text=words)
+        text += f"\n{hint}"
     return CallToolResult(
-        content=[text], structured_content={"error": error.as_dict(hints.in_tool)}, is_error=True
+        content=[TextContent(type="text", text=text)],
+        structured_content={"error": error.as_dict(hints.in_tool)},
+        is_error=True,
     )
 
 
-def _add_resources(server: MCPServer[Any], client: Client) -> None:
+def _add_resources(server: MCPServer[Any], backend: Backend) -> None:
     @server.resource(
         "waypoint://{session}/timeline",
         name="timeline",
@@ -230,8 +170,8 @@ def _add_resources(server: MCPServer[Any], client: Client) -> None:
         mime_type="text/plain",
     )
     async def timeline(session: str) -> str:
-        found = await _read(Tools(client).log(session=unquote(session), limit=200))
-        return found.text
+        answer = await _read(PointTools(backend).log(session=unquote(session), limit=200))
+        return answer.text
 
     @server.resource(
         "waypoint://{session}/{ref}/card",
@@ -241,10 +181,10 @@ def _add_resources(server: MCPServer[Any], client: Client) -> None:
         mime_type="text/plain",
     )
     async def card(session: str, ref: str) -> str:
-        def work() -> str:
-            return str(Session(client, unquote(session)).point(unquote(ref)).card())
+        def read_card() -> str:
+            return str(backend.point(unquote(session), unquote(ref)).card())
 
-        return await _read(anyio.to_thread.run_sync(work))
+        return await _read(anyio.to_thread.run_sync(read_card))
 
 
 async def _read(work: Awaitable[T]) -> T:
@@ -273,17 +213,17 @@ def _add_prompts(server: MCPServer[Any]) -> None:
         title="Find what broke", description="From a symptom to the point that broke it, and back."
     )
     def recover(symptom: str, session: str = "") -> str:
-        whose = f" of session {session!r}" if session else ""
+        of_session = f" of session {session!r}" if session else ""
         return (
             f"Something is broken: {symptom}\n\n"
-            f"Read the Waypoint `log`{whose}. Find the last point at which it works (`verify` with a command"
-            " that shows the symptom), `diff` it with the point after it, and say what caused it. Then"
-            " `preview` the good point and show me the plan before you `restore`."
+            f"Read the Waypoint `log`{of_session}. Find the last point at which it works (`verify` with a"
+            " command that shows the symptom), `diff` it with the point after it, and say what caused it."
+            " Then `preview` the good point and show me the plan before you `restore`."
         )
 
 
 def serve(client: Client, session: str = "") -> None:
-    """Serves one client over stdin and stdout, until it goes."""
-    # stdout is the wire; what a library has to say goes to stderr, and only if it matters.
+    """Serves one client over stdin and stdout, until it disconnects."""
+    # stdout carries the protocol: libraries log to stderr, and only warnings.
     logging.basicConfig(level=logging.WARNING, force=True)
     Server(client, session).run("stdio")

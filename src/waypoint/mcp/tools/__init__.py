@@ -1,1 +1,1 @@
-"""The tools a model can call, grouped by what they are about."""
+"""The tools of the MCP server by subject. server.py lists the groups."""

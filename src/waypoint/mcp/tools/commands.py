@@ -1,13 +1,12 @@
-"""The tools that run commands, and what a person has to say about them.
+"""Tools that run commands and wait for approvals: run, wait, approvals.
 
-Where the policy wants somebody to agree, the person behind the client is asked (MCP calls that
-elicitation). How that is done depends on the protocol's version: since 2026-07-28 the call ends with the
-question and is made again with the answer, before that it is asked in the middle of the call. A client that
-cannot show questions gets told which command a person has to type; the model then calls `wait`. No tool can
-say yes.
+Where the policy says ask, the user of the client is asked (MCP calls this elicitation). Since version
+2026-07-28 of the protocol the call ends with the question and is made again with the answer; before, the
+question is asked during the call. If the client cannot show questions, the answer names the command that the
+user has to type, and the model then calls `wait`. No tool can approve.
 """
 
-# ruff: noqa: ASYNC109 - how long a command may take is the caller's to say, in the word of the other faces
+# ruff: noqa: ASYNC109 - `timeout` is the argument of the user's command, as in the other faces
 
 from __future__ import annotations
 
@@ -23,18 +22,19 @@ from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, Inpu
 from pydantic import Field
 
 from waypoint import errors, model
+from waypoint.api import requests
+from waypoint.api.hints import Do, in_command
 from waypoint.client.connection import OnApproval
 from waypoint.client.result import Result
 from waypoint.client.session import Session
 from waypoint.mcp.pages import PAGE_CHARACTERS
-from waypoint.mcp.pending import Held
-from waypoint.mcp.tools.tools import Answer, Name, Tools, cut, plain
-from waypoint.text import views
+from waypoint.mcp.pending import PendingCommand
+from waypoint.mcp.registry import READS, Answer, Backend, Hints, SessionName, plain, tool
 from waypoint.text.units import clock, milliseconds, shown
 
 _RUN_SECONDS = 120.0
-_KEPT_OUTPUT_BYTES = 4 << 20
-_MOST_WAITING = 32
+_MAX_OUTPUT_BYTES = 4 << 20
+_MAX_WAITING = 32
 _QUESTION = "approval"
 _ASKS_BETWEEN_CALLS = "2026-07-28"
 """The first version of the protocol in which a question ends the call."""
@@ -52,23 +52,24 @@ _FORM: dict[str, Any] = {
 
 
 class _Call(NamedTuple):
-    """A command, and how it was asked for."""
+    """A command, and the call of `run` that started it."""
 
-    held: Held
+    pending: PendingCommand
     session: Session
     command: str
     max_characters: int
 
 
-class CommandTools(Tools):
-    """Commands, effects and approvals."""
+class CommandTools:
+    """Commands, and the approvals they wait for."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self._turns: dict[str, anyio.Lock] = {}
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._locks: dict[str, anyio.Lock] = {}
         self._waiting: dict[str, _Call] = {}
-        """By the approval they wait for."""
+        """By the id of the approval that they wait for."""
 
+    @tool("Run a command", Hints(destructive=True, open_world=True), requests.Exec)
     async def run(
         self,
         ctx: Context[Any, Any],
@@ -76,7 +77,7 @@ class CommandTools(Tools):
         command: Annotated[
             str, Field(description="A bash command line. `cd`, `export` and background jobs last.")
         ],
-        session: Name = "",
+        session: SessionName = "",
         timeout: Annotated[
             float, Field(description="Seconds after which it is interrupted.", gt=0, le=86_400)
         ] = _RUN_SECONDS,
@@ -87,74 +88,75 @@ class CommandTools(Tools):
     ) -> Answer | InputRequiredResult:
         """Run a command in the session's persistent shell and wait for its end. Long output is cut in the
         middle; `more` with the cursor reads what was left out. Start servers in the background (`… >log
-        2>&1 &`). What acts on the outside may need a person's approval first."""
-        asked = self._waiting.pop(ctx.request_state, None) if ctx.request_state else None
-        if asked:
-            asked.held.answer(_word(ctx) and asked.command == command)
-            return await self._finish(ctx, asked)
-        target = self._session(session)
-        async with self._turn(target.name):
-            last = ""
+        2>&1 &`). A command that acts outside the session may need the user's approval first."""
+        waiting = self._waiting.pop(ctx.request_state, None) if ctx.request_state else None
+        if waiting:
+            waiting.pending.decide(_is_approved_in(ctx) and waiting.command == command)
+            return await self._finish(ctx, waiting)
+        target = self._backend.session(session)
+        async with self._one_at_a_time(target.name):
+            last_line = ""
 
-            def hear(piece: str) -> None:
-                nonlocal last
-                last = piece.rstrip().rpartition("\n")[2][-120:] or last
+            def on_output(piece: str) -> None:
+                nonlocal last_line
+                last_line = piece.rstrip().rpartition("\n")[2][-120:] or last_line
 
             def work(on_approval: OnApproval) -> Result:
                 return target.run(
                     command,
                     timeout=timeout,
                     stdin=stdin or None,
-                    on_output=hear,
-                    max_output_bytes=_KEPT_OUTPUT_BYTES,
+                    on_output=on_output,
+                    max_output_bytes=_MAX_OUTPUT_BYTES,
                     on_approval=on_approval,
                 )
 
-            call = _Call(Held(work), target, command, max_characters)
-            return await self._finish(ctx, call, lambda: last or "running")
+            call = _Call(PendingCommand(work), target, command, max_characters)
+            return await self._finish(ctx, call, lambda: last_line or "running")
 
     async def _finish(
         self, ctx: Context[Any, Any], call: _Call, doing: str | Callable[[], str] = "running"
     ) -> Answer | InputRequiredResult:
-        """Waits for its end; on the way, brings the question to a person."""
-        held = call.held
+        """Waits for the end of the command. If it needs a decision, the user is asked."""
+        pending = call.pending
         try:
-            while await self._ask(held.wait, ctx, doing) == "asking":
-                assert held.approval is not None
+            while await self._backend.ask(pending.wait, ctx, doing) == "undecided":
+                assert pending.approval is not None
                 if not _can_ask(ctx):
-                    held.answer(None)
-                    return self._leave_waiting(call, held.approval)
+                    pending.decide(None)
+                    return self._leave_waiting(call, pending.approval)
                 if (ctx.protocol_version or "") >= _ASKS_BETWEEN_CALLS:
-                    self._hold(held.approval, call)
-                    return _question(held.approval)
-                held.answer(await _asked(ctx, held.approval))
+                    self._keep(pending.approval, call)
+                    return _question(pending.approval)
+                pending.decide(await _ask_user(ctx, pending.approval))
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                held.abandon()
+                pending.abandon()
                 await anyio.to_thread.run_sync(lambda: _interrupt(call))
             raise
-        return self._told(held.result(), call.max_characters)
+        return self._describe(pending.result(), call.max_characters)
 
     def _leave_waiting(self, call: _Call, approval: model.Approval) -> Answer:
-        self._hold(approval, call)
+        self._keep(approval, call)
+        approve, deny = in_command(Do("approve", id=approval.id)), in_command(Do("deny", id=approval.id))
         text = (
-            f"Not run yet: a person has to agree to `{shown(approval.command)}` ({approval.class_}:"
-            f" {shown(approval.why)}).\nAsk them to type: waypoint approve {approval.id}   (or: waypoint deny"
-            f" {approval.id})\nThen call wait(approval={approval.id!r}); it expires at"
-            f" {clock(approval.expires_at)}. Do not try other ways to the same effect."
+            f"Not run yet: the user has to approve `{shown(approval.command)}` ({approval.class_}:"
+            f" {shown(approval.why)}).\nAsk them to type: {approve}   (or: {deny})\n"
+            f"Then call wait(approval={approval.id!r}); it expires at {clock(approval.expires_at)}."
+            " Do not try other ways to the same effect."
         )
-        return Answer(text, {"exit_code": None, "waits": _approval(approval)})
+        return Answer(text, {"exit_code": None, "waits": _approval_data(approval)})
 
-    def _hold(self, approval: model.Approval, call: _Call) -> None:
-        """Until somebody asks for it. What nobody came back for goes when there are many."""
+    def _keep(self, approval: model.Approval, call: _Call) -> None:
+        """Keeps a command for a later call. The oldest ones are abandoned when there are many."""
         self._waiting[approval.id] = call
-        for one in list(self._waiting)[:-_MOST_WAITING]:
-            self._waiting.pop(one).held.abandon()
+        for oldest in list(self._waiting)[:-_MAX_WAITING]:
+            self._waiting.pop(oldest).pending.abandon()
 
-    def _told(self, result: Result, limit: int) -> Answer:
-        page = self._shelf.ends(result.output, limit)
-        how = "timed out" if result.timed_out else f"exit {result.exit_code}"
-        text = f"{how} after {milliseconds(result.duration_ms)}"
+    def _describe(self, result: Result, limit: int) -> Answer:
+        page = self._backend.pages.ends(result.output, limit)
+        ending = "timed out" if result.timed_out else f"exit {result.exit_code}"
+        text = f"{ending} after {milliseconds(result.duration_ms)}"
         if page.text.strip():
             text += f"\n{page.text.rstrip()}"
         if page.cursor:
@@ -173,8 +175,15 @@ class CommandTools(Tools):
         }
         return Answer(text, data)
 
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self, session: str) -> AsyncIterator[None]:
+        """One command at a time in a shell. A call that waits here can be cancelled without any effect."""
+        async with self._locks.setdefault(session, anyio.Lock()):
+            yield
+
     # ---- approvals ---------------------------------------------------------------------------
 
+    @tool("Wait for the user's decision", Hints(idempotent=True))
     async def wait(
         self,
         ctx: Context[Any, Any],
@@ -182,99 +191,38 @@ class CommandTools(Tools):
         approval: Annotated[str, Field(description="The id that `run` answered with.")],
         seconds: Annotated[float, Field(description="How long to wait at most.", gt=0, le=600)] = 60,
     ) -> Answer:
-        """Wait until a person has decided about a command that `run` left waiting, and until it has ended.
+        """Wait until the user has decided about a command that `run` left waiting, and until it has ended.
         Answers with its result, or that it still waits: then call it again."""
         call = self._waiting.get(approval)
         if call is None:
-            return await self._decided(approval)
-        state = await self._ask(
-            lambda: call.held.wait(seconds, word=False), ctx, f"waiting for approval {approval}"
+            return await self._describe_decided(approval)
+        state = await self._backend.ask(
+            lambda: call.pending.wait(seconds, or_undecided=False), ctx, f"waiting for approval {approval}"
         )
         if state != "done":
-            return Answer(f"{approval} still waits for a person.", {"exit_code": None, "waiting": True})
+            return Answer(f"{approval} still waits for the user.", {"exit_code": None, "waiting": True})
         del self._waiting[approval]
-        return self._told(call.held.result(), call.max_characters)
+        return self._describe(call.pending.result(), call.max_characters)
 
-    async def _decided(self, approval: str) -> Answer:
-        found = await self._ask(lambda: self._client.call("approvals", {"all": True})["approvals"])
-        one = next((one for one in found if one["id"] == approval), None)
-        if one is None:
-            raise errors.NotFound(f"there is no approval {approval!r}", hint="`approvals` lists them")
-        text = f"{approval} was {one['state']}. Its command is no longer held here: run it again if need be."
-        return Answer(text, {"exit_code": None, "state": one["state"]})
+    async def _describe_decided(self, approval_id: str) -> Answer:
+        approvals = await self._backend.ask(lambda: self._backend.client.approvals(all=True))
+        state = next((approval.state for approval in approvals if approval.id == approval_id), None)
+        if state is None:
+            raise errors.NotFound(f"there is no approval {approval_id!r}", hint="`approvals` lists them")
+        text = f"{approval_id} was {state}. Its command does not wait here any more: run it again if needed."
+        return Answer(text, {"exit_code": None, "state": state})
 
-    async def approvals(self, *, session: Name = "") -> Answer:
-        """Commands that wait for a person's word. Only a person can give it."""
-        target = self._session(session)
-        found = await self._ask(target.approvals)
+    @tool("What waits for approval", READS, requests.Approvals)
+    async def approvals(self, *, session: SessionName = "") -> Answer:
+        """Commands that wait for the user's approval. Only the user can give it."""
+        approvals = await self._backend.ask(self._backend.session(session).approvals)
         lines = [
-            f"{one.id}  {shown(one.command)}  ({one.class_}; expires {clock(one.expires_at)})"
-            for one in found
+            f"{approval.id}  {shown(approval.command)}"
+            f"  ({approval.class_}; expires {clock(approval.expires_at)})"
+            for approval in approvals
         ]
         text = "\n".join(lines) or "Nothing waits for approval."
-        return Answer(text, {"approvals": [_approval(one) for one in found]})
-
-    # ---- effects -----------------------------------------------------------------------------
-
-    async def judge(
-        self,
-        *,
-        command: Annotated[str, Field(description="A bash command line. It is not run.")],
-        session: Name = "",
-    ) -> Answer:
-        """What the policy says about a command before you run it: its class (read-only, reversible,
-        external-reversible, unknown, irreversible) and whether it is allowed, recorded, asked about or
-        denied."""
-        target = self._session(session)
-        found = await self._ask(lambda: target.judge(command))
-        return Answer(str(found), {"class": found.class_, "decision": found.decision, "unseen": found.unseen})
-
-    async def effects(
-        self,
-        *,
-        session: Name = "",
-        since: Annotated[str, Field(description="Since this point (a ref); empty: all.")] = "",
-    ) -> Answer:
-        """What was done outside and cannot be undone by any restore: pushes, publishes, requests. Look here
-        before you repeat something."""
-        target = self._session(session)
-        args = {"session": target.name, "ref": since or None}
-        found = await self._ask(lambda: self._client.call("effects", args))
-        page = self._shelf.first(str(views.Effects(found)) or "Nothing was done outside.")
-        told = [
-            {
-                key: one[key]
-                for key in ("id", "at", "command", "class", "state", "target", "key", "compensate")
-            }
-            for one in found["effects"][-100:]
-        ]
-        return Answer(cut(page.text, page.cursor), {"effects": told, "cursor": page.cursor})
-
-    async def effect(
-        self,
-        *,
-        what: Annotated[str, Field(description="What was done, in a few words.")],
-        reversible: Annotated[bool, Field(description="Whether it can be made good.")] = False,
-        target: Annotated[str, Field(description="Where: a host, a repository, a person.")] = "",
-        key: Annotated[
-            str, Field(description="What makes it the same effect when it is done again (idempotency key).")
-        ] = "",
-        compensate: Annotated[str, Field(description="How to make it good.")] = "",
-        session: Name = "",
-    ) -> Answer:
-        """Write down something you did outside by other means than `run` (another tool, an API), so that
-        restores and whoever comes next know of it."""
-        whose = self._session(session)
-        found = await self._ask(
-            lambda: whose.effect(what, reversible=reversible, target=target, key=key, compensate=compensate)
-        )
-        return Answer(f"Written down as effect {found.id}.", {"effect": plain(found)})
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, session: str) -> AsyncIterator[None]:
-        """One command at a time in a shell: one that waits for its turn can be cancelled without a trace."""
-        async with self._turns.setdefault(session, anyio.Lock()):
-            yield
+        return Answer(text, {"approvals": [_approval_data(approval) for approval in approvals]})
 
 
 def _interrupt(call: _Call) -> None:
@@ -282,20 +230,19 @@ def _interrupt(call: _Call) -> None:
         call.session.interrupt(call.command)
 
 
-def _approval(approval: model.Approval) -> dict[str, Any]:
-    found = plain(approval)
-    return {key: found[key] for key in ("id", "session", "command", "class", "why", "expires_at", "state")}
+def _approval_data(approval: model.Approval) -> dict[str, Any]:
+    fields = plain(approval)
+    return {key: fields[key] for key in ("id", "session", "command", "class", "why", "expires_at", "state")}
 
 
-# ---- asking a person -----------------------------------------------------------------------------
+# ---- questions to the user -----------------------------------------------------------------------
 
 
 def _can_ask(ctx: Context[Any, Any]) -> bool:
-    """Whether the client can show a person a question. (One that says nothing more than that it can, means
-    forms.)"""
+    """Whether the client can show its user a form. (A client that names no kind of question means forms.)"""
     capabilities = ctx.client_capabilities
-    there = capabilities.elicitation if capabilities else None
-    return there is not None and (there.form is not None or there.url is None)
+    elicitation = capabilities.elicitation if capabilities else None
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
 def _message(approval: model.Approval) -> str:
@@ -305,29 +252,31 @@ def _message(approval: model.Approval) -> str:
     )
 
 
-async def _asked(ctx: Context[Any, Any], approval: model.Approval) -> bool:
-    """In the middle of a call. Whatever is no clear yes is a no."""
+async def _ask_user(ctx: Context[Any, Any], approval: model.Approval) -> bool:
+    """Asks during the call. Everything but a clear yes is a no."""
     try:
-        found = await ctx.session.elicit_form(
+        answer = await ctx.session.elicit_form(
             _message(approval), _FORM, related_request_id=ctx.request_context.request_id
         )
     except MCPError:
         return False
-    return _is_yes(found)
+    return _is_yes(answer)
 
 
 def _question(approval: model.Approval) -> InputRequiredResult:
-    """At the end of a call. The state comes back sealed with the answer, and says which one that is."""
+    """Ends the call with a question. The state comes back sealed, with the answer: it names the approval."""
     form = ElicitRequestFormParams(message=_message(approval), requested_schema=_FORM)
     return InputRequiredResult(
         input_requests={_QUESTION: ElicitRequest(params=form)}, request_state=approval.id
     )
 
 
-def _word(ctx: Context[Any, Any]) -> bool:
-    found = (ctx.input_responses or {}).get(_QUESTION)
-    return isinstance(found, ElicitResult) and _is_yes(found)
+def _is_approved_in(ctx: Context[Any, Any]) -> bool:
+    answer = (ctx.input_responses or {}).get(_QUESTION)
+    return isinstance(answer, ElicitResult) and _is_yes(answer)
 
 
-def _is_yes(found: ElicitResult) -> bool:
-    return found.action == "accept" and bool(found.content) and (found.content or {}).get("approve") is True
+def _is_yes(answer: ElicitResult) -> bool:
+    return (
+        answer.action == "accept" and bool(answer.content) and (answer.content or {}).get("approve") is True
+    )

@@ -1,0 +1,154 @@
+"""What a tool is: a method with a title, hints for the client, and an answer as text and as data.
+
+The tools are methods of the classes in tools/, marked with `tool`; their arguments have descriptions for the
+model. All of them work through one `Backend`, which asks the daemon in a thread, reports progress, and cuts
+long answers. What a tool raises becomes an error with a code, a message and a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+from mcp.server.mcpserver import Context
+from pydantic import Field
+
+from waypoint import errors
+from waypoint.api.request import Request
+from waypoint.client.checkpoint import Checkpoint
+from waypoint.client.client import Client
+from waypoint.client.session import Session
+from waypoint.mcp.pages import Pages
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_PROGRESS_SECONDS = 1.0
+
+SessionName = Annotated[
+    str,
+    Field(description="Session name. Leave empty for the default session, or when there is only one."),
+]
+Ref = Annotated[
+    str,
+    Field(
+        description="A point: label (c5), name or tag, id prefix, `@` (last), `@-` or `@~3` (before it),"
+        " `good` (last that verified), a time of day (10:27), or SESSION:REF."
+    ),
+]
+
+
+class Hints(NamedTuple):
+    """What a client may assume about a tool before it asks its user."""
+
+    read_only: bool = False
+    destructive: bool = False
+    idempotent: bool = False
+    open_world: bool = False
+
+
+READS = Hints(read_only=True, idempotent=True)
+ADDS = Hints()
+CHANGES = Hints(destructive=True)
+
+
+class Tool(NamedTuple):
+    """What is declared about a tool beside its method."""
+
+    title: str
+    hints: Hints
+    request: type[Request[Any]] | None
+    """The request of the API that it makes. Its arguments agree with the fields of that (under test)."""
+
+
+class Answer(NamedTuple):
+    """The answer of a tool: a text for the model, and the same as data."""
+
+    text: str
+    data: Mapping[str, Any]
+
+
+_TOOLS: dict[Any, Tool] = {}
+
+
+def tool(title: str, hints: Hints, request: type[Request[Any]] | None = None) -> Callable[[Method], Method]:
+    """Marks a method as a tool. Its docstring is the description for the model."""
+
+    def mark(method: Method) -> Method:
+        _TOOLS[method] = Tool(title, hints, request)
+        return method
+
+    return mark
+
+
+def tools_of(group: type) -> Iterator[tuple[str, Tool]]:
+    """The tools of a class, by name."""
+    return ((name, _TOOLS[method]) for name, method in vars(group).items() if method in _TOOLS)
+
+
+class Backend:
+    """What all tools share: the SDK, the default session, and texts that were cut."""
+
+    def __init__(self, client: Client, default_session: str = "") -> None:
+        self.client = client
+        self._default_session = default_session
+        self.pages = Pages()
+        self.readers: dict[str, Callable[[str], Awaitable[Answer]]] = {}
+        """Continue a list from a cursor, by the word before its colon. Other cursors are of `pages`."""
+
+    def session(self, name: str) -> Session:
+        """A session by name. What is done through it has the agent as its actor."""
+        return Session(self.client, name or self._default_session, "agent")
+
+    def point(self, session: str, ref: str) -> Checkpoint:
+        return self.session(session).point(ref)
+
+    def page(self, text: str, data: Mapping[str, Any]) -> Answer:
+        """An answer with the beginning of a text, and with the cursor to the rest of it."""
+        page = self.pages.first(text)
+        return Answer(with_cursor(page.text, page.cursor), {**data, "cursor": page.cursor})
+
+    async def ask(
+        self,
+        work: Callable[[], T],
+        ctx: Context[Any, Any] | None = None,
+        doing: str | Callable[[], str] = "",
+    ) -> T:
+        """Does the work in a thread. With a context it reports every second what it is doing."""
+        async with anyio.create_task_group() as group:
+            if ctx is not None:
+                group.start_soon(_report_progress, ctx, doing)
+            result = await anyio.to_thread.run_sync(lambda: _result_or_error(work), abandon_on_cancel=True)
+            group.cancel_scope.cancel()
+        if isinstance(result, errors.WaypointError):
+            raise result
+        return result
+
+
+def _result_or_error(work: Callable[[], T]) -> T | errors.WaypointError:
+    """Returns the error: raised in a task group it would come out wrapped in a group of errors."""
+    try:
+        return work()
+    except errors.WaypointError as error:
+        return error
+
+
+async def _report_progress(ctx: Context[Any, Any], doing: str | Callable[[], str]) -> None:
+    seconds = 0.0
+    while True:
+        await anyio.sleep(_PROGRESS_SECONDS)
+        seconds += _PROGRESS_SECONDS
+        await ctx.report_progress(seconds, None, doing if isinstance(doing, str) else doing())
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A struct as data for an answer."""
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    return fields
+
+
+def with_cursor(text: str, cursor: str | None) -> str:
+    return f"{text}\n[cut; more(cursor={cursor!r}) reads on]" if cursor else text
