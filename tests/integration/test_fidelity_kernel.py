@@ -1128,3 +1128,55 @@ def test_a_connection_to_the_outside_ends_at_once_and_the_original_keeps_its_own
         "a fork has a network of its own"
     )
     assert time.monotonic() - started < 5
+
+
+# ---- names that are no text ---------------------------------------------------------------------
+
+
+def test_names_that_are_no_utf8_keep_no_session_from_being_saved(survives: Survives) -> None:
+    """The kernel cuts a process name after 15 bytes, in the middle of a letter if need be."""
+    survives(r"""
+        name = "fifteen-bytes-\N{LATIN SMALL LETTER E WITH ACUTE}".encode()
+        call(libc.prctl(15, name))
+        assert open("/proc/self/comm", "rb").read() == name[:15] + b"\n"
+        folder = b"caf\xe9"
+        os.mkdir(folder)
+        os.chdir(folder)
+        mapped = open(b"mapped\xff", "w+b", buffering=0)
+        mapped.write(b"shared" * 1000)
+        fcntl.lockf(mapped, fcntl.LOCK_EX)
+        memory = mmap.mmap(mapped.fileno(), 4096)
+        large = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # so that it is tracked
+        large.write(os.urandom(1 << 20) * 32)
+        worker = threading.Thread(target=threading.Event().wait, daemon=True)
+        worker.start()
+        gone = open(b"gone\xfe", "w+b")
+        os.unlink(b"gone\xfe")
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(b"socket\xfd")
+        server.listen()
+        pause()
+        assert open("/proc/self/comm", "rb").read() == name[:15] + b"\n"
+        assert os.getcwdb().endswith(folder) and memory[:6] == b"shared"
+        assert server.getsockname().encode(errors="surrogateescape") == b"socket\xfd"
+    """)
+
+
+# ---- protocols that cannot be saved -------------------------------------------------------------
+
+
+def test_a_server_that_asks_for_mptcp_falls_back_to_tcp_and_is_saved(survives: Survives) -> None:
+    """Go's servers listen with MPTCP by default, which CRIU cannot save."""
+    survives("""
+        try:
+            server = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)  # IPPROTO_MPTCP
+            raise SystemExit("MPTCP is available")
+        except OSError as error:
+            assert error.errno in (errno.ENOPROTOOPT, errno.EPROTONOSUPPORT), error
+        server = socket.create_server(("127.0.0.1", 0))
+        client = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+        pause()
+        client.sendall(b"still here")
+        assert peer.recv(100) == b"still here"
+    """)

@@ -23,6 +23,7 @@ from waypoint.box.keeper import Hello, Keeper
 from waypoint.box.plan import BoxSpec, inside_path, write_plan
 from waypoint.errors import MachineError, MissingFeature, NoSpace
 from waypoint.home import Home
+from waypoint.kernel import processes
 
 _END_SECONDS = 20.0
 
@@ -226,8 +227,7 @@ def _process_entries() -> list[str]:
 
 def _innermost_pid(entry: str) -> int:
     """The number of a process in its own pid namespace."""
-    with open(f"/proc/{entry}/status") as lines:
-        return next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), 0)
+    return int(processes.read_status(int(entry)).get("NSpid", "0").split()[-1])
 
 
 def end_keeper(home: Home, box_id: str, pid: int) -> None:

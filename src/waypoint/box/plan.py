@@ -21,7 +21,7 @@ from waypoint.api.hints import Do, Hint
 from waypoint.box.volume import Layer, examine_base, hidden_paths, prepare_layers
 from waypoint.errors import NotFound, UsageError
 from waypoint.home import Home
-from waypoint.kernel import confinement
+from waypoint.kernel import confinement, processes
 from waypoint.kernel.syscalls import (
     CLONE_NEWNET,
     CLONE_NEWNS,
@@ -191,6 +191,9 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     plan.add("hostname", spec.name if base != Path("/") else socket.gethostname())
     if own_network:
         plan.add("loopback")
+        # CRIU cannot save MPTCP sockets, and Go's servers listen with them by default. Where MPTCP is off,
+        # socket(2) fails and programs fall back to TCP.
+        plan.add("setting", "/proc/sys/net/mptcp/enabled", "0")
     plan.add("pids")
     if options.confined:
         for path in confinement.READONLY_PATHS:
@@ -260,7 +263,7 @@ def coverage(options: BoxOptions, base: Path, home: Home) -> tuple[str, ...]:
     notes += [f"{path} is hidden" for path in options.hide]
     if options.net == "host":
         notes.append("what it sends to other machines is not observed: it uses the host's network")
-    return tuple(notes)
+    return tuple(map(processes.printable, notes))
 
 
 def lost_from_dev(keeper_pid: int) -> tuple[str, ...]:
@@ -270,4 +273,5 @@ def lost_from_dev(keeper_pid: int) -> tuple[str, ...]:
     own |= {"pts", "shm", "waypoint.sock"}
     own |= {path.name for path in (ENGINE_IN_BOX, KDAT_IN_BOX, STATE_IN_BOX, INSIDE_IN_BOX)}
     names = sorted(set(os.listdir(f"/proc/{keeper_pid}/root/dev")) - own)
-    return tuple(f"/dev/{name} is not kept: /dev is made anew in every box" for name in names)
+    notes = (f"/dev/{name} is not kept: /dev is made anew in every box" for name in names)
+    return tuple(map(processes.printable, notes))

@@ -128,8 +128,8 @@ def find_unsavable(box: Box) -> list[tuple[processes.Process, str]]:
 
 
 def _read_tracer(host_pid: int) -> processes.Process | None:
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{host_pid}/status") as lines:
-        tracer = next((int(line.split()[1]) for line in lines if line.startswith("TracerPid:")), 0)
+    with contextlib.suppress(OSError):
+        tracer = int(processes.read_status(host_pid).get("TracerPid", "0"))
         return processes.read(tracer) if tracer else None
     return None
 

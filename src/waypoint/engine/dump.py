@@ -257,7 +257,7 @@ def _read_ipc(host_pid: int) -> tuple[bool, list[str]]:
     with contextlib.suppress(OSError):  # a kernel without message queues
         folder = detached_mount("mqueue")
         try:
-            return has_objects, os.listdir(folder)
+            return has_objects, [processes.printable(name) for name in os.listdir(folder)]
         finally:
             os.close(folder)
     return has_objects, []

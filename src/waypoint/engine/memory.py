@@ -85,8 +85,8 @@ def supported(engine: Path) -> bool:
 
 def _areas(host_pid: int) -> Iterator[tuple[int, int]]:
     """Its private memory that is in no file, the main thread's stack aside."""
-    with open(f"/proc/{host_pid}/maps") as lines:
-        for line in lines:
+    with open(f"/proc/{host_pid}/maps", "rb") as lines:
+        for line in map(os.fsdecode, lines):  # paths need not be text
             # 7f0000000000-7f0000100000 rw-p 00000000 00:00 0   [heap]
             words = line.split(maxsplit=5)
             if words[1][3] != "p" or words[1][:2] == "--" or words[4] != "0":

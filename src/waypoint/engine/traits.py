@@ -37,8 +37,8 @@ def _list_tasks(process: processes.Process) -> Iterator[tuple[int, int]]:
             if host_task == process.host_pid:
                 yield host_task, process.pid
                 continue
-            with contextlib.suppress(OSError), open(f"/proc/{host_task}/status") as lines:
-                yield from ((host_task, int(line.split()[-1])) for line in lines if line.startswith("NSpid:"))
+            with contextlib.suppress(OSError):
+                yield host_task, int(processes.read_status(host_task)["NSpid"].split()[-1])
 
 
 def _read_task(host_task: int, task: int) -> Traits:

@@ -7,6 +7,7 @@ layered at all.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def unescape(word: str) -> str:
 def parse_mountinfo(text: str) -> list[Mount]:
     """The table, in the kernel's order: a later mount on the same path covers an earlier one."""
     found = []
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):
         left, _, right = line.partition(" - ")
         before, after = left.split(" "), right.split(" ", 2)
         found.append(
@@ -77,7 +78,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 def mounts(pid: int | str = "self") -> list[Mount]:
     """What is mounted in the mount namespace of a process."""
-    return parse_mountinfo(Path(f"/proc/{pid}/mountinfo").read_text())
+    return parse_mountinfo(os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes()))
 
 
 def mount_at(path: Path, table: list[Mount] | None = None) -> Mount | None:

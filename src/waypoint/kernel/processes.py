@@ -46,17 +46,23 @@ class Process:
         return f"[{self.comm}]"
 
 
+def read_status(host_task: int) -> dict[str, str]:
+    """The fields of /proc/PID/status of a process or thread. OSError when it is gone.
+
+    Its name is chosen by the process: it need not be text (the kernel cuts it after 15 bytes, in the middle
+    of a letter if need be), and it may contain every end of line that Python knows except the kernel's own.
+    """
+    with open(f"/proc/{host_task}/status", "rb") as file:
+        lines = file.read().decode(errors="replace").split("\n")
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
 def read(host_pid: int) -> Process | None:
     """One process, or None when it is gone."""
     try:
         with open(f"/proc/{host_pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
-        with open(f"/proc/{host_pid}/status", "rb") as file:
-            lines = dict(
-                line.split(":", 1)
-                for line in file.read().decode(errors="replace").splitlines()
-                if ":" in line
-            )
+        lines = read_status(host_pid)
     except OSError:
         return None
     comm, _, rest = text.partition("(")[2].rpartition(")")
@@ -78,6 +84,11 @@ def read(host_pid: int) -> Process | None:
         uid=int(lines["Uid"].split()[0]),
         rss_bytes=int(lines.get("VmRSS", "0 kB").split()[0]) * 1024,
     )
+
+
+def printable(name: str) -> str:
+    """A name from the kernel that may be no text, for messages and records."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def exit_code(status: int) -> int:
@@ -118,13 +129,15 @@ def below(host_pid: int) -> list[Process]:
 
 def memory_bytes(host_pid: int) -> tuple[int, int]:
     """What it has in memory that is in no file: its own, and what it shares with others."""
-    found = {"RssAnon": 0, "VmSwap": 0, "RssShmem": 0}
-    with contextlib.suppress(OSError), open(f"/proc/{host_pid}/status") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name in found:
-                found[name] = int(value.split()[0]) * 1024
-    return found["RssAnon"] + found["VmSwap"], found["RssShmem"]
+    try:
+        status = read_status(host_pid)
+    except OSError:
+        return 0, 0
+    # A process that has ended has none of these.
+    private, swapped, shared = (
+        int(status.get(name, "0 kB").split()[0]) * 1024 for name in ("RssAnon", "VmSwap", "RssShmem")
+    )
+    return private + swapped, shared
 
 
 def descriptors(host_pid: int) -> dict[int, str]:

@@ -316,6 +316,19 @@ static int op_loopback(char **a)
 	return result;
 }
 
+/* A kernel setting below /proc/sys. A kernel that does not have it needs no change. */
+static int op_setting(char **a)
+{
+	int fd = open(a[0], O_WRONLY | O_CLOEXEC);
+	ssize_t written;
+
+	if (fd < 0)
+		return errno == ENOENT ? 0 : -1;
+	written = write(fd, a[1], strlen(a[1]));
+	close(fd);
+	return written < 0 ? -1 : 0;
+}
+
 static int op_hostname(char **a)
 {
 	return sethostname(a[0], strlen(a[0]));
@@ -389,6 +402,7 @@ static const struct operation {
 	{ "hostname", 1, 0, op_hostname },     { "capabilities", 1, 0, op_capabilities },
 	{ "seccomp", 1, -1, op_seccomp },      { "pids", 0, -1, op_pids },
 	{ "terminal", 2, -1, op_terminal },    { "loopback", 0, -1, op_loopback },
+	{ "setting", 2, 0, op_setting },
 };
 
 /* Reads one operation and its arguments from a plan, which has a NUL at `end`. Returns where the next one starts;

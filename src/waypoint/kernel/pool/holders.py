@@ -81,5 +81,5 @@ def _holder(process: Path, what: str) -> Holder:
     command = ""
     with contextlib.suppress(OSError):
         command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        command = command or (process / "comm").read_text().strip()
+        command = command or (process / "comm").read_text(errors="replace").strip()
     return Holder(int(process.name), command or "?", what)
