@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from waypoint.cli.console import Console
-    from waypoint.client.client import Client
+    from waypoint.client.connection import Transport
 
 _READ_BYTES = 1 << 16
 _BANNER_SECONDS = 4.0
@@ -78,7 +78,7 @@ def attach(console: Console) -> int:
     session = console.send(Session(session=console.session), "waiting for the daemon").session
     name = session.name
     try:
-        end = Attachment(console.client, session.id, name).run()
+        end = Attachment(console.transport, session.id, name).run()
     except _Terminated as termination:
         return 128 + termination.number
     if end.detached:
@@ -117,8 +117,8 @@ class KeyFilter:
 class Attachment:
     """The local terminal while it shows a session."""
 
-    def __init__(self, client: Client, session: str, name: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, session: str, name: str) -> None:
+        self._transport = transport
         self._session, self._name = session, name
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
         self._keys = KeyFilter()
@@ -155,7 +155,7 @@ class Attachment:
             size = terminal_size()
             request = Attach(session=self._session, rows=size.lines, columns=size.columns)
             try:
-                connection, _ = self._client.open(request)
+                connection, _ = self._transport.open(request)
             except errors.DaemonUnreachable:
                 if attempt == _ATTEMPTS - 1:
                     raise

@@ -21,7 +21,7 @@ from waypoint.api import hints
 if TYPE_CHECKING:
     from waypoint.api.request import Request
     from waypoint.cli.render import Paint
-    from waypoint.client.client import Client
+    from waypoint.client.connection import Transport
     from waypoint.client.session import Session
     from waypoint.home import Home
     from waypoint.model import Actor
@@ -42,15 +42,14 @@ class Console:
         self.arguments = arguments
         self.json = json
         self._home = home
-        self._client: Client | None = None
-        self._clients: list[Client] = []
+        self._transports: list[Transport] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        for client in self._clients:
-            client.close()
+        for transport in self._transports:
+            transport.close()
 
     # ---- the daemon --------------------------------------------------------------------------
 
@@ -61,18 +60,16 @@ class Console:
         return locate(self._home)
 
     @property
-    def client(self) -> Client:
-        """The client of this home's daemon. A call starts the daemon if none runs."""
-        if self._client is None:
-            self._client = self.another_client()
-        return self._client
+    def transport(self) -> Transport:
+        """Sends requests to the daemon of this home, and starts the daemon if none runs."""
+        return self._transports[0] if self._transports else self.another_transport()
 
-    def another_client(self, *, start: bool = True) -> Client:
-        """A client with its own connection. `start`: whether a call may start a daemon."""
-        from waypoint.client.client import Client
+    def another_transport(self, *, start: bool = True) -> Transport:
+        """One with its own connection. `start`: whether it may start a daemon."""
+        from waypoint.client.connection import Transport
 
-        self._clients.append(Client(self._home, start=start))
-        return self._clients[-1]
+        self._transports.append(Transport(self._home, start=start))
+        return self._transports[-1]
 
     @property
     def session(self) -> str | None:
@@ -91,16 +88,23 @@ class Console:
     def send(self, request: Request[R], doing: str, on_event: Callable[[Any], None] | None = None) -> R:
         """Sends a request to the daemon and shows the progress."""
         with self.progress(doing):
-            return self.client.ask(request, on_event=on_event)
+            return self.transport.ask(request, on_event=on_event)
 
     def open_session(self, name: str | None = None) -> Session:
         """The session of that name, by default the one that the arguments mean, as an object of the SDK."""
-        return self.client.session(name or self.session, actor=self.actor)
+        from waypoint.api import sessions
+        from waypoint.client.session import Session
+
+        info = self.send(sessions.Session(session=name or self.session), "waiting for the daemon").session
+        return Session(self.transport, info.name, self.actor)
 
     def prepare(self) -> None:
         """Sets this machine up if that was never done. If a daemon runs, it was done."""
+        from waypoint.api.machine import Ping
+        from waypoint.client.connection import Transport
+
         with contextlib.suppress(errors.DaemonUnreachable):
-            self.another_client(start=False).daemon.ping()
+            Transport(self._home, start=False).ask(Ping())
             return
         if os.geteuid() != 0:
             raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")

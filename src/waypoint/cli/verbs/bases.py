@@ -38,7 +38,7 @@ def base_import(console: Console) -> int:
         if "progress" in event and not console.json:
             console.step(event["progress"])
 
-    result = console.client.ask(BaseImport(name=name, file=os.path.abspath(file)), on_event=show_progress)
+    result = console.transport.ask(BaseImport(name=name, file=os.path.abspath(file)), on_event=show_progress)
     console.result(result, name)
     for warning in result.base.warnings:
         console.say(render.shown(warning))

@@ -129,7 +129,7 @@ def _run_in_shell(console: Console, command: str) -> int:
             printer.print_event(event)
             return
         waits_for_approval = event["approval"]["state"] == "waiting"
-        console.client.decide(event["approval"], lambda approval: _ask_approval(console, approval))
+        console.transport.decide(event["approval"], lambda approval: _ask_approval(console, approval))
 
     def interrupt() -> None:
         if waits_for_approval:
@@ -137,7 +137,7 @@ def _run_in_shell(console: Console, command: str) -> int:
         _type(console, _CTRL_C)
 
     with _on_interrupt(interrupt):
-        result = console.client.ask(request, on_event=on_event)
+        result = console.transport.ask(request, on_event=on_event)
     _show_warnings(console, result.warnings)
     if console.json:
         console.result(result, None)
@@ -187,9 +187,9 @@ class _OutputPrinter:
 
 def _type(console: Console, data: bytes) -> None:
     """On another connection: the first one waits for the result of the command."""
-    client = console.another_client()
-    with contextlib.closing(client), contextlib.suppress(errors.WaypointError):
-        client.ask(Type(session=console.session, data=data))
+    transport = console.another_transport()
+    with contextlib.closing(transport), contextlib.suppress(errors.WaypointError):
+        transport.ask(Type(session=console.session, data=data))
 
 
 @contextlib.contextmanager
@@ -293,9 +293,9 @@ def _forward_stdin(program: Program) -> None:
 def _send_signal(console: Console, session: str, pid: int, name: str) -> None:
     from waypoint.client.session import Session
 
-    client = console.another_client()
-    with contextlib.closing(client), contextlib.suppress(errors.WaypointError):
-        Session(client, session).spawn(["sh", "-c", f"kill -s {name} {pid}"]).communicate()
+    transport = console.another_transport()
+    with contextlib.closing(transport), contextlib.suppress(errors.WaypointError):
+        Session(transport, session).spawn(["sh", "-c", f"kill -s {name} {pid}"]).communicate()
 
 
 # The policy -----------------------------------------------------------------------------------------------

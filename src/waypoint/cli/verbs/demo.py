@@ -14,20 +14,18 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from waypoint import errors
-from waypoint.api import points
-from waypoint.api.request import Request, Result
-from waypoint.api.sessions import Exec, Ls, New, Rm
+from waypoint.api.request import Result
+from waypoint.api.sessions import Ls, Rm
 from waypoint.cli import render
 from waypoint.cli.spec import flag, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
+    from waypoint.client.session import Session
     from waypoint.model import Checkpoint
-
-R = TypeVar("R")
 
 # Counts its requests, in memory only.
 _SERVER = """\
@@ -98,11 +96,11 @@ def _cleanup(console: Console, prefix: str) -> Iterator[None]:
     finally:
         for number in signals:
             signal.signal(number, signal.SIG_IGN)
-        client = console.another_client()
+        transport = console.another_transport()
         with console.progress("cleaning up"), contextlib.suppress(errors.WaypointError):
-            names = [session.name for session in client.ask(Ls()).sessions]
+            names = [session.name for session in transport.ask(Ls()).sessions]
             if own := tuple(name for name in names if name.startswith(prefix)):
-                client.ask(Rm(sessions=own))
+                transport.ask(Rm(sessions=own))
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -111,7 +109,10 @@ class _Demo:
     """The steps of the demo, with what is printed about each."""
 
     def __init__(self, console: Console, name: str) -> None:
+        from waypoint.client.client import Client
+
         self._console, self._name = console, name
+        self._client = Client(console.home.path)
         self._paint = console.paint
         self._pause = _PAUSE_SECONDS if sys.stdout.isatty() and not console.arguments.fast else 0.0
         self._steps = 0
@@ -159,7 +160,7 @@ class _Demo:
     def _start(self) -> None:
         self._command(f"waypoint new {self._name}")
         started = time.monotonic()
-        self._send(New(name=self._name))
+        self._session = self._client.new(self._name)
         self._figure("new_ms", (time.monotonic() - started) * 1000, "ready in")
 
     def _work(self) -> None:
@@ -176,7 +177,7 @@ class _Demo:
 
     def _checkpoint(self) -> Checkpoint:
         self._command(f'waypoint checkpoint -s {self._name} "server up" --name up')
-        point = self._send(points.Checkpoint(session=self._name, intent="server up", name="up")).checkpoint
+        point = self._session.checkpoint("server up", name="up").info
         self._figures |= {key: getattr(point, key) for key in ("pause_ms", "total_ms", "size_bytes")}
         self._note(f"{point.label}: {render.point_facts(point)}")
         return point
@@ -188,8 +189,7 @@ class _Demo:
 
     def _restore(self, folder: str, entries: int) -> None:
         self._command(f"waypoint restore -s {self._name} up")
-        restored = self._send(points.Restore(session=self._name, ref="up"))
-        self._figure("restore_ms", restored.ready_ms, "ready in")
+        self._figure("restore_ms", self._session.restore("up").ready_ms, "ready in")
         self._expect_output("pwd; echo TOKEN=$TOKEN; cat notes.txt", "/srv/app\nTOKEN=abc123\nit works")
         self._expect_output(f"ls {folder} | wc -l", str(entries))
         self._run("jobs", show_output=True)
@@ -198,12 +198,11 @@ class _Demo:
 
     def _fork(self) -> None:
         self._command(f"waypoint fork -s {self._name} up -n {_FORKS} --name {self._name}-try")
-        request = points.Fork(session=self._name, ref="up", n=_FORKS, name=f"{self._name}-try")
         started = time.monotonic()
-        forks = self._send(request).sessions
+        forks = self._session.fork(_FORKS, ref="up", name=f"{self._name}-try")
         self._figure("fork_ms", (time.monotonic() - started) * 1000, f"all {_FORKS} ready in")
         for number, fork in enumerate(forks, 1):
-            self._expect_output("; ".join(["ask"] * number), _requests(4, 3 + number), session=fork.name)
+            self._expect_output("; ".join(["ask"] * number), _requests(4, 3 + number), fork)
 
     def _end(self, point: Checkpoint, seconds: float) -> None:
         figures = self._figures
@@ -232,8 +231,8 @@ class _Demo:
         self._print(f"\n{self._paint.bold(f'{self._steps}  {title}')}")
         time.sleep(self._pause)
 
-    def _command(self, command: str, session: str | None = None) -> None:
-        where = f"{session or self._name} " if session else ""
+    def _command(self, command: str, fork: Session | None = None) -> None:
+        where = f"{fork.name} " if fork else ""
         self._print(f"   {self._paint.dim(f'{where}$')} {self._paint.name(command)}")
         time.sleep(self._pause / 3)
 
@@ -246,9 +245,6 @@ class _Demo:
 
     # ---- the session -------------------------------------------------------------------------
 
-    def _send(self, request: Request[R]) -> R:
-        return self._console.client.ask(request)
-
     def _run(
         self,
         command: str,
@@ -257,12 +253,12 @@ class _Demo:
         shown_as: str = "",
         check: bool = True,
         show_output: bool = False,
-        session: str | None = None,
+        fork: Session | None = None,
     ) -> str:
         """Runs a command in the session's shell. `shown_as` is printed instead of a long command."""
         if shown:
-            self._command(shown_as or command, session)
-        result = self._send(Exec(session=session or self._name, command=command, timeout=_COMMAND_SECONDS))
+            self._command(shown_as or command, fork)
+        result = (fork or self._session).run(command, timeout=_COMMAND_SECONDS)
         output = result.output
         if check:
             failure = f"{shown_as or command} exited with {result.exit_code}: {output}"
@@ -272,9 +268,9 @@ class _Demo:
                 self._print(f"     {render.shown(line)}")
         return output
 
-    def _expect_output(self, command: str, expected: str, *, session: str | None = None) -> None:
+    def _expect_output(self, command: str, expected: str, fork: Session | None = None) -> None:
         """Runs a command, prints its output, and fails if that is not the expected one."""
-        output = self._run(command, show_output=True, session=session).strip()
+        output = self._run(command, show_output=True, fork=fork).strip()
         self._expect(output == expected, f"{command} printed {output!r}, not {expected!r}")
 
     def _expect(self, condition: bool, failure: str) -> None:

@@ -60,10 +60,11 @@ _FOLDER = argument(
     json={},
 )
 def mcp(console: Console) -> int:
+    from waypoint.client.client import Client
     from waypoint.mcp.server import serve  # a large library, which no other verb should pay for
 
     console.hint("this speaks MCP on stdin and stdout; an agent starts it from its configuration")
-    serve(console.client, console.session or "")
+    serve(Client(console.home.path), console.session or "")
     return 0
 
 
@@ -116,7 +117,11 @@ def _route(console: Console) -> Route | None:
 
     if os.path.exists(routes.DOOR):
         return routes.InsideRoute()
-    return routes.DaemonRoute(console.client, console.session) if console.session else None
+    if not console.session:
+        return None
+    from waypoint.client.client import Client
+
+    return routes.DaemonRoute(Client(console.home.path), console.session)
 
 
 # The configuration of an agent ----------------------------------------------------------------------------

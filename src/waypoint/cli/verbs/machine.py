@@ -154,7 +154,7 @@ def uninstall(console: Console) -> int:
     )
     if os.path.exists(home.socket) or setup.current_engine(setup.engine_dir(home.path)) is not None:
         with console.progress("ending the sessions"):
-            console.client.ask(DaemonStop(sessions=True))
+            console.transport.ask(DaemonStop(sessions=True))
     setup.uninstall(home.path, console.step)
     console.result(Uninstalled(removed=True), f"removed {home.path}")
     return 0
@@ -172,7 +172,7 @@ def uninstall(console: Console) -> int:
 )
 def daemon_status(console: Console) -> int:
     try:
-        status = console.another_client(start=False).ask(DaemonStatus())
+        status = console.another_transport(start=False).ask(DaemonStatus())
     except errors.DaemonUnreachable:
         console.result(NotRunning(), "no daemon runs; the next verb that needs one starts it")
         return 0
@@ -203,10 +203,10 @@ def daemon_stop(console: Console) -> int:
     with_sessions = console.arguments.sessions
     if with_sessions:
         console.confirm("End all sessions and everything that runs in them?", action="ending all sessions")
-    client = console.another_client(start=with_sessions)
+    transport = console.another_transport(start=with_sessions)
     try:
         with console.progress("stopping the daemon"):
-            client.ask(DaemonStop(sessions=with_sessions))
+            transport.ask(DaemonStop(sessions=with_sessions))
     except errors.DaemonUnreachable:
         if with_sessions:
             raise

@@ -138,10 +138,9 @@ def ls(console: Console) -> int:
         return 0
     labels = {}
     if any(session.head for session in sessions):
-        from waypoint.api.history import Log
-
-        points = console.send(Log(all=True), "reading the history").checkpoints
-        labels = {point.id: f"{point.session}:{point.label}" for point in points}
+        # By name: importing the types of the history would take 4 ms of a verb that takes 50.
+        points = console.transport.call("log", {"all": True})["checkpoints"]
+        labels = {point["id"]: f"{point['session']}:{point['label']}" for point in points}
     console.result(result, _listing(sessions, labels, console.paint))
     return 0
 

@@ -174,7 +174,7 @@ def _write_cast(console: Console) -> int:
         raise errors.UsageError("a cast shows what leads to one point", hint="leave out --all, --kind and -n")
     if arguments.cast == "-":
         request = Cast(session=console.session, ref=arguments.ref)
-        console.client.ask(request, on_data=sys.stdout.buffer.write)
+        console.transport.ask(request, on_data=sys.stdout.buffer.write)
         sys.stdout.buffer.flush()
         return 0
     try:
