@@ -1,4 +1,4 @@
-"""The nouns: what travels between layers, over the socket and into `--json`.
+"""The nouns: what travels between layers, over the socket and into the JSON of every face.
 
 Frozen and plain. The words are those of the documentation, the units are in the names, and a field
 that is here is a field that other programs may rely on.
@@ -47,7 +47,7 @@ class BoxOptions(Record, frozen=True):
     pids: int | None = None
     confined: bool = True
     spares: int | None = None
-    """How many points of it have a twin that was restored ahead of time; None: as the daemon thinks best."""
+    """How many of its points have a spare (a copy restored ahead of time); None: the daemon's default."""
 
 
 TerminalLength = Annotated[int, msgspec.Meta(ge=1, le=1000)]
@@ -80,7 +80,7 @@ class Session(Record, frozen=True):
 
 
 class Verdict(Record, frozen=True):
-    """What a command said about a checkpoint, run in a throwaway fork of exactly those bytes."""
+    """What came of a command that was run in a throwaway fork of exactly this checkpoint."""
 
     id: int
     command: str
@@ -212,11 +212,11 @@ EffectClass = Literal["read-only", "reversible", "external-reversible", "unknown
 good; cannot be looked into; happened outside for good."""
 Decision = Literal["allow", "record", "ask", "deny"]
 EffectSource = Literal["rule", "typed", "claimed", "observed"]
-"""How it is known: a rule knew the command, before it ran or after somebody had typed it; somebody says so;
-it was seen."""
+"""How it is known: a rule matched the command before it ran, or after it was typed; a user or an agent says
+so; Waypoint saw it."""
 EffectState = Literal["running", "done", "failed", "interrupted"]
 ApprovalState = Literal["waiting", "approved", "denied", "expired", "gone"]
-"""`gone`: whoever asked, or the session's present, was no longer there."""
+"""`gone`: the client that waited, or the state of the session that it waited in, is gone."""
 
 
 class Effect(Record, frozen=True):
@@ -280,7 +280,7 @@ class Judgement(Record, frozen=True):
 
     @property
     def why(self) -> str:
-        """Why somebody is asked, or why not: a sentence."""
+        """Why approval is needed, or why the command is denied: a sentence."""
         for part in self.parts:
             if part.decision == self.decision and part.why:
                 return f"{part.rule or part.command}: {part.why}"
@@ -291,7 +291,7 @@ class Judgement(Record, frozen=True):
 
 
 class Approval(Record, frozen=True):
-    """A command that waits for somebody's word. Bound to exactly this command in this session, once."""
+    """A command that waits for approval. It holds for exactly this command in this session, once."""
 
     id: str
     session: str
@@ -334,7 +334,7 @@ class Restored(Record, frozen=True):
     ready_ms: float
     safety: Checkpoint | None = None
     spare: bool = False
-    """Whether a twin had been restored ahead of time."""
+    """Whether a spare was used: a copy that had been restored ahead of time."""
 
 
 class Forked(Record, frozen=True):
@@ -477,7 +477,7 @@ class Conflict(Record, frozen=True):
     source: str
     why: str
     forcible: bool
-    """Whether `--force` lands it all the same."""
+    """Whether `force` lands it all the same."""
 
 
 class LeftOut(Record, frozen=True):

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.generate_client import MODULES, PACKAGE, generate
+from tests.generate_client import DOCUMENT, MODULES, PACKAGE, generate, reference
 
 import waypoint
 from waypoint import aio, errors, model
@@ -35,6 +35,13 @@ def test_the_synchronous_modules_are_up_to_date(module: str) -> None:
     assert generate(module) == (PACKAGE / "client" / f"{module}.py").read_text(), (
         "run tests/generate_client.py"
     )
+
+
+def test_the_reference_of_the_sdk_is_up_to_date() -> None:
+    text = DOCUMENT.read_text()
+    assert text == reference(), "run tests/generate_client.py"
+    assert "| `` |" not in text
+    assert "|  |" not in text, "every method says what it does"
 
 
 def methods(kind: type) -> dict[str, Any]:

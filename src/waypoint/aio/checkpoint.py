@@ -25,10 +25,12 @@ class Checkpoint:
 
     @property
     def id(self) -> str:
+        """What names it everywhere, for ever."""
         return self.info.id
 
     @property
     def name(self) -> str | None:
+        """The name it was given when it was taken."""
         return self.info.name
 
     async def fork(

@@ -92,7 +92,7 @@ class ProcessFact(Record, frozen=True):
 
 
 class PortFact(Record, frozen=True):
-    """A port that somebody listens on."""
+    """A port that a process listens on."""
 
     protocol: str
     address: str

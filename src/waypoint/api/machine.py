@@ -42,7 +42,7 @@ class PoolStatus(Result, frozen=True):
 
 
 class DaemonStatusResult(Result, frozen=True):
-    """What the daemon is doing. `spares`: the points that have a twin restored ahead of time."""
+    """What the daemon is doing. `spares`: the points that have a copy restored ahead of time."""
 
     pid: int
     version: str

@@ -190,7 +190,7 @@ def session(
     policy: str | None = None,
 ) -> Session:
     """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
-    `spares`: how many of its points have a twin restored ahead of time. `actor`: who acts
+    `spares`: how many of its points have a copy restored ahead of time. `actor`: who acts
     through the object, a person or an agent. `policy`: rules of its own about commands, as the text of a
     policy file; a session that exists keeps those it has."""
     options = model.BoxOptions(

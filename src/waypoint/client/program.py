@@ -100,4 +100,5 @@ class Terminal:
             self._connection.write(b"d")
 
     def close(self) -> None:
+        """Goes away without a word; the session goes on."""
         self._connection.close()

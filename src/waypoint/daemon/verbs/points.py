@@ -106,9 +106,9 @@ def tag(app: App, _: Connection, request: api.Tag) -> api.Tagged:
 def tags(app: App, _: Connection, request: api.Tags) -> api.TagsResult:
     points = app.store.points
     tagged = points.tags(app.registry.find(request.session).id)
-    found = [(name, points.find(point_id)) for name, point_id in tagged.items()]
+    named = [(name, points.find(point_id)) for name, point_id in tagged.items()]
     return api.TagsResult(
-        tags=tuple(api.Tagged(tag=name, checkpoint=point) for name, point in found if point)
+        tags=tuple(api.Tagged(tag=name, checkpoint=point) for name, point in named if point)
     )
 
 
