@@ -30,9 +30,9 @@ from waypoint.api.findings import (
     RepositoryChange,
     TableChange,
 )
-from waypoint.history.analyzers import View, analyze
+from waypoint.history.analyzers import analyze
 from waypoint.history.analyzers.packages import move
-from waypoint.history.analyzers.reading import Outcome
+from waypoint.history.analyzers.reading import Outcome, View
 from waypoint.history.redaction import Redactor
 from waypoint.text.findings import summarize_findings
 

@@ -20,19 +20,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from waypoint.api.findings import (
-    AccountChange,
-    Analysis,
-    BranchMove,
-    Commit,
-    CronChange,
-    DatabaseChange,
-    Finding,
-    Gap,
-    PackageChange,
-    RepositoryChange,
-    TableChange,
-)
+from waypoint.api.findings import Analysis, Finding, Gap
 from waypoint.history.analyzers import databases, packages, repositories, system
 from waypoint.history.analyzers.reading import (
     Analyzer,
@@ -42,25 +30,8 @@ from waypoint.history.analyzers.reading import (
     View,
     contents,
     describe,
-    shown,
 )
-
-__all__ = [
-    "ANALYZERS",
-    "AccountChange",
-    "Analysis",
-    "BranchMove",
-    "Commit",
-    "CronChange",
-    "DatabaseChange",
-    "Finding",
-    "Gap",
-    "PackageChange",
-    "RepositoryChange",
-    "TableChange",
-    "View",
-    "analyze",
-]
+from waypoint.history.view import printable
 
 ANALYZERS: Mapping[str, Analyzer] = MappingProxyType({
     "apt": packages.dpkg,
@@ -99,7 +70,7 @@ def analyze(
                 for path in contents(Timed(view, deadline), folder):
                     inside[path] = None
             except Exception as error:  # noqa: BLE001 - files from a session can break a parser in any way
-                gaps.append(Gap(analyzer="folders", path=shown(folder), reason=describe(error)))
+                gaps.append(Gap(analyzer="folders", path=printable(folder), reason=describe(error)))
         touched = list(inside)
     for name, analyzer in analyzers.items():
         deadline = time.monotonic() + budget_s

@@ -31,10 +31,10 @@ from waypoint.history.analyzers.reading import (
     content,
     deadline_of,
     guarded,
-    shown,
     status,
 )
 from waypoint.history.changes import NOISY_NAMES
+from waypoint.history.view import printable
 
 MAGIC = b"SQLite format 3\0"
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -118,7 +118,7 @@ def _examine(old: View, new: View, path: str) -> Iterator[Outcome]:
             change = "removed"
         damage = _damage(new, path, after)
         if damage and before is None:  # it never was one
-            yield Gap(analyzer="", path=shown(path), reason=damage)
+            yield Gap(analyzer="", path=printable(path), reason=damage)
             return
         tables: tuple[TableChange, ...] = ()
         schema: tuple[str, ...] = ()
@@ -129,10 +129,10 @@ def _examine(old: View, new: View, path: str) -> Iterator[Outcome]:
             for table in tables:
                 if table.change == "changed" and table.inserted is None and table.rows_after is not None:
                     reason = f"the rows of {table.name} were counted and not compared in time"
-                    yield Gap(analyzer="", path=shown(path), reason=reason)
+                    yield Gap(analyzer="", path=printable(path), reason=reason)
         if change != "changed" or tables or schema or damage:
             yield DatabaseChange(
-                path=shown(path),
+                path=printable(path),
                 change=change,
                 size_before=before.size_bytes if before else None,
                 size_after=after.size_bytes if after else None,

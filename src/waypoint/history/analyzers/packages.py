@@ -22,9 +22,9 @@ from waypoint.history.analyzers.reading import (
     guarded,
     is_file,
     is_folder,
-    shown,
     text,
 )
+from waypoint.history.view import printable
 
 Installed = dict[str, Counter[str]]
 """Name to versions: most have one, node_modules may hold several."""
@@ -83,7 +83,7 @@ def _compare(
             new = added[index] if index < len(added) else None
             yield PackageChange(
                 ecosystem=ecosystem,
-                environment=shown(environment),
+                environment=printable(environment),
                 name=name,
                 change=move(old, new, words_are_later=ecosystem in {"apt", "apk"}),
                 before=old,

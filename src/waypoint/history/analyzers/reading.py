@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Protocol
 
 from waypoint.api.findings import Finding, Gap
+from waypoint.history.view import printable
 
 MIB = 1 << 20
 
@@ -149,11 +150,6 @@ def names(view: View, path: str) -> list[str]:
     return sorted(view.listdir(path)) if is_folder(view, path) else []
 
 
-def shown(path: str) -> str:
-    """A path as it can be printed and put in JSON: bytes that are no text become `\\xNN`."""
-    return os.fsencode(path).decode(errors="backslashreplace")
-
-
 def guarded(path: str, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
     """One subject among several: if it fails, the others are still analyzed."""
     try:
@@ -161,7 +157,7 @@ def guarded(path: str, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
     except OutOfTime:
         raise
     except Exception as error:  # noqa: BLE001 - files from a session can break a parser in any way
-        yield Gap(analyzer="", path=shown(path), reason=describe(error))
+        yield Gap(analyzer="", path=printable(path), reason=describe(error))
 
 
 _MAX_FILES = 20_000

@@ -27,11 +27,11 @@ from waypoint.history.analyzers.reading import (
     guarded,
     is_file,
     is_folder,
-    shown,
     status,
     text,
 )
 from waypoint.history.changes import noisy_folder
+from waypoint.history.view import printable
 
 _KEPT = 10
 _MOST_COMMITS = 1000
@@ -214,7 +214,7 @@ def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]
         ):
             return
         yield RepositoryChange(
-            path=shown(place.work_tree or place.folder),
+            path=printable(place.work_tree or place.folder),
             change=change,
             branch_before=_branch_name(before),
             branch_after=_branch_name(after),
@@ -230,11 +230,11 @@ def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]
             modified=len(files.modified),
             untracked=len(files.untracked),
             untracked_folded=files.folded,
-            modified_paths=tuple(map(shown, sorted(files.modified)[:_KEPT])),
-            untracked_paths=tuple(map(shown, sorted(files.untracked)[:_KEPT])),
+            modified_paths=tuple(map(printable, sorted(files.modified)[:_KEPT])),
+            untracked_paths=tuple(map(printable, sorted(files.untracked)[:_KEPT])),
             in_progress=waits,
-            worktree_of=shown(place.common.removesuffix("/.git") or "/") if place.linked else None,
-            moved_from=shown(former.work_tree or former.folder)
+            worktree_of=printable(place.common.removesuffix("/.git") or "/") if place.linked else None,
+            moved_from=printable(former.work_tree or former.folder)
             if (former := repository.moved_from)
             else None,
             bare=place.work_tree is None,

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from waypoint.api.findings import AccountChange, CronChange, Fate
-from waypoint.history.analyzers.reading import Outcome, View, guarded, shown, text
+from waypoint.history.analyzers.reading import Outcome, View, guarded, text
+from waypoint.history.view import printable
 
 _CRON = re.compile(
     r"^(?:/etc/crontab|/etc/cron\.(?:d|hourly|daily|weekly|monthly)/[^/]+|/var/spool/cron/(?:crontabs/)?[^/]+)$"
@@ -52,7 +53,7 @@ def _cron(old: View, new: View, path: str) -> Iterator[Outcome]:
     if before == after or (lines_before == lines_after and before is not None and after is not None):
         return
     yield CronChange(
-        path=shown(path),
+        path=printable(path),
         change="created" if before is None else "removed" if after is None else "changed",
         added=tuple(line[:200] for line in lines_after if line not in lines_before)[:_LINES],
         removed=tuple(line[:200] for line in lines_before if line not in lines_after)[:_LINES],
