@@ -112,7 +112,7 @@ def eventually(true: Callable[[], Any]) -> Any:
 # ---- the ledger ------------------------------------------------------------------------------------
 
 
-def test_a_push_is_in_the_ledger_the_plan_and_the_card_and_no_restore_takes_it_back(
+def test_a_push_is_in_the_ledger_the_plan_and_the_card_also_after_a_restore(
     s: waypoint.Session,
 ) -> None:
     before = s.checkpoint("before the push")
@@ -163,7 +163,7 @@ def test_secrets_stay_out_of_the_ledger(s: waypoint.Session) -> None:
     assert "[redacted]" in s.effects()[0].command
 
 
-def test_what_cannot_be_looked_into_is_said_to_be_unknown(s: waypoint.Session) -> None:
+def test_a_command_that_cannot_be_determined_is_unknown(s: waypoint.Session) -> None:
     before = s.checkpoint("before")
     s.run("printf 'noteit x\\n' > /srv/run.sh; sh /srv/run.sh").check()
     (unknown,) = s.effects()
@@ -311,7 +311,7 @@ def test_a_callback_that_fails_leaves_nothing_running(s: waypoint.Session) -> No
     assert shipped(s) == []
 
 
-def test_it_expires(s: waypoint.Session) -> None:
+def test_an_approval_expires(s: waypoint.Session) -> None:
     s.set_policy(SHIPIT.format(expires="1s"))
     with pytest.raises(errors.NotApproved, match="within 1s") as refused:
         s.run("shipit late")
@@ -321,7 +321,7 @@ def test_it_expires(s: waypoint.Session) -> None:
     assert shipped(s) == []
 
 
-def test_whoever_goes_away_takes_the_question_with_them(s: waypoint.Session) -> None:
+def test_a_command_is_refused_when_its_client_disconnects(s: waypoint.Session) -> None:
     connection = waypoint.Client().connect()
     request = requests.Exec(command="shipit gone", session=s.name)
     wire.send_bytes(connection, protocol.ask_request(request).data)
@@ -333,7 +333,9 @@ def test_whoever_goes_away_takes_the_question_with_them(s: waypoint.Session) -> 
     assert shipped(s) == []
 
 
-def test_a_daemon_that_dies_grants_nothing(s: waypoint.Session, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_command_is_refused_when_the_daemon_dies(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
     running, approval = held(elsewhere, s, "shipit later")
     kill_daemon()
     with pytest.raises(errors.DaemonUnreachable):
@@ -345,7 +347,7 @@ def test_a_daemon_that_dies_grants_nothing(s: waypoint.Session, elsewhere: Threa
     assert shipped(s) == []
 
 
-def test_a_restore_takes_the_ground_from_under_a_question(
+def test_a_waiting_command_is_refused_when_its_session_is_restored(
     s: waypoint.Session, elsewhere: ThreadPoolExecutor
 ) -> None:
     point = s.checkpoint("before")
@@ -359,7 +361,7 @@ def test_a_restore_takes_the_ground_from_under_a_question(
 # ---- policies ------------------------------------------------------------------------------------------
 
 
-def test_what_is_denied_does_not_run_and_says_why(s: waypoint.Session) -> None:
+def test_a_denied_command_does_not_run_and_has_a_reason(s: waypoint.Session) -> None:
     s.set_policy('[[rule]]\ncommand = "noteit"\ndecision = "deny"\nclass = "irreversible"\nwhy = "frozen"\n')
     with pytest.raises(errors.PolicyDenied, match="frozen"):
         s.run("ls && noteit x")
@@ -371,7 +373,7 @@ def test_what_is_denied_does_not_run_and_says_why(s: waypoint.Session) -> None:
         fork.run("noteit x")
 
 
-def test_a_broken_file_changes_nothing_and_a_broken_home_stops_everything(
+def test_an_invalid_policy_is_refused_and_an_invalid_file_stops_all_commands(
     s: waypoint.Session, home: Home
 ) -> None:
     with pytest.raises(errors.PolicyBroken, match="line 3"):
@@ -390,7 +392,7 @@ def test_a_broken_file_changes_nothing_and_a_broken_home_stops_everything(
     assert s.run("ls").ok
 
 
-def test_a_verification_may_not_act_on_the_outside(s: waypoint.Session) -> None:
+def test_a_verification_may_not_act_outside_the_session(s: waypoint.Session) -> None:
     point = s.checkpoint("x")
     with pytest.raises(errors.PolicyDenied, match="verification"):
         point.verify("noteit x")

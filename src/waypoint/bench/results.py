@@ -55,11 +55,6 @@ class Figure(Record, frozen=True):
     def max(self) -> float:
         return max(self.samples)
 
-    @property
-    def key(self) -> str:
-        """Its name in files: `peers/tree/rollback/until/criu`."""
-        return f"{self.workload}/{self.case}/{self.what}/{self.window}/{self.who}"
-
 
 class Skipped(Record, frozen=True):
     """Something that was not measured, and why."""

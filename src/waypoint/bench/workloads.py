@@ -174,8 +174,8 @@ def processes(bench: Bench) -> None:
     for count in () if bench.quick else (8, 32):
         with bench.session() as session:
             put(session, "/tmp/threads.py", _THREADS.format(count=count))
-            session.run(f"set +m; {bench.python} /tmp/threads.py > /tmp/said &").check()
-            session.run("until grep -q started /tmp/said; do sleep 0.01; done").check()
+            session.run(f"set +m; {bench.python} /tmp/threads.py > /tmp/output &").check()
+            session.run("until grep -q started /tmp/output; do sleep 0.01; done").check()
             case, tasks = f"{count} threads", "ls /proc/$!/task | wc -l"
             _measure_both(bench, session, "processes", case, rounds, tasks, str(count + 1))
 
