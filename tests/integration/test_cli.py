@@ -253,7 +253,7 @@ def test_parking_and_coming_back(wp: Waypoint, work: str) -> None:
 
 
 def test_errors_have_a_code_a_hint_and_an_exit_status(wp: Waypoint, work: str) -> None:
-    error = wp.error("exec", "-s", "nobody", "true")
+    error = wp.error("exec", "-s", "missing", "true")
     assert error["code"] == "not_found"
     assert work in error["hint"]
     assert wp.error("new", work)["code"] == "already_exists"
@@ -261,9 +261,9 @@ def test_errors_have_a_code_a_hint_and_an_exit_status(wp: Waypoint, work: str) -
     assert wp.error("new", "bad/name")["code"] == "invalid_name"
     assert wp.error("restore", "-s", work, "@")["code"] == "confirmation_needed"
     assert wp("restore", "-s", work, "@").code == 3
-    found = wp("exec", "-s", "nobody", "true")
+    found = wp("exec", "-s", "missing", "true")
     assert (found.code, found.out) == (4, "")
-    assert found.err.startswith("waypoint: there is no session 'nobody'\n  ")
+    assert found.err.startswith("waypoint: there is no session 'missing'\n  ")
 
 
 def test_the_daemon_comes_and_goes_and_the_session_stays(wp: Waypoint, work: str, home: Home) -> None:

@@ -298,7 +298,7 @@ def test_age(moment: str, text: str) -> None:
     assert render.age(moment, NOW) == text
 
 
-def test_somebody_elses_words_cannot_command_the_terminal() -> None:
+def test_text_from_others_cannot_command_the_terminal() -> None:
     rows = render.table(("A", "B"), [("x\x1b[2J", "y")], PLAIN)
     assert "\x1b" not in rows
     point = checkpoint(name="a\x1b[2Jb", intent="\x1b]2;evil\x07\nnext")
@@ -372,7 +372,7 @@ def test_an_error_is_json_if_that_was_asked_for(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("words", [["restore", "up"], ["rm", "work"], ["daemon", "stop", "--sessions"]])
-def test_what_destroys_needs_a_yes_when_nobody_can_be_asked(
+def test_a_destructive_verb_needs_yes_without_a_terminal(
     words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["--home", str(tmp_path), "--json", *words]) == 3
