@@ -26,7 +26,7 @@ class PackageChange(Record, frozen=True, tag_field="kind", tag="package"):
     before: str | None = None
     after: str | None = None
     direct: bool = True
-    """Somebody asked for it by name; the others came along."""
+    """It was asked for by name; the others were installed as dependencies."""
     installed: bool = True
     """False: only a lock file says so, the files are not there."""
 
