@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from waypoint.api import history, points, requests, sessions
+from waypoint.api import points, requests, sessions
 from waypoint.api.hints import Do
 from waypoint.api.request import PathBytes, Request, path_from_wire, path_to_wire
 from waypoint.errors import UsageError
@@ -71,14 +71,6 @@ def test_what_is_wrong_is_named(verb: str, args: bytes, message: str, hint: str)
         requests.decode(verb, args)
     assert message in caught.value.message
     assert hint in caught.value.hint
-
-
-def test_a_request_can_be_built_from_plain_values() -> None:
-    assert requests.build("diff", {"a": "c1", "b": None, "paths": ["/x"]}) == history.Diff(
-        a="c1", paths=("/x",)
-    )
-    with pytest.raises(UsageError, match="no argument 'nonsense'"):
-        requests.build("checkpoint", {"nonsense": 1})
 
 
 def test_a_path_that_is_no_text_travels_as_its_bytes() -> None:

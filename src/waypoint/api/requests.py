@@ -7,7 +7,6 @@ a command line that lists sessions does not pay for the types of a difference.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -88,16 +87,6 @@ def decode(verb: str, args: bytes | msgspec.Raw) -> Request[Any]:
     try:
         request: Request[Any] = _decoder(verb).decode(args)
     except msgspec.DecodeError as error:
-        raise _usage_error(verb, str(error)) from error
-    return request
-
-
-def build(verb: str, args: Mapping[str, Any]) -> Request[Any]:
-    """A request from plain values; what is None is left to its default."""
-    values = {name: value for name, value in args.items() if value is not None}
-    try:
-        request: Request[Any] = msgspec.convert(values, kind_of(verb))
-    except msgspec.ValidationError as error:
         raise _usage_error(verb, str(error)) from error
     return request
 

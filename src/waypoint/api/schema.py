@@ -1,7 +1,6 @@
-"""What requests and results look like, for faces that describe them: JSON schemas, and a short form.
+"""Requests and results as JSON schemas, for programs that speak to the daemon without the SDK.
 
-The reference of the command line (docs/cli.md) and the schemas of MCP's tools are made from here, so that
-they cannot differ from what the daemon takes and answers.
+They are made from the structs, so they cannot differ from what the daemon takes and answers.
 """
 
 from __future__ import annotations
@@ -34,40 +33,3 @@ def _schema(kind: type) -> dict[str, Any]:
         if others:
             schema["$defs"] = others
     return schema
-
-
-def outline(schema: dict[str, Any], *, depth: int = 1) -> str:
-    """The fields of a schema in one line: `{"session": Session, "removed": [string]}`. Types that are deeper
-    than `depth` are named only."""
-    return _outline(schema, schema.get("$defs", {}), depth)
-
-
-def _outline(node: dict[str, Any], definitions: dict[str, Any], depth: int) -> str:
-    if "$ref" in node:
-        name = node["$ref"].rpartition("/")[2]
-        return _outline(definitions[name], definitions, depth - 1) if depth > 0 else name
-    if "anyOf" in node:
-        return " or ".join(dict.fromkeys(_outline(choice, definitions, depth) for choice in node["anyOf"]))
-    if "enum" in node:
-        return " or ".join(f'"{value}"' for value in node["enum"])
-    kind = node.get("type")
-    if kind == "array":
-        if "prefixItems" in node:
-            return f"[{', '.join(_outline(item, definitions, depth) for item in node['prefixItems'])}]"
-        return f"[{_outline(node.get('items') or {}, definitions, depth)}]"
-    if kind == "object" and "properties" in node:
-        fields = [
-            f'"{name}": {_outline(value, definitions, depth)}' for name, value in node["properties"].items()
-        ]
-        return f"{{{', '.join(fields)}}}"
-    if kind == "object":
-        return f"{{name: {_outline(node.get('additionalProperties') or {}, definitions, depth)}}}"
-    return str(kind) if kind else "any"
-
-
-def named_types(*verbs: str) -> dict[str, dict[str, Any]]:
-    """The types that results of these verbs (all of them if none is given) are made of, by name."""
-    types: dict[str, dict[str, Any]] = {}
-    for verb in verbs or requests.VERBS:
-        types |= result_schema(verb).get("$defs", {})
-    return dict(sorted(types.items()))
