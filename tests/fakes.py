@@ -237,6 +237,7 @@ class FakeBox(Box):
         self._master, self._slave = os.openpty()
         tty.setraw(self._slave)
         self.killed = False
+        self._mounts_file = volume / "no mount table"
         self.printed = b""
         """What its terminal prints while no daemon runs."""
 

@@ -124,6 +124,100 @@ def test_posix_message_queues_are_refused_by_name(fresh: waypoint.Session) -> No
     fresh.checkpoint()
 
 
+NO_LEADER = {
+    "a child that was started before its parent called setsid": """
+import os, subprocess, time
+if os.fork():  # the leader of a process group may not call setsid
+    time.sleep(1000)
+subprocess.Popen(["sleep", "1000"])
+os.setsid()
+""",
+    "a daemon below a subreaper": """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.execlp("sleep", "sleep", "1000")
+    os._exit(0)
+os.wait()
+""",
+}
+
+
+@pytest.mark.parametrize("shape", NO_LEADER)
+def test_a_process_whose_session_cannot_be_restored_is_refused_not_acknowledged(
+    fresh: waypoint.Session, shape: str
+) -> None:
+    python(fresh, NO_LEADER[shape] + "open('/tmp/ready', 'w').close()\ntime.sleep(1000)\n")
+    refused_and_runs_on(fresh, "session", "sleep 1000")
+
+
+def test_a_program_that_was_run_from_a_memfd_is_refused_not_acknowledged(fresh: waypoint.Session) -> None:
+    python(
+        fresh,
+        "import os, shutil\n"
+        "program = os.memfd_create('program', 0)\n"
+        "shutil.copyfileobj(open('/usr/bin/sleep', 'rb'), open(program, 'wb', closefd=False))\n"
+        "open('/tmp/ready', 'w').close()\n"
+        "os.execve(program, ['from-memfd', '1000'], os.environ)\n",
+    )
+    eventually(lambda: b"from-memfd" in fresh.run("cat /proc/$program/cmdline").output.encode())
+    refused_and_runs_on(fresh, "memfd", "from-memfd 1000")
+
+
+@pytest.mark.parametrize("kind", ["socket", "link"])
+def test_a_watch_that_cannot_be_restored_is_refused_not_acknowledged(
+    fresh: waypoint.Session, kind: str
+) -> None:
+    python(
+        fresh,
+        "import ctypes, os, socket, time\n"
+        "server = socket.socket(socket.AF_UNIX)\n"
+        "server.bind('/tmp/socket')\n"
+        "os.symlink('/etc/passwd', '/tmp/link')\n"
+        "libc = ctypes.CDLL(None)\n"
+        "fd = libc.inotify_init()\n"
+        f"assert libc.inotify_add_watch(fd, b'/tmp/{kind}', 0x02000004) >= 0\n"  # IN_DONT_FOLLOW, IN_ATTRIB
+        "open('/tmp/ready', 'w').close()\n"
+        "time.sleep(1000)\n",
+    )
+    refused_and_runs_on(fresh, kind, "program.py")
+
+
+def test_a_process_in_its_own_network_namespace_is_refused_not_acknowledged(
+    privileged: waypoint.Session,
+) -> None:
+    privileged.run("unshare --net sleep 1000 & program=$!")
+    eventually(lambda: privileged.run("pgrep -x sleep").ok)
+    refused_and_runs_on(privileged, "net namespace", "sleep 1000")
+
+
+def test_a_mount_made_inside_the_session_is_refused_not_lost(privileged: waypoint.Session) -> None:
+    privileged.run("mkdir /root/disk; mount -t tmpfs none /root/disk && echo kept > /root/disk/file").check()
+    with pytest.raises(errors.CannotCheckpoint, match=r"/root/disk \(tmpfs\)"):
+        privileged.checkpoint()
+    assert privileged.run("cat /root/disk/file").output == "kept\n"
+    coverage = privileged.checkpoint(files_only=True).info.coverage
+    assert any("/root/disk" in line for line in coverage), coverage
+    privileged.run("umount /root/disk").check()
+    privileged.checkpoint()
+
+
+def refused_and_runs_on(session: waypoint.Session, reason: str, command: str) -> None:
+    """A checkpoint is refused because of the process with this command line, which notices nothing."""
+    with pytest.raises(errors.CannotCheckpoint, match=reason) as refused:
+        session.checkpoint()
+    found = culprit(refused.value)
+    assert command in str(found["command"])
+    assert "files_only=True" in refused.value.hint
+    assert session.run(f"kill -0 {found['pid']} && echo runs on").output == "runs on\n"
+    with pytest.raises(errors.CannotCheckpoint, match=reason):
+        session.park()
+    session.run(f"pkill -KILL -f program.py; kill -KILL {found['pid']} $program; wait")
+    session.checkpoint()
+
+
 UNACCEPTED = """
 import os, socket, sys, time
 server = socket.create_server(("127.0.0.1", 7000))

@@ -24,7 +24,10 @@ from waypoint.box.plan import BoxSpec, inside_path, write_plan
 from waypoint.errors import MachineError, MissingFeature, NoSpace
 from waypoint.home import Home
 from waypoint.kernel import processes
+from waypoint.kernel.mounts import Mount, mounts, parse_mountinfo
 
+_MOUNTS = "mounts"
+"""The mount table of a box when it was built. It is in the folder that the box sees read-only."""
 _END_SECONDS = 20.0
 
 
@@ -34,8 +37,10 @@ class Box:
     file_limits: ClassVar[tuple[int, int] | None] = None
     """RLIMIT_NOFILE of a new box, where it differs from the daemon's own."""
 
-    def __init__(self, box_id: str, pid: int, volume: Path, keeper: Keeper) -> None:
-        self.id, self.pid, self.volume, self.keeper = box_id, pid, volume, keeper
+    def __init__(self, home: Home, box_id: str, pid: int, volume: Path) -> None:
+        self.id, self.pid, self.volume = box_id, pid, volume
+        self.keeper = Keeper(socket_path(home, box_id))
+        self._mounts_file = inside_path(home, box_id) / _MOUNTS
         self._pidfd = os.pidfd_open(pid)
 
     @classmethod
@@ -90,7 +95,8 @@ class Box:
                 raise _build_error(outcome or "failed 0 keeper -")
             if cls.file_limits:
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, cls.file_limits)
-            return cls(spec.id, pid, spec.volume, Keeper(socket_file))
+            (spec.inside / _MOUNTS).write_bytes(Path(f"/proc/{pid}/mountinfo").read_bytes())
+            return cls(home, spec.id, pid, spec.volume)
 
     @classmethod
     def find(cls, home: Home, box_id: str, volume: Path) -> Box | None:
@@ -99,7 +105,7 @@ class Box:
         if not pid:
             return None
         try:
-            return cls(box_id, pid, volume, Keeper(socket_path(home, box_id)))
+            return cls(home, box_id, pid, volume)
         except OSError:
             return None
 
@@ -128,6 +134,17 @@ class Box:
                 if os.stat(f"/proc/{entry}/ns/pid").st_ino == namespace:
                     pids[_innermost_pid(entry)] = int(entry)
         return pids
+
+    def mounts_made_inside(self) -> list[Mount]:
+        """What was mounted after the box was built: by a process in it, or by another one on the host. (A box
+        that an earlier version has built is not known to have any.)"""
+        try:
+            text = os.fsdecode(self._mounts_file.read_bytes())
+        except FileNotFoundError:
+            return []
+        # Paths may have changed: a folder above a mount, or the folder that it shows, was renamed.
+        built = {(mount.mount_id, mount.device) for mount in parse_mountinfo(text)}
+        return [mount for mount in mounts(self.pid) if (mount.mount_id, mount.device) not in built]
 
     def open_namespace(self, kind: str) -> int:
         """A descriptor of one of the keeper's namespaces."""

@@ -42,6 +42,7 @@ from waypoint.home import Home
 from waypoint.kernel import processes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.kernel.processes import printable
 from waypoint.model import Actor, Checkpoint, IntentFrom, Kind
 from waypoint.store.points import AgentState
 from waypoint.store.sessions import SessionRow
@@ -196,7 +197,11 @@ class Capture:
         note_moved_mounts(live.box.volume, live.box.pid)
         live.stream.hold()
         self._pool.snapshot(live.box.volume, stage.files, readonly=True)
-        return _Dump(not_covered=("processes are not part of it: files only",))
+        mounted = (
+            f"{printable(mount.path)} ({mount.fstype}) was mounted inside the session and is left out"
+            for mount in live.box.mounts_made_inside()
+        )
+        return _Dump(not_covered=("processes are not part of it: files only", *mounted))
 
     def _dump(self, row: SessionRow, live: Live, stage: Stage) -> _Dump:
         """The process tree and the files of one moment. The pause is in the loop and nowhere else."""

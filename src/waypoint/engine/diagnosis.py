@@ -7,7 +7,6 @@ looked for in the processes themselves; otherwise the log's first error is what 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import re
@@ -16,13 +15,14 @@ from pathlib import Path
 
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.box.box import Box
+from waypoint.engine import unrestorable
 from waypoint.engine.criu import CriuFailed, CriuTimedOut
 from waypoint.engine.images import RESTORE_FILES_ONLY
 from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
 from waypoint.kernel import processes
+from waypoint.kernel.mounts import Mount
 
 FILES_ONLY = Arg("checkpoint", files_only=True)
-_NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "time", "cgroup")
 _TEST_BYTES = 8 << 20
 _TRANSIENT = ("In-flight connection", "in-flight socket")
 """CRIU's words for a connection that is not accepted yet. Mostly it is a moment later."""
@@ -64,9 +64,15 @@ def cannot_checkpoint(box: Box, images: Path, failure: CriuFailed) -> WaypointEr
             hint=Hint("try again, or save the files alone: ", FILES_ONLY),
             log=lines[:20],
         )
+    return cannot_save(find_unsavable(box) or _find_in_log(box, lines), lines)
+
+
+def cannot_save(
+    obstacles: Sequence[tuple[processes.Process, str]], lines: Sequence[str] = ()
+) -> CannotCheckpoint:
+    """The error that names processes, each with the reason why it cannot be saved; `lines`: CRIU's log."""
     culprits = [
-        {"pid": process.pid, "command": process.command, "reason": reason}
-        for process, reason in find_unsavable(box) or _find_in_log(box, lines)
+        {"pid": process.pid, "command": process.command, "reason": reason} for process, reason in obstacles
     ]
     if culprits:
         first = culprits[0]
@@ -79,7 +85,17 @@ def cannot_checkpoint(box: Box, images: Path, failure: CriuFailed) -> WaypointEr
             "end that process, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"
         ),
         processes=culprits,
-        log=lines[:20],
+        log=list(lines[:20]),
+    )
+
+
+def cannot_save_mounts(made: Sequence[Mount]) -> CannotCheckpoint:
+    """The error for a session in which something was mounted: it would be gone after a restore."""
+    names = [f"{processes.printable(mount.path)} ({mount.fstype})" for mount in made]
+    return CannotCheckpoint(
+        f"what is mounted inside the session cannot be saved: {', '.join(names[:3])}",
+        hint=Hint("unmount it, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"),
+        mounts=names,
     )
 
 
@@ -95,14 +111,17 @@ def cannot_restore(images: Path, failure: CriuFailed) -> CannotRestore:
 
 
 def find_unsavable(box: Box) -> list[tuple[processes.Process, str]]:
-    """The processes of a box that CRIU is known to refuse, each with the reason."""
+    """The processes of a box that CRIU is known to refuse, each with the reason. (Namespaces of their own are
+    noticed at the freeze: unrestorable.py.)"""
     members = processes.below(box.pid)  # CRIU may be among them, in namespaces of its own
     anchor = next((process for process in members if process.comm == "waypoint-anchor"), None)
     if anchor is None:
         return []
-    result = []
-    tree = [anchor, *processes.below(anchor.host_pid)]
-    for process in sorted(tree, key=lambda process: -process.namespaces):
+    result = [
+        (process, unrestorable.NESTED)
+        for process in unrestorable.nested_processes(anchor, processes.below(anchor.host_pid))
+    ]
+    for process in [anchor, *processes.below(anchor.host_pid)]:
         targets = processes.descriptors(process.host_pid).values()
         if any("io_uring" in target for target in targets):
             result.append((process, "it uses io_uring, which cannot be saved"))
@@ -110,20 +129,6 @@ def find_unsavable(box: Box) -> list[tuple[processes.Process, str]]:
             result.append((process, "it holds a BPF object, which cannot be saved"))
         elif tracer := _read_tracer(process.host_pid):
             result.append((process, f"it is being traced by {tracer.command}"))
-        elif process.namespaces > anchor.namespaces:
-            in_box = dataclasses.replace(process, pid=process.pids[anchor.namespaces - 1])
-            result.append((in_box, "it lives in a nested pid namespace, which cannot be saved"))
-        else:
-            own = [
-                kind
-                for kind in _NAMESPACES
-                if processes.namespace(process.host_pid, kind)
-                not in (None, processes.namespace(anchor.host_pid, kind))
-            ]
-            if own:
-                result.append(
-                    (process, f"it lives in a {own[0]} namespace of its own, which cannot be saved")
-                )
     return result
 
 

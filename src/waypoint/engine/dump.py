@@ -26,7 +26,7 @@ from typing import Self
 from waypoint.api.hints import Do, Hint
 from waypoint.box.box import Box
 from waypoint.box.keeper import Hello
-from waypoint.engine import criu, diagnosis, images, traits
+from waypoint.engine import criu, diagnosis, images, traits, unrestorable
 from waypoint.engine.criu import Stage
 from waypoint.engine.diagnosis import FILES_ONLY
 from waypoint.engine.images import DumpStats, Lock, TreeState
@@ -130,6 +130,7 @@ class Dump:
         )
         state: TreeState | None = None
         typed: dict[int, bytes] = {}
+        obstacles: list[unrestorable.Obstacle] = []
         try:
             with (
                 _open_folder(parent) as inherited,
@@ -149,16 +150,26 @@ class Dump:
                             typed = _take_typed(box)
                             conversation.proceed()  # it reports DUMPED before it lets the tree run
                             tree = processes.below(anchor.host_pid)
+                            open_files = _OpenFiles.of(tree)
+                            obstacles = unrestorable.find(anchor, open_files.by_process, box.pid)
+                            if obstacles:
+                                continue
                             state = self._describe(
-                                tree, hello, typed, saves_ipc=saves_ipc, network_locked=lock_network
+                                open_files, hello, typed, saves_ipc=saves_ipc, network_locked=lock_network
                             )
                             yield tree
+                        case Stage.DUMPED if obstacles:
+                            raise diagnosis.cannot_save(obstacles)
+                        case Stage.DUMPED if made := box.mounts_made_inside():
+                            raise diagnosis.cannot_save_mounts(made)
                         case Stage.DUMPED:
                             put_typed(box, typed)
                             typed = {}
                             if images.has_link_remaps(folder):
                                 yield processes.below(anchor.host_pid)
         except criu.CriuFailed as failure:
+            if obstacles:
+                raise diagnosis.cannot_save(obstacles) from failure
             raise diagnosis.cannot_checkpoint(box, folder, failure) from failure
         finally:
             put_typed(box, typed)
@@ -179,7 +190,7 @@ class Dump:
 
     def _describe(
         self,
-        tree: list[processes.Process],
+        open_files: _OpenFiles,
         hello: Hello,
         typed: dict[int, bytes],
         *,
@@ -187,7 +198,7 @@ class Dump:
         network_locked: bool,
     ) -> TreeState:
         box = self._box
-        open_files = _OpenFiles([(process, processes.descriptors(process.host_pid)) for process in tree])
+        tree = [process for process, _ in open_files.by_process]
         return TreeState(
             anchor=hello.anchor,
             status_pipe=hello.status_pipe,
@@ -336,6 +347,10 @@ class _OpenFiles:
     """The processes of a tree, each with the targets of its descriptors."""
 
     by_process: list[tuple[processes.Process, dict[int, str]]]
+
+    @classmethod
+    def of(cls, tree: Sequence[processes.Process]) -> Self:
+        return cls([(process, processes.descriptors(process.host_pid)) for process in tree])
 
     def posix_locks(self) -> Iterator[Lock]:
         """All POSIX locks of the tree, from the kernel itself. (flock and OFD locks belong to open files,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from pathlib import Path
 
 # mount(2)
@@ -132,6 +133,15 @@ def openat2(dir_fd: int, path: str | bytes, flags: int, *, mode: int = 0, resolv
     fd = libc.syscall(ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(dir_fd), name, ctypes.byref(how), size)
     if fd < 0:
         raise oserror("openat2", os.fsdecode(path))
+    return int(fd)
+
+
+def open_by_handle(mount_fd: int, kind: int, handle: bytes) -> int:
+    """open_by_handle_at(2): a file of the file system that `mount_fd` is on, as O_PATH."""
+    packed = ctypes.create_string_buffer(struct.pack("=Ii", len(handle), kind) + handle)
+    fd = libc.open_by_handle_at(mount_fd, packed, os.O_PATH | os.O_CLOEXEC)
+    if fd < 0:
+        raise oserror("open_by_handle_at")
     return int(fd)
 
 
