@@ -160,6 +160,9 @@ class FakeHeld:
     def complete(self) -> bool:
         return self._box.alive
 
+    def runs(self, pid: int) -> bool:
+        return True
+
     def stop_timers(self) -> None:
         pass
 

@@ -114,6 +114,9 @@ class Copies:
             undo.callback(self._boxes.end, live, "the restore failed")
             held = self._engine.hold(live.box, images)
             live.memory.track_from(processes.host_pids(live.box.pid), images)
+            if state.shell and not held.runs(state.shell.pid):
+                # It ended just before the freeze, and the terminal had not been told yet.
+                state = msgspec.structs.replace(state, shell=None)
             live.terminal.thaw(state)
             live.terminal.find_shell()
             self._boxes.remember_terminal(live)
@@ -137,6 +140,8 @@ class Copies:
                     os.close(space)
             if size:
                 live.terminal.resize(size)
+            if live.terminal.shell is None:  # the point was taken between the end of a shell and the next one
+                self._boxes.start_shell(live, self._registry.facts(point).shell.cwd)
         except BaseException:
             self.end_spare(twin)
             raise

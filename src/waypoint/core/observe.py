@@ -57,11 +57,10 @@ def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
 
 def look_at_shell(box: Box, terminal: Terminal) -> ShellFact:
     """Where the shell is and what it exports, as it wrote at its last prompt."""
-    shell = terminal.shell
     text = ""
     with contextlib.suppress(OSError):
         text = _read(box, _SHELL_FILE).decode(errors="replace")
-    return parse_shell(text, shell.cwd if shell else "/", terminal.foreground())
+    return parse_shell(text, terminal.cwd, terminal.foreground())
 
 
 def _read(box: Box, path: str) -> bytes:

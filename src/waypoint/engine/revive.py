@@ -50,6 +50,10 @@ class HeldTree:
         ran out; CRIU would wait for it until its time limit."""
         return not any(processes.is_over(host_pid) for host_pid in self._members)
 
+    def runs(self, pid: int) -> bool:
+        """Whether it has a process of that number (in the box) which has not ended."""
+        return any(process.pid == pid and process.state != "Z" for process in processes.below(self.box.pid))
+
     def stop_timers(self) -> None:
         """For a tree that is held for long. Timer descriptors run from the moment they are restored. (Other
         timers, and TCP connections, are started by CRIU when it leaves this stage.)"""

@@ -79,6 +79,8 @@ class Terminal:
         self.watchers: list[Watcher] = []
         self.shell: Shell | None = None
         self._shell_host_pid: int | None = None
+        self._last_cwd = "/"
+        """Where the last shell was when it ended."""
         self._state_changed = threading.Condition(self.lock)
         self._run: Run | None = None
         self._turn = locks.lock("terminal turn")
@@ -302,6 +304,7 @@ class Terminal:
             if os.WIFSIGNALED(status):
                 self._end_orphans(self.shell.pid)
             self._reset_modes()
+            self._last_cwd = self.shell.cwd
             self.shell = None
             self._state_changed.notify_all()
 
@@ -324,6 +327,12 @@ class Terminal:
             modes[_OUTPUT_MODES] |= termios.OPOST | termios.ONLCR
             modes[_LOCAL_MODES] |= termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN
             termios.tcsetattr(self._slave, termios.TCSANOW, modes)
+
+    @property
+    def cwd(self) -> str:
+        """Where its shell is; between two shells, where the next one starts."""
+        shell = self.shell
+        return shell.cwd if shell else self._last_cwd
 
     def find_shell(self) -> None:
         """Finds the shell's host pid now, so that a caller in a hurry has it."""
