@@ -107,7 +107,7 @@ def told(found: list[Delta]) -> set[tuple[str, str]]:
             said.add(("-", delta.path))
         else:
             if delta.renamed:
-                said.add((f"{delta.renamed_from} ->", delta.path))
+                said.add((f"{delta.old_path} ->", delta.path))
             if words := delta.what - {"times"}:
                 said.add((delta.path, " ".join(sorted(words))))
     return said
@@ -367,7 +367,7 @@ def test_trees_that_cannot_be_sent_are_walked(trees: Trees, pool: Pool) -> None:
     (trees.live / "f").write_text("one")
     old = trees.snapshot()
     (trees.live / "f").write_text("two")
-    with pytest.raises(deltas.Declined):
+    with pytest.raises(deltas.CannotCompare):
         by_send(old, trees.live)
     assert told(differences(old, trees.live)) == {("f", "content")}
     with pytest.raises(NotFound):
@@ -430,9 +430,9 @@ def test_no_thread_and_no_descriptor_stays_behind(trees: Trees) -> None:
     new = trees.snapshot()
     before = sorted(os.listdir("/proc/self/fd")), threading.active_count()
     by_send(old, new)
-    with pytest.raises(deltas.Declined):
+    with pytest.raises(deltas.CannotCompare):
         by_send(trees.live, new)
-    with pytest.raises(deltas.Declined):
+    with pytest.raises(deltas.CannotCompare):
         by_send(old, trees.live)
     assert (sorted(os.listdir("/proc/self/fd")), threading.active_count()) == before
 

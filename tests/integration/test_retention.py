@@ -138,14 +138,14 @@ def test_a_point_that_is_being_compared_goes_afterwards(session: waypoint.Sessio
     session.checkpoint("three")
     files = [home.checkpoints / point.id / "files" for point in (first, second)]
     fds = [os.open(tree, os.O_RDONLY | os.O_DIRECTORY) for tree in files]
-    sending = deltas._Sending(*fds)
+    stream = deltas._SendStream(*fds)
     try:
         second.forget()
         assert [point.info.label for point in session.checkpoints()] == ["c1", "c3"]
     finally:
-        while sending.read():
+        while stream.read():
             pass
-        sending.close()
+        stream.close()
         for fd in fds:
             os.close(fd)
     call("prune")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from waypoint.kernel.pool import deltas
-from waypoint.kernel.pool.deltas import Declined, by_walk, parse_stream
+from waypoint.kernel.pool.deltas import CannotCompare, by_walk, parse_stream
 
 HEADER = b"btrfs-stream\0" + struct.pack("<I", 1)
 
@@ -62,7 +62,7 @@ def test_a_stream_is_read_in_whatever_pieces_it_comes(size: int) -> None:
     ],
 )
 def test_what_cannot_be_understood_is_declined(stream: bytes) -> None:
-    with pytest.raises(Declined):
+    with pytest.raises(CannotCompare):
         list(parse_stream(in_pieces(stream, 100)))
 
 

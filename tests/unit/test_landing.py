@@ -31,7 +31,7 @@ from waypoint.history import export, landing
 from waypoint.history.changes import compare_views
 from waypoint.history.landing import LandingPlan, LandingRules, Selection
 from waypoint.history.view import OPAQUE, REDIRECT, PointView
-from waypoint.kernel.placement import ANYTHING, Dress, Folder, Moved
+from waypoint.kernel.placement import ANYTHING, Folder, Metadata, PlaceChanged
 from waypoint.model import Conflict, Landed, Landing, LeftOut
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="whiteouts and owners need root")
@@ -56,9 +56,9 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def test_a_file_gets_its_place_with_all_that_it_is(folder: Folder, tmp_path: Path) -> None:
-    folder.put_folder("sub", Dress(0o750, (3, 4)))
-    dress = Dress(0o4751, (1, 2), {"user.color": b"red"}, 10**9)
-    status = folder.put_file("sub/a", str(tmp_path / "new"), dress, instead_of=None)
+    folder.put_folder("sub", Metadata(0o750, (3, 4)))
+    metadata = Metadata(0o4751, (1, 2), {"user.color": b"red"}, 10**9)
+    status = folder.put_file("sub/a", str(tmp_path / "new"), metadata, instead_of=None)
     there = tmp_path / "here" / "sub" / "a"
     assert there.read_text() == "new"
     about = there.stat()
@@ -80,10 +80,10 @@ def test_no_link_on_the_way_is_followed(folder: Folder, tmp_path: Path) -> None:
     (here / "magic").symlink_to(f"/proc/self/fd/{folder.fd}")
     for name in ("out", "up", "round", "magic"):
         for act in (
-            lambda path: folder.put_file(path, str(tmp_path / "new"), Dress()),
-            lambda path: folder.put_folder(path, Dress()),
-            lambda path: folder.put_link(path, "x", Dress()),
-            lambda path: folder.dress(path, Dress(mode=0o777)),
+            lambda path: folder.put_file(path, str(tmp_path / "new"), Metadata()),
+            lambda path: folder.put_folder(path, Metadata()),
+            lambda path: folder.put_link(path, "x", Metadata()),
+            lambda path: folder.set_metadata(path, Metadata(mode=0o777)),
             folder.remove,
             folder.look,
         ):
@@ -92,10 +92,10 @@ def test_no_link_on_the_way_is_followed(folder: Folder, tmp_path: Path) -> None:
             assert caught.value.errno == errno.ELOOP
     for path in ("../outside/precious", "/etc/passwd"):
         with pytest.raises(OSError, match="cross-device"):
-            folder.put_file(path, str(tmp_path / "new"), Dress())
+            folder.put_file(path, str(tmp_path / "new"), Metadata())
     for path in ("..", ".", "", "inside/..", "a\0b"):
         with pytest.raises(OSError, match="Invalid"):
-            folder.put_file(path, str(tmp_path / "new"), Dress())
+            folder.put_file(path, str(tmp_path / "new"), Metadata())
     assert (tmp_path / "outside" / "precious").read_text() == "precious"
     assert os.listdir(tmp_path / "outside") == ["precious"]
 
@@ -105,10 +105,10 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_written_through(
 ) -> None:
     target = tmp_path / "outside" / "precious"
     (tmp_path / "here" / "a").symlink_to(target)
-    folder.dress("a", Dress(mode=0o777, owner=(5, 6), mtime_ns=7))
+    folder.set_metadata("a", Metadata(mode=0o777, owner=(5, 6), mtime_ns=7))
     assert (target.stat().st_uid, stat.S_IMODE(target.stat().st_mode)) == (0, 0o644)
     assert (tmp_path / "here" / "a").lstat().st_uid == 5
-    folder.put_file("a", str(tmp_path / "new"), Dress(mode=0o600))
+    folder.put_file("a", str(tmp_path / "new"), Metadata(mode=0o600))
     assert not (tmp_path / "here" / "a").is_symlink()
     assert target.read_text() == "precious"
 
@@ -117,18 +117,18 @@ def test_a_place_that_is_not_as_expected_is_left_alone(folder: Folder, tmp_path:
     here = tmp_path / "here"
     (here / "a").write_text("mine")
     seen = folder.look("a")
-    with pytest.raises(Moved):
-        folder.put_file("a", str(tmp_path / "new"), Dress(), instead_of=None)
+    with pytest.raises(PlaceChanged):
+        folder.put_file("a", str(tmp_path / "new"), Metadata(), instead_of=None)
     (here / "a").write_text("mine, changed")
     for act in (
-        lambda: folder.put_file("a", str(tmp_path / "new"), Dress(), instead_of=seen),
+        lambda: folder.put_file("a", str(tmp_path / "new"), Metadata(), instead_of=seen),
         lambda: folder.remove("a", instead_of=seen),
-        lambda: folder.dress("a", Dress(mode=0o600), instead_of=seen),
+        lambda: folder.set_metadata("a", Metadata(mode=0o600), instead_of=seen),
     ):
-        with pytest.raises(Moved):
+        with pytest.raises(PlaceChanged):
             act()
     assert (here / "a").read_text() == "mine, changed"
-    folder.put_file("a", str(tmp_path / "new"), Dress(), instead_of=folder.look("a"))
+    folder.put_file("a", str(tmp_path / "new"), Metadata(), instead_of=folder.look("a"))
     assert (here / "a").read_text() == "new"
 
 
@@ -136,18 +136,18 @@ def test_a_folder_goes_only_when_it_is_meant(folder: Folder, tmp_path: Path) -> 
     (tmp_path / "here" / "a").mkdir()
     (tmp_path / "here" / "a" / "work").write_text("work")
     with pytest.raises(IsADirectoryError):
-        folder.put_file("a", str(tmp_path / "new"), Dress())
-    folder.put_folder("a", Dress(mode=0o711), instead_of=ANYTHING)
+        folder.put_file("a", str(tmp_path / "new"), Metadata())
+    folder.put_folder("a", Metadata(mode=0o711), instead_of=ANYTHING)
     assert (tmp_path / "here" / "a" / "work").read_text() == "work"
     assert folder.remove("a") is False
-    folder.put_file("a", str(tmp_path / "new"), Dress(), instead_of=folder.look("a"))
+    folder.put_file("a", str(tmp_path / "new"), Metadata(), instead_of=folder.look("a"))
     assert (tmp_path / "here" / "a").read_text() == "new"
 
 
 def test_a_folder_takes_the_place_of_a_link(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "here" / "a").symlink_to(tmp_path / "outside")
-    folder.put_folder("a", Dress(mode=0o755), instead_of=folder.look("a"))
-    folder.put_file("a/precious", str(tmp_path / "new"), Dress())
+    folder.put_folder("a", Metadata(mode=0o755), instead_of=folder.look("a"))
+    folder.put_file("a/precious", str(tmp_path / "new"), Metadata())
     assert (tmp_path / "outside" / "precious").read_text() == "precious"
     assert (tmp_path / "here" / "a" / "precious").read_text() == "new"
 
@@ -155,11 +155,11 @@ def test_a_folder_takes_the_place_of_a_link(folder: Folder, tmp_path: Path) -> N
 def test_what_fails_leaves_nothing_behind(folder: Folder, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no regular file"):
-        folder.put_file("a", str(tmp_path / "pipe"), Dress())
+        folder.put_file("a", str(tmp_path / "pipe"), Metadata())
     with pytest.raises(FileNotFoundError):
-        folder.put_file("a", str(tmp_path / "absent"), Dress())
+        folder.put_file("a", str(tmp_path / "absent"), Metadata())
     with pytest.raises(FileNotFoundError):
-        folder.put_file("no/such/a", str(tmp_path / "new"), Dress())
+        folder.put_file("no/such/a", str(tmp_path / "new"), Metadata())
     with pytest.raises(FileNotFoundError):
         folder.put_name("a", "nothing")
     assert os.listdir(tmp_path / "here") == []
@@ -550,7 +550,7 @@ def test_what_appears_while_landing_is_not_overwritten(world: World) -> None:
     with Folder.open(world.target) as ground:
         plan = landing.plan_landing(selection, old, new, ground, "/t", LandingRules())
         (world.target / "f").write_text("just made here")
-        with pytest.raises(Moved):
+        with pytest.raises(PlaceChanged):
             list(carry_out(plan.steps, new, ground, times=False, insist=True))
     assert (world.target / "f").read_text() == "just made here"
 

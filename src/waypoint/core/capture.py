@@ -208,7 +208,10 @@ class Capture:
         shell = live.terminal.shell
         terminal: TerminalState | None = None
         facts: Facts | None = None
-        with self._precopied(live) as size_bytes, self._ram.ahead_of(stage.images, size_bytes) as images:
+        with (
+            self._precopied(live) as size_bytes,
+            self._ram.staged_in_memory(stage.images, size_bytes) as images,
+        ):
             with (
                 live.terminal.no_typing(),
                 self._doors.closed_for_dump(live, images),
@@ -248,7 +251,7 @@ class Capture:
         if not live.memory.should_precopy(size_bytes):
             yield size_bytes
             return
-        with self._ram.passing(size_bytes) as folder:
+        with self._ram.temporary_folder(size_bytes) as folder:
             if folder:
                 size_bytes -= live.memory.precopy(folder)
                 self._pool.flush(live.box.volume)  # that took a while

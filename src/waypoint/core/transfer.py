@@ -43,7 +43,7 @@ from waypoint.history.landing import (
 from waypoint.history.view import Place, PointView, printable
 from waypoint.kernel import files
 from waypoint.kernel.files import Entry
-from waypoint.kernel.placement import ANYTHING, Dress, Expected, Folder, Moved
+from waypoint.kernel.placement import ANYTHING, Expected, Folder, Metadata, PlaceChanged
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
 from waypoint.store.sessions import SessionRow
 
@@ -205,11 +205,11 @@ class Transfer:
         try:
             for path, status in carry_out(steps, view, ground, times=False, insist=True):
                 stamps[os.fsencode(posixpath.join(to, path))] = _stamp(status)
-        except Moved as moved:
+        except PlaceChanged as change:
             raise LandingConflict(
-                f"{printable(posixpath.join(to, moved.path))} changed while this was landing",
+                f"{printable(posixpath.join(to, change.path))} changed while this was landing",
                 hint="what came before it has landed; look again, and land the rest",
-            ) from moved
+            ) from change
         finally:
             # What has landed is recorded, also when the rest fails.
             self._registry.store.landings.add(row.id, stamps)
@@ -225,7 +225,7 @@ class Transfer:
             if origin:
                 began.append(int(origin.created_at * 1e9))
         # Its layer keeps its birth through snapshots, where the pool knows births at all.
-        if born := files.born(f"{view.volume}/upper"):
+        if born := files.birth_time(f"{view.volume}/upper"):
             began.append(born[0] * 1_000_000_000 + born[1])
         return min(began)
 
@@ -398,7 +398,7 @@ def _with_undone(
 
 def _made_folder(outside: Folder, path: str) -> Folder:
     with contextlib.closing(outside.destination(path)[0]) as above:
-        above.put_folder(posixpath.basename(path), Dress(mode=0o755), instead_of=None)
+        above.put_folder(posixpath.basename(path), Metadata(mode=0o755), instead_of=None)
     return outside.enter(path, durable=True)
 
 
@@ -455,17 +455,17 @@ def _each(
             continue
         if replaces_folder:
             replaced.append(step.path)  # with all that was in it
-        dress = _dress(step, place, view, ground, times=times)
+        metadata = _metadata(step, place, view, ground, times=times)
         if step.action == "mode":
-            ground.dress(step.path, dress, instead_of=expected)
+            ground.set_metadata(step.path, metadata, instead_of=expected)
         elif place.entry.is_folder:
-            yield step.path, ground.put_folder(step.path, dress, instead_of=expected)
+            yield step.path, ground.put_folder(step.path, metadata, instead_of=expected)
         elif place.entry.is_link:
             where = view.host_path(place)
             target = files.target(where) if where else None
             if target is None:
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
-            yield step.path, ground.put_link(step.path, target, dress, instead_of=expected)
+            yield step.path, ground.put_link(step.path, target, metadata, instead_of=expected)
         elif place.upper is not None and (first := names.get(place.entry.inode)):
             yield from ground.commit()
             yield step.path, ground.put_name(step.path, first, instead_of=expected)
@@ -473,30 +473,30 @@ def _each(
             where = view.data_path(place)
             if where is None:
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
-            ground.prepare_file(step.path, where, dress, instead_of=expected)
+            ground.prepare_file(step.path, where, metadata, instead_of=expected)
             if place.upper is not None and place.entry.links > 1:
                 names[place.entry.inode] = step.path
             if ground.prepared >= _AT_ONCE:
                 yield from ground.commit()
 
 
-def _dress(step: LandingStep, place: Place, view: PointView, ground: Folder, *, times: bool) -> Dress:
+def _metadata(step: LandingStep, place: Place, view: PointView, ground: Folder, *, times: bool) -> Metadata:
     """Which owner, mode and attributes are set; the others stay as they are there."""
     entry, there = place.entry, step.present
     mtime = entry.mtime_ns if times else None
     wanted: dict[str, bytes | None] = {**portable_attributes(view.attributes(place))}
     if there is None or "type" in step.what:
-        return Dress(entry.mode, (entry.uid, entry.gid), wanted, mtime)
+        return Metadata(entry.mode, (entry.uid, entry.gid), wanted, mtime)
     with ground.at(step.path) as where:
         present = portable_attributes(files.attributes(where))
     if step.action == "mode":
-        return Dress(
+        return Metadata(
             entry.mode if "mode" in step.what else None,
             (entry.uid, entry.gid) if "owner" in step.what else None,
             {**dict.fromkeys(present), **wanted} if "xattr" in step.what else None,
             mtime,
         )
-    return Dress(
+    return Metadata(
         entry.mode if "mode" in step.what else there.mode,
         (entry.uid, entry.gid) if "owner" in step.what else (there.uid, there.gid),
         wanted if "xattr" in step.what else {**present},
@@ -509,7 +509,7 @@ def _set_times(steps: Sequence[LandingStep], ground: Folder) -> None:
     for step in reversed(steps):
         if step.place and step.place.entry.is_folder:
             with contextlib.suppress(FileNotFoundError):
-                ground.dress(step.path, Dress(mtime_ns=step.place.entry.mtime_ns))
+                ground.set_metadata(step.path, Metadata(mtime_ns=step.place.entry.mtime_ns))
 
 
 def _check_room(steps: Sequence[LandingStep], ground: Folder) -> None:
@@ -653,15 +653,15 @@ class _Copying:
             raise UsageError(
                 f"{printable(path)} is a {there.kind} there", hint="remove it first, or choose another place"
             )
-        dress = self._dress(piece, path)
+        metadata = self._metadata(piece, path)
         if entry.is_folder:
             if there is None:
-                status = folder.put_folder(path, dress)
+                status = folder.put_folder(path, metadata)
                 self._made.add((status.st_dev, status.st_ino))
                 self._times.append((path, entry.mtime_ns))
             self._folders += 1
         elif entry.is_link:
-            folder.put_link(path, piece.target or "", dress)
+            folder.put_link(path, piece.target or "", metadata)
             self._links += 1
         elif piece.identity and piece.identity in self._names:
             folder.put_name(path, self._names[piece.identity])
@@ -669,12 +669,12 @@ class _Copying:
         else:
             if piece.data is None:
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            self._bytes += folder.put_file(path, piece.data, dress).st_size
+            self._bytes += folder.put_file(path, piece.data, metadata).st_size
             self._files += 1
             if piece.identity:
                 self._names[piece.identity] = path
 
-    def _dress(self, piece: _Piece, path: str) -> Dress:
+    def _metadata(self, piece: _Piece, path: str) -> Metadata:
         entry, attributes = piece.entry, portable_attributes(piece.attributes)
         mode = entry.mode
         gives_rights = mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in attributes
@@ -682,12 +682,12 @@ class _Copying:
             self._leave(path, "came without the rights that it gives to the user who runs it")
             mode &= ~(stat.S_ISUID | stat.S_ISGID)
             attributes.pop("security.capability", None)
-        return Dress(mode, (entry.uid, entry.gid), {**attributes}, entry.mtime_ns)
+        return Metadata(mode, (entry.uid, entry.gid), {**attributes}, entry.mtime_ns)
 
     def finish(self, target: str) -> Copied:
         for path, mtime_ns in reversed(self._times):
             with contextlib.suppress(FileNotFoundError):
-                self._folder.dress(path, Dress(mtime_ns=mtime_ns))
+                self._folder.set_metadata(path, Metadata(mtime_ns=mtime_ns))
         for path, attribute in self._folder.lost:
             self._leave(posixpath.join(target, path), f"came without {attribute}: not possible there")
         return Copied(
@@ -704,8 +704,8 @@ def _translated() -> Iterator[None]:
     """Translates what the kernel refuses."""
     try:
         yield
-    except Moved as moved:
-        raise LandingConflict(f"{printable(moved.path)} changed meanwhile", hint="look again") from moved
+    except PlaceChanged as change:
+        raise LandingConflict(f"{printable(change.path)} changed meanwhile", hint="look again") from change
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else ""
         where = "" if name.startswith("/proc/self/fd/") else f"{printable(name)}: "

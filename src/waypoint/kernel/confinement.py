@@ -1,19 +1,19 @@
 """What a process in a box may not do, as data: capabilities, a system call filter, paths of /proc and /sys.
 
-The agent in a session is root of its box, and root of a box must not be root of the machine. Three things
-see to that, each on its own: capabilities (what root may do at all), a seccomp filter (which parts of the
-kernel can be reached), and mounts over those files of /proc and /sys that obey user id 0 whatever its
-capabilities are. The keeper applies them to what it starts and after each restore; nothing here does.
+The agent in a session is root of its box, and root of a box must not be root of the machine. Three
+mechanisms ensure it, each on its own: capabilities (what root may do at all), a seccomp filter (which parts
+of the kernel can be reached), and mounts over those files of /proc and /sys that obey user id 0 without any
+capability. The keeper applies them to the processes that it starts, and after each restore; this module only
+describes them.
 
-The filter is a list of what is refused, not of what is allowed: programs of all kinds run in a session and
-a call that is younger than this table does not exist for them (ENOSYS), so nothing new comes in unseen.
-Apart from what containers usually deny it refuses what a checkpoint could not carry: a program that
-is told "no such call" at its start falls back to what it did before there was one, whereas a checkpoint
-that meets an io_uring can only give up.
+The filter lists what is refused, not what is allowed, because programs of all kinds run in a session. A call
+that is newer than this table is refused too (ENOSYS), so no new call is allowed by accident. Besides what
+containers usually deny, the filter refuses what a checkpoint could not save: a program that gets "no such
+call" at its start falls back to an older way, but a checkpoint that meets an io_uring fails.
 
-One filter for the whole tree, in classic BPF, laid out as a binary search: seven comparisons where the
-kernel evaluates it, a few more where arguments count. Kernels since 5.11 work out when they load it which
-calls it always allows, and do not evaluate it for those. CRIU saves it and restores it with the tree.
+There is one filter for the whole tree, in classic BPF, as a binary search: seven comparisons where the kernel
+evaluates it, a few more where arguments count. Kernels since 5.11 determine when they load it which calls it
+always allows, and do not evaluate it for those. CRIU saves it and restores it with the tree.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ CAPABILITIES = {
 }
 """What root has in a box: the usual set of a container without CAP_MKNOD.
 
-Containers may make device nodes because a device controller decides who opens them. Here nothing would:
-`mknod` and the numbers of the machine's disk would be all it takes to read it. FIFOs, sockets and
+Containers may make device nodes because a device controller decides which process opens them. There is none
+here: `mknod` with the numbers of the machine's disk would be enough to read it. FIFOs, sockets and
 overlayfs' own whiteouts need no capability.
 """
 
@@ -63,7 +63,7 @@ DEFAULT_CAPS = sum(1 << number for number in CAPABILITIES.values())
 
 
 def available_caps(wanted: int = DEFAULT_CAPS) -> int:
-    """Those of `wanted` that this process could hand on: a host may have been stripped of some itself."""
+    """Those of `wanted` that this process has itself: a host may lack some."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapBnd:"):
             return wanted & int(line.split()[1], 16)
@@ -135,21 +135,21 @@ SYSCALLS: dict[str, tuple[int | None, int | None]] = {
     "open_tree_attr": (467, 467),
     "file_setattr": (469, 469),
 }
-"""The calls this module has an opinion on, by their numbers on x86-64 and on aarch64."""
+"""The calls that the filter treats specially, by their numbers on x86-64 and on aarch64."""
 
 NEWEST_SYSCALL = SYSCALLS["file_setattr"]
-"""What came later is unknown here and refused. x32 calls have bit 30 set and so are "later" too."""
+"""Higher numbers are unknown here and refused. x32 calls have bit 30 set and so are higher too."""
 
 _EPERM = (
-    # The machine's kernel, and what it tells about itself.
+    # The machine's kernel, and what it reveals about itself.
     *("kexec_load", "kexec_file_load", "reboot", "syslog", "acct", "bpf", "perf_event_open"),
     *("init_module", "finit_module", "delete_module", "create_module", "get_kernel_syms", "query_module"),
     *("iopl", "ioperm", "lookup_dcookie", "nfsservctl", "uselib"),
-    # The box's walls. (clone and unshare have rules of their own.)
+    # Mounts and namespaces of the box. (clone and unshare have rules of their own.)
     *("mount", "umount2", "pivot_root", "mount_setattr", "move_mount", "open_tree", "open_tree_attr"),
     *("fsopen", "fsconfig", "fsmount", "fspick", "setns"),
-    # File handles lead to any file of a file system, whatever is mounted where. (To ask for the handle of
-    # a file one can open is harmless, and allowed.)
+    # A file handle opens any file of a file system, whatever is mounted where. (Getting the handle of a file
+    # that the process can open is harmless, and allowed.)
     "open_by_handle_at",
     # Keys belong to the user id, and the host has a root too.
     *("add_key", "request_key", "keyctl"),
@@ -163,20 +163,26 @@ _ENOSYS = (
     "clone3",
     # CRIU cannot save these.
     *("io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "memfd_secret"),
-    # CRIU does not restore it: a program would go on believing in walls that are gone.
+    # CRIU does not restore it: a program would rely on restrictions that are gone.
     *("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"),
 )
 
 CLONE_NEW = (
-    *(CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET),
+    CLONE_NEWNS,
+    CLONE_NEWCGROUP,
+    CLONE_NEWUTS,
+    CLONE_NEWIPC,
+    CLONE_NEWUSER,
+    CLONE_NEWPID,
+    CLONE_NEWNET,
 )
 SOCKET_FAMILIES = {"AF_INET": 2, "AF_UNIX": 1, "AF_INET6": 10, "AF_NETLINK": 16, "AF_PACKET": 17}
-"""Those that CRIU can save. AF_VSOCK, which ends at the hypervisor and knows no namespaces, AF_ALG and the
-protocols that a mere socket() would load a module for are not among them."""
+"""Those that CRIU can save. Not among them: AF_VSOCK, which reaches the hypervisor and ignores namespaces,
+AF_ALG, and protocols for which socket() alone would load a kernel module."""
 
 TIOCSTI = 0x5412
 TIOCLINUX = 0x541C
-"""Both type into somebody else's terminal."""
+"""Both type into the terminal of another user."""
 
 # seccomp(2), struct seccomp_data and bpf_common.h
 SECCOMP_RET_KILL_PROCESS = 0x80000000
@@ -192,7 +198,7 @@ BPF_JMP_JSET_K = 0x45
 BPF_RET_K = 0x06
 
 _MACHINES = {"x86_64": (_X86_64, 0xC000003E), "aarch64": (_AARCH64, 0xC00000B7)}
-"""By what uname calls it: the column of the table and AUDIT_ARCH_*."""
+"""By the name that uname(2) gives: the column of the table and AUDIT_ARCH_*."""
 
 _Instruction = tuple[int, int, int, int]
 _Code = tuple[_Instruction, ...]
@@ -214,7 +220,7 @@ def _load(offset: int) -> _Instruction:
 
 
 def _argument(number: int) -> _Instruction:
-    """The low half of one: all that the kernel looks at in the arguments tested here."""
+    """The low half of an argument: the kernel ignores the rest of the arguments tested here."""
     return _load(SECCOMP_DATA_ARGS + 8 * number)
 
 
@@ -231,7 +237,7 @@ def _any_bit(mask: int, then: _Code, otherwise: _Code) -> _Code:
 
 
 def _verdicts(column: int) -> dict[int, _Code]:
-    """What becomes of each call that is not simply allowed, by number."""
+    """The code for each call that is not simply allowed, by number."""
     named = {name: _fail(errno.EPERM) for name in _EPERM}
     named |= {name: _fail(errno.ENOSYS) for name in _ENOSYS}
     spaces = sum(CLONE_NEW)
@@ -241,22 +247,18 @@ def _verdicts(column: int) -> dict[int, _Code]:
     named["socket"] = (_argument(0), *_one_of(families, _ALLOW, _fail(errno.EAFNOSUPPORT)))
     named["socketpair"] = named["socket"]
     named["ioctl"] = (_argument(1), *_one_of((TIOCSTI, TIOCLINUX), _fail(errno.EPERM), _ALLOW))
-    found = {}
-    for name, code in named.items():
-        number = SYSCALLS[name][column]
-        if number is not None:
-            found[number] = code
-    return found
+    by_number = {SYSCALLS[name][column]: code for name, code in named.items()}
+    return {number: code for number, code in by_number.items() if number is not None}
 
 
-def _search(stretches: list[tuple[int, _Code]]) -> _Code:
-    """The code that finds the stretch a number is in; each begins where its first field says."""
-    if len(stretches) == 1:
-        return stretches[0][1]
-    middle = len(stretches) // 2
-    below, above = _search(stretches[:middle]), _search(stretches[middle:])
+def _search(ranges: list[tuple[int, _Code]]) -> _Code:
+    """The code that finds the range a number is in; the first field of each is where it begins."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
     assert len(below) < 256, "a jump of classic BPF reaches no further"
-    return ((BPF_JMP_JGE_K, len(below), 0, stretches[middle][0]), *below, *above)
+    return ((BPF_JMP_JGE_K, len(below), 0, ranges[middle][0]), *below, *above)
 
 
 def seccomp_filter(machine: str | None = None) -> bytes:
@@ -274,20 +276,20 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     newest = NEWEST_SYSCALL[column]
     assert newest is not None
     verdicts = _verdicts(column) | {newest + 1: _fail(errno.ENOSYS)}
-    # -1 is what a tracer leaves behind when it has dealt with a call by itself.
+    # -1 is the number that a tracer sets when it has handled a call itself.
     verdicts |= {0xFFFFFFFF: _ALLOW}
-    stretches: list[tuple[int, _Code]] = [(0, _ALLOW)]
+    ranges: list[tuple[int, _Code]] = [(0, _ALLOW)]
     for number in sorted(verdicts):
-        if stretches[-1][1] != verdicts[number]:
-            stretches.append((number, verdicts[number]))
+        if ranges[-1][1] != verdicts[number]:
+            ranges.append((number, verdicts[number]))
         if number <= newest and number + 1 not in verdicts:
-            stretches.append((number + 1, _ALLOW))
+            ranges.append((number + 1, _ALLOW))
     program = (
         _load(SECCOMP_DATA_ARCH),
         (BPF_JMP_JEQ_K, 1, 0, arch),
         *_return(SECCOMP_RET_KILL_PROCESS),
         _load(SECCOMP_DATA_NR),
-        *_search(stretches),
+        *_search(ranges),
     )
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
@@ -314,7 +316,7 @@ MASKED_PATHS = (
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 )
-"""Covered with /dev/null or an empty folder: they tell about the machine or other users' memory."""
+"""Covered with /dev/null or an empty folder: they reveal the machine or the memory of other users."""
 
 READONLY_PATHS = (
     "/proc/bus",

@@ -1,14 +1,14 @@
 """Trees of files, copied exactly and removed completely, whatever a program has put into them.
 
-Where there is no btrfs a snapshot is a copy, and a copy that loses a whiteout or a hard link is a
-restore that loses work: everything that a program can see of a file is kept, down to `trusted.*`
-attributes, holes and odd inode types. What cannot be kept is said here: change times (ctime), birth
-times and inode flags (chattr) belong to the file system alone.
+Where there is no btrfs a snapshot is a copy, and a copy that loses a whiteout or a hard link is a restore
+that loses work: everything that a program can see of a file is kept, down to `trusted.*` attributes, holes
+and rare inode types. What cannot be kept: change times (ctime), birth times and inode flags (chattr), which
+only the file system can set.
 
-A session's tree was written by whoever lived in it, so nothing is assumed about it. Names are only
-ever used relative to an open folder and no symbolic link is followed. One descriptor per tree is
-open at any depth: the way up is "..", checked against the folder that was left on the way down. So
-folders nested ten thousand deep are copied and removed like any others.
+The tree of a session is written by untrusted programs, so nothing is assumed about it. Names are only used
+relative to an open folder and no symbolic link is followed. One descriptor per tree is open at any depth:
+the way up is "..", checked against the folder that was left on the way down. So folders nested ten thousand
+deep are copied and removed like any others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCK = 4096
 DEDUPE_RUN = 64 * 1024
 """Shorter runs are not worth sharing: each is one more extent to read when the file is used."""
 DEDUPE_CALL = 16 * 1024 * 1024
-"""What btrfs shares in one call at most; more is cut off in silence."""
+"""The most that btrfs shares in one call; it silently ignores the rest."""
 COPY_CALL = 1 << 30
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -40,14 +40,14 @@ _UNCLONABLE = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY}
 _PATH_ROOM = 3000
 
 Visit = Callable[[int, str, os.stat_result], bool]
-"""Asked about an entry: an open folder, a name in it, the status of what has that name."""
+"""Called for an entry with an open folder, a name in it, and the status of what has that name."""
 
 Omit = Callable[[str], bool]
-"""Asked about the name of an extended attribute."""
+"""Called with the name of an extended attribute."""
 
 
 class _Cursor:
-    """An open folder that moves down and up a tree and notices when somebody moves it."""
+    """An open folder that moves down and up a tree, and notices when the folder is moved meanwhile."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -134,7 +134,7 @@ def below(fd: int, name: str) -> str:
 
 
 class _Copy:
-    """One copy under way; `run` walks, the rest handles one entry each."""
+    """One copy of a tree: `run` walks, the other methods handle one entry each."""
 
     def __init__(
         self, source: int, target: int, *, reflink: bool, skip: Visit | None, omit: Omit | None
@@ -181,7 +181,7 @@ class _Copy:
         # Last, because everything created in a folder changes its times and a default ACL would be
         # inherited by what is created.
         status = os.fstat(self.source.fd)
-        self._dress(".", status)
+        self._set_metadata(".", status)
 
     def _entry(self, path: str, name: str, status: os.stat_result) -> None:
         inode = (status.st_dev, status.st_ino)
@@ -193,8 +193,8 @@ class _Copy:
         if stat.S_ISREG(status.st_mode):
             source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME, dir_fd=self.source.fd)
             try:
-                made = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-                target = os.open(name, made, 0o600, dir_fd=self.target.fd)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                target = os.open(name, flags, 0o600, dir_fd=self.target.fd)
                 try:
                     copy_file(source, target, reflink=self.reflink)
                 finally:
@@ -205,7 +205,7 @@ class _Copy:
             os.symlink(os.readlink(name, dir_fd=self.source.fd), name, dir_fd=self.target.fd)
         else:
             os.mknod(name, stat.S_IFMT(status.st_mode) | 0o600, status.st_rdev, dir_fd=self.target.fd)
-        self._dress(name, status)
+        self._set_metadata(name, status)
 
     def _link(self, first: str, name: str) -> None:
         """A hard link to what was copied before; its path may be longer than one call can take."""
@@ -220,7 +220,7 @@ class _Copy:
         finally:
             os.close(folder)
 
-    def _dress(self, name: str, status: os.stat_result) -> None:
+    def _set_metadata(self, name: str, status: os.stat_result) -> None:
         """Owner, mode, attributes, times: in this order, since each of the first two undoes a later one."""
         here = self.target.fd
         os.chown(name, status.st_uid, status.st_gid, dir_fd=here, follow_symlinks=False)
@@ -238,9 +238,9 @@ def copy_tree(
 ) -> None:
     """Make the folder `target` and all below it an exact copy of `source`. It must be there and empty.
 
-    What `skip` answers true to is left out, a folder with all that is in it; so are the extended
-    attributes that `omit` answers true to. A failure leaves a part of the copy behind: the caller
-    removes it.
+    An entry for which `skip` returns true is left out, a folder with its content; so are the extended
+    attributes for which `omit` returns true. A failure leaves a part of the copy behind: the caller removes
+    it.
     """
     from_fd = os.open(source, _FOLDER)
     try:
@@ -254,9 +254,9 @@ def copy_tree(
 
 
 def remove_tree(parent: int, name: str, *, destroy: Visit | None = None) -> None:
-    """Remove `name` from an open folder, with all that is in it. That it is not there is no error.
+    """Remove `name` from an open folder, with its content. Absence is no error.
 
-    `destroy` is asked about each folder first: it answers true when it has removed it in its own way.
+    `destroy` is called for each folder first, and returns true when it has removed it itself.
     """
     cursor = _Cursor(os.dup(parent))
     levels, path = [[name]], list[str]()
@@ -267,7 +267,7 @@ def remove_tree(parent: int, name: str, *, destroy: Visit | None = None) -> None
                 if not levels:
                     return
                 cursor.up()
-                _forgive_absence(os.rmdir, path.pop(), cursor.fd)
+                _ignore_absence(os.rmdir, path.pop(), cursor.fd)
                 continue
             entry = levels[-1].pop()
             try:
@@ -275,7 +275,7 @@ def remove_tree(parent: int, name: str, *, destroy: Visit | None = None) -> None
             except FileNotFoundError:
                 continue
             if not stat.S_ISDIR(status.st_mode):
-                _forgive_absence(os.unlink, entry, cursor.fd)
+                _ignore_absence(os.unlink, entry, cursor.fd)
             elif destroy is None or not destroy(cursor.fd, entry, status):
                 cursor.down(entry)
                 path.append(entry)
@@ -284,7 +284,7 @@ def remove_tree(parent: int, name: str, *, destroy: Visit | None = None) -> None
         cursor.close()
 
 
-def _forgive_absence(remove: Callable[..., None], name: str, folder: int) -> None:
+def _ignore_absence(remove: Callable[..., None], name: str, folder: int) -> None:
     try:
         remove(name, dir_fd=folder)
     except FileNotFoundError:
@@ -292,10 +292,10 @@ def _forgive_absence(remove: Callable[..., None], name: str, folder: int) -> Non
 
 
 def _same_runs(source: mmap.mmap | bytes, target: mmap.mmap | bytes) -> Iterator[tuple[int, int, int]]:
-    """Equal stretches of two contents as (source offset, target offset, length), in whole blocks.
+    """Equal runs of two contents as (source offset, target offset, length), in whole blocks.
 
-    Blocks are found by their hash wherever they are, because one more page in a process's heap
-    moves all that follows in its memory image.
+    Blocks are matched by their hash at any offset, because one more page in a process's heap moves all that
+    follows in its memory image.
     """
     at: dict[int, int] = {}
     for offset in range(0, len(source) - BLOCK + 1, BLOCK):
@@ -309,8 +309,8 @@ def _same_runs(source: mmap.mmap | bytes, target: mmap.mmap | bytes) -> Iterator
             continue
         if length >= DEDUPE_RUN:
             yield run
-        found = at.get(hash(block))
-        run = (0, 0, 0) if found is None else (found, offset, BLOCK)
+        match = at.get(hash(block))
+        run = (0, 0, 0) if match is None else (match, offset, BLOCK)
     if run[2] >= DEDUPE_RUN:
         yield run
 
@@ -333,15 +333,15 @@ def _dedupe_run(source: int, target: int, run: tuple[int, int, int]) -> int:
 
 
 def share_blocks(source: Path, target: Path, *, rewrite_rest: bool) -> int:
-    """Let `target` use the blocks of `source` wherever both hold the same; how many bytes that is.
+    """Let `target` use the blocks of `source` wherever both hold the same bytes. Returns how many bytes.
 
     The kernel compares before it shares, so this is safe on files in use, and what is read from
-    either never changes. It costs about a second of this thread per gigabyte: for the background.
-    Zero where the file system cannot do it.
+    either never changes. It takes about a second of this thread per gigabyte: for the background.
+    Returns 0 where the file system cannot do it.
 
     `rewrite_rest` is for btrfs, which frees an extent (up to 128 MiB) only when no byte of it is in
-    use: sharing 99% of one gives nothing back. What could not be shared is therefore written anew, the
-    same bytes, unless it is most of the file.
+    use: sharing 99% of one frees nothing. What could not be shared is therefore written again, the same
+    bytes, unless it is most of the file.
     """
     with open(source, "rb") as one, open(target, "r+b", buffering=0) as other:
         size = os.fstat(other.fileno()).st_size

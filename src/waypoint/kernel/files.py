@@ -1,13 +1,15 @@
-"""What can be learnt of a file without following a link, waiting for a writer or leaving a trace.
+"""lstat(2) and its relatives: reading about a file without following a link or waiting for a writer.
 
-The trees that Waypoint reads were written by whoever lived in them: names lead to pipes that nobody
-writes to, to devices, to links out of the tree. Here a path is only ever looked at as what it is. Absence is
-an answer (None), not an error: a base is the host's own and may change while it is read.
+The trees that Waypoint reads are written by untrusted programs: a name may be a FIFO without a writer, a
+device, or a link out of the tree. So no link is followed here and nothing but a regular file is read.
+Absence is an
+answer (None), not an error: a base is the host's own folder and may change while it is read.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 import sys
@@ -18,8 +20,8 @@ from waypoint.kernel.syscalls import libc
 
 EntryKind = Literal["file", "folder", "link", "fifo", "socket", "device"]
 
-COMPARED_AT_MOST = 256 << 20
-"""Files of the same size beyond this are not read: their times have to tell whether they differ."""
+MAX_COMPARED_BYTES = 256 << 20
+"""Files of the same size beyond this are not read: they are compared by their times."""
 
 _CHUNK = 1 << 18
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -45,7 +47,7 @@ MAX_HANDLE_SZ = 128
 
 
 class Entry(NamedTuple):
-    """What lstat(2) says of a file, as far as it matters here."""
+    """The fields of lstat(2) that are needed here."""
 
     mode: int
     uid: int
@@ -75,7 +77,7 @@ class Entry(NamedTuple):
 
 
 def entry(status: os.stat_result) -> Entry:
-    """The same from what Python's calls return."""
+    """An `Entry` from the result of os.stat."""
     return Entry(
         status.st_mode,
         status.st_uid,
@@ -90,7 +92,7 @@ def entry(status: os.stat_result) -> Entry:
 
 
 def look(path: str) -> Entry | None:
-    """What is there; None when there is nothing, or nothing that can be reached."""
+    """What is at a path; None when there is nothing, or it cannot be reached."""
     try:
         return entry(os.lstat(path))
     except (OSError, ValueError):
@@ -98,7 +100,7 @@ def look(path: str) -> Entry | None:
 
 
 def names(path: str) -> list[str]:
-    """What is in a folder, sorted; nothing when it is none."""
+    """The names in a folder, sorted; none when it is not a folder."""
     try:
         return sorted(os.listdir(path))
     except (OSError, ValueError):
@@ -106,7 +108,7 @@ def names(path: str) -> list[str]:
 
 
 def target(path: str) -> str | None:
-    """Where a symbolic link points."""
+    """The target of a symbolic link; None when it is not one."""
     try:
         return os.readlink(path)
     except (OSError, ValueError):
@@ -114,14 +116,14 @@ def target(path: str) -> str | None:
 
 
 def attributes(path: str) -> dict[str, bytes]:
-    """The extended attributes of a path itself; empty where there are none to be had."""
-    found = {}
+    """The extended attributes of a path itself; empty where they cannot be read."""
+    values: dict[str, bytes] = {}
     try:
         for name in os.listxattr(path, follow_symlinks=False):
-            found[name] = os.getxattr(path, name, follow_symlinks=False)
+            values[name] = os.getxattr(path, name, follow_symlinks=False)
     except (OSError, ValueError):
-        return found
-    return found
+        return values
+    return values
 
 
 def attribute(path: str, name: str) -> bytes | None:
@@ -133,16 +135,16 @@ def attribute(path: str, name: str) -> bytes | None:
 
 
 def open_file(path: str) -> int:
-    """A descriptor of a regular file. An OSError when it is anything else, a link to one included."""
+    """A descriptor of a regular file. OSError for anything else, a link to a file included."""
     fd = os.open(path, _READ)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(f"{path} is no regular file")
+        raise OSError(errno.EINVAL, "not a regular file", path)
     return fd
 
 
 def read(path: str, limit: int, offset: int = 0) -> bytes | None:
-    """At most `limit` bytes of a regular file; None when it is none."""
+    """At most `limit` bytes of a regular file; None when it is not one."""
     try:
         fd = open_file(path)
     except (OSError, ValueError):
@@ -163,7 +165,7 @@ def read(path: str, limit: int, offset: int = 0) -> bytes | None:
 def same_content(one: str, other: str, ranges: Iterable[tuple[int, int]] | None = None) -> bool:
     """Whether two regular files hold the same bytes: all of them, or those in `ranges` (offset, length).
 
-    What cannot be read is not the same. Files beyond COMPARED_AT_MOST are told apart by their times.
+    What cannot be read is not the same. Files beyond MAX_COMPARED_BYTES are compared by their times.
     """
     try:
         first = open_file(one)
@@ -186,7 +188,7 @@ def _same_bytes(first: int, second: int, ranges: Iterable[tuple[int, int]] | Non
     if one.st_size != other.st_size:
         return False
     parts = [(0, one.st_size)] if ranges is None else list(ranges)
-    if sum(length for _, length in parts) > COMPARED_AT_MOST:
+    if sum(length for _, length in parts) > MAX_COMPARED_BYTES:
         return one.st_mtime_ns == other.st_mtime_ns
     for offset, length in parts:
         at, end = offset, min(offset + length, one.st_size)
@@ -211,8 +213,8 @@ def _number(answer: bytes, at: int, size: int) -> int:
     return int.from_bytes(answer[at : at + size], sys.byteorder)
 
 
-def born(path: str) -> tuple[int, int] | None:
-    """When a file came into being (seconds, nanoseconds), where the file system keeps that."""
+def birth_time(path: str) -> tuple[int, int] | None:
+    """When a file was created (seconds, nanoseconds), where the file system records it."""
     answer = _statx(path, STATX_BTIME)
     if answer is None or not _number(answer, 0, 4) & STATX_BTIME:
         return None
@@ -220,7 +222,7 @@ def born(path: str) -> tuple[int, int] | None:
 
 
 def is_mount_point(path: str) -> bool:
-    """Whether something is mounted there: what a path then leads to is not what lies below the mount."""
+    """Whether something is mounted at a path, which then hides what lies below."""
     answer = _statx(path, 0)
     return answer is not None and bool(_number(answer, _STATX_ATTRIBUTES_AT, 8) & STATX_ATTR_MOUNT_ROOT)
 
@@ -234,8 +236,8 @@ class _FileHandle(ctypes.Structure):
 
 
 def handle(path: str) -> tuple[int, bytes] | None:
-    """The file system's own lasting name of a file: what an overlay notes as the origin of a copy."""
-    found, mount = _FileHandle(handle_bytes=MAX_HANDLE_SZ), ctypes.c_int()
-    if libc.name_to_handle_at(AT_FDCWD, os.fsencode(path), ctypes.byref(found), ctypes.byref(mount), 0) < 0:
+    """The handle by which the file system identifies a file; an overlay notes that of a copy's origin."""
+    result, mount = _FileHandle(handle_bytes=MAX_HANDLE_SZ), ctypes.c_int()
+    if libc.name_to_handle_at(AT_FDCWD, os.fsencode(path), ctypes.byref(result), ctypes.byref(mount), 0) < 0:
         return None
-    return found.handle_type, bytes(found.f_handle[: found.handle_bytes])
+    return result.handle_type, bytes(result.f_handle[: result.handle_bytes])

@@ -1,8 +1,7 @@
-"""What is mounted where: reading the kernel's mount table.
+"""/proc/PID/mountinfo: what is mounted where.
 
-A box is layered over a base folder. An overlay does not see what is mounted below its lower layer, so
-each of those mounts has to be found and layered on its own; this module finds them and says which can be
-layered at all.
+A box is layered over a base folder. An overlay does not see what is mounted below its lower layer, so each of
+those mounts has to be layered on its own. This module lists them and says which file systems can be layered.
 """
 
 from __future__ import annotations
@@ -26,13 +25,15 @@ LAYERED = frozenset(
         "overlay",
         "reiserfs",
         "squashfs",
+        "udf",
+        "xfs",
+        "zfs",
     }
-    | {"udf", "xfs", "zfs"}
 )
 """File systems that make a good lower layer."""
 
 READ_ONLY = frozenset({"exfat", "msdos", "ntfs", "ntfs3", "vfat"})
-"""Disks that overlayfs refuses as a layer (their names ignore case): shown, but not to be written."""
+"""File systems that overlayfs refuses as a layer, because they ignore case. A box sees them read-only."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ class Mount:
 
 
 def unescape(word: str) -> str:
-    """A path as it is, out of the kernel's mount table."""
+    """A path of the mount table without the kernel's escapes (`\\040`)."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), word)
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
     """The table, in the kernel's order: a later mount on the same path covers an earlier one."""
-    found = []
+    table = []
     for line in filter(None, text.split("\n")):
         left, _, right = line.partition(" - ")
         before, after = left.split(" "), right.split(" ", 2)
-        found.append(
+        table.append(
             Mount(
                 mount_id=int(before[0]),
                 device=before[2],
@@ -73,7 +74,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
                 super_options=unescape(after[2]),
             )
         )
-    return found
+    return table
 
 
 def mounts(pid: int | str = "self") -> list[Mount]:

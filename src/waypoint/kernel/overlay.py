@@ -1,20 +1,22 @@
-"""Moving an overlay's index into the work folder of another mount.
+"""The index of an overlay, moved into the work folder of another mount.
 
 With `index=on` overlayfs keeps, beside the upper layer, an entry for each file and folder of the base that
-was copied up, named after the base's file handle. It is how two names of one file of the base stay
-names of one file after it was changed, and how a file keeps its inode number. The index belongs to one
-mount: it carries the handle of its upper layer, and refuses the same layer in a snapshot (ESTALE), because
-there every handle has another subvolume's number in it. So a snapshot gets a new index, made of the
-entries of the old one:
+was copied up, named after the base's file handle. Because of it two names of one file of the base are still
+names of one file after it was changed, and a file keeps its inode number. The index belongs to one mount: it
+records the handle of its upper layer, and overlayfs refuses it for the same layer in a snapshot (ESTALE),
+because there every handle contains the number of another subvolume. So a snapshot gets a new index, made of
+the entries of the old one:
 
-- a file's is a hard link to it in the upper layer, and is good as it is. It is moved if the file has more
-  than one name in the base, or if it is open: a program may remember its inode number (SQLite writes no
-  more to a file whose number has changed). The others stay behind, because a file whose entry is older
-  than the mount shows a link too many;
-- a folder's is empty and holds the handle of the folder in the upper layer: the number in it is exchanged.
-  (Inode numbers and generations are the same in a snapshot. Where the layer was copied they are not, and
-  the entry is left behind: such a folder has another inode number from then on.)
-- a whiteout says that the file was deleted, for those who ask by handle: nobody can know one yet.
+- The entry of a file is a hard link to it in the upper layer, and is valid as it is. It is moved if the file
+has
+  more than one name in the base, or if it is open: a program may remember its inode number (SQLite stops
+  writing to a file whose number has changed). Other entries are removed, because a file whose entry is older
+  than the mount shows one link too many.
+- The entry of a folder is empty and holds the handle of the folder in the upper layer: the number in it is
+  exchanged. Inode numbers and generations are the same in a snapshot. Where the layer was copied they are
+  not, and the entry is not moved: such a folder has another inode number from then on.
+- A whiteout says that the file was deleted, for a process that has its handle. In a new box no process has
+one.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ _PADDING_BYTES = 3
 _FILEID_BTRFS = 0x4D
 """FILEID_BTRFS_WITHOUT_PARENT; its `fid` is objectid (u64), root_objectid (u64), generation (u32)."""
 _ROOT_AT = _HEADER_BYTES + 8
-_MOST_HANDLE_BYTES = 128
+_MAX_HANDLE_BYTES = 128
 _AT_FDCWD, _AT_SYMLINK_FOLLOW = -100, 0x400
 
 
 def _handle(path: str | Path) -> tuple[int, bytes]:
     """The kind and the bytes of a file handle; links are followed."""
-    room = ctypes.create_string_buffer(struct.pack("Ii", _MOST_HANDLE_BYTES, 0), 8 + _MOST_HANDLE_BYTES)
+    room = ctypes.create_string_buffer(struct.pack("Ii", _MAX_HANDLE_BYTES, 0), 8 + _MAX_HANDLE_BYTES)
     mount_id = ctypes.c_int()
     words = (_AT_FDCWD, os.fsencode(path), room, ctypes.byref(mount_id), _AT_SYMLINK_FOLLOW)
     if libc.name_to_handle_at(*words) < 0:
@@ -55,26 +57,27 @@ def _handle(path: str | Path) -> tuple[int, bytes]:
 
 
 def _subvolume(path: Path) -> bytes | None:
-    """The number of the subvolume a folder is in, as it stands in file handles; None where there is none."""
+    """The number of the subvolume that a folder is in, as file handles contain it; None when there is
+    none."""
     kind, handle = _handle(path)
     return handle[8:16] if kind == _FILEID_BTRFS else None
 
 
 def index_name(path: str) -> str | None:
-    """What the index calls a file of an overlay, whether it has an entry or not; None for what is no file of
-    an overlay's base."""
+    """The name of a file of an overlay in the index, whether it has an entry or not; None when the file is
+    not of an overlay's base."""
     kind, handle = _handle(path)
     if kind != _FILEID_OVERLAY:
         return None
-    told = handle[_PADDING_BYTES : _PADDING_BYTES + handle[_PADDING_BYTES + _LENGTH_AT]]
-    return None if told[_FLAGS_AT] & _FLAG_UPPER else told.hex()
+    lower = handle[_PADDING_BYTES : _PADDING_BYTES + handle[_PADDING_BYTES + _LENGTH_AT]]
+    return None if lower[_FLAGS_AT] & _FLAG_UPPER else lower.hex()
 
 
 def _links_below(name: str, lower: int) -> int:
     """How many names a file has in the base, by its name in the index."""
-    told = bytes.fromhex(name)
-    room = struct.pack("Ii", len(told) - _HEADER_BYTES, told[_TYPE_AT]) + told[_HEADER_BYTES:]
-    file = libc.open_by_handle_at(lower, room, os.O_PATH | os.O_CLOEXEC)
+    record = bytes.fromhex(name)
+    handle = struct.pack("Ii", len(record) - _HEADER_BYTES, record[_TYPE_AT]) + record[_HEADER_BYTES:]
+    file = libc.open_by_handle_at(lower, handle, os.O_PATH | os.O_CLOEXEC)
     if file < 0:
         return 0
     try:
@@ -86,17 +89,18 @@ def _links_below(name: str, lower: int) -> int:
 def _is_linked(entry: os.DirEntry[str], lower: int) -> bool:
     """Whether a file may be seen under another name that only the base has."""
     with contextlib.suppress(OSError):
-        # How many names the overlay shows is kept as a difference to the upper layer's ("U-1") or the base's.
-        told = os.getxattr(entry.path, _LINKS, follow_symlinks=False)
-        if told[:1] == b"U" and entry.stat(follow_symlinks=False).st_nlink + int(told[1:]) <= 1:
+        # The link count that the overlay shows is stored as a difference to the upper layer's ("U-1") or the
+        # base's.
+        links = os.getxattr(entry.path, _LINKS, follow_symlinks=False)
+        if links[:1] == b"U" and entry.stat(follow_symlinks=False).st_nlink + int(links[1:]) <= 1:
             return False
     return _links_below(entry.name, lower) > 1
 
 
 def carry_index(old: Path, new: Path, upper: Path, lower: Path, *, keep: Collection[str]) -> None:
-    """Moves the entries of the index `old` of an overlay that was not unmounted into the new index `new`, for
-    a copy of its upper layer; `keep` names those of open files. Links of files that nothing needs go. That
-    there is no old one is no error."""
+    """Moves the entries of the index `old` into the new index `new`, for a copy of its upper layer. `keep`
+    names the entries of open files. Entries of files that nothing needs are removed. That there is no old
+    index is no error."""
     number = _subvolume(upper)
     with contextlib.suppress(FileNotFoundError), os.scandir(old) as entries:
         new.mkdir(mode=0o700)
@@ -107,7 +111,7 @@ def carry_index(old: Path, new: Path, upper: Path, lower: Path, *, keep: Collect
                     if entry.name in keep or _is_linked(entry, base):
                         os.rename(entry.path, new / entry.name)
                     else:
-                        os.unlink(entry.path)  # else the file would have a link more than anybody made
+                        os.unlink(entry.path)  # else the file would show a link that no program made
                 elif entry.is_dir(follow_symlinks=False) and number is not None:
                     handle = os.getxattr(entry.path, _UPPER)
                     if handle[_TYPE_AT] == _FILEID_BTRFS:

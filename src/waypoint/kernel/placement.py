@@ -1,19 +1,20 @@
-"""Putting files in place below a folder that somebody else may have prepared.
+"""Files put in place below a folder whose content is not trusted.
 
-A box's tree belongs to whoever works in it, and a folder of the host may hold links that came out of a box.
-A path that is looked up by name there leads wherever its owner wants, between the check and the use at the
-latest. So a folder is held by its descriptor, and what is below it is reached by one call that lets the
-kernel refuse every symbolic link on the way (openat2); only the last name is left, and it is never followed.
+The tree of a box is controlled by the programs in it, and a folder of the host may hold links that came out
+of a box. A path that is looked up by name there can be made to lead anywhere, between the check and the use
+at the latest. So a folder is held by its descriptor, and what is below it is reached by one call in which
+the kernel refuses every symbolic link on the way (openat2). Only the last name is left, and it is never
+followed.
 
 For a live box that descriptor is /proc/KEEPER/root: its root as it is mounted there, with binds and masks.
-The other way would be a thread that enters the box's mount namespace. There everything that the interpreter
-looks up by itself (a module that is imported late, a codec, a time zone) would come out of the box: its
-owner's code in the daemon. With descriptors nothing goes into the box but what is named here.
+The alternative is a thread that enters the box's mount namespace. There everything that the interpreter
+looks up by itself (a module that is imported late, a codec, a time zone) would come from the box: foreign
+code in the daemon. With descriptors only the paths that are named here are looked up in the box.
 
-Nothing that exists is ever opened for writing: content appears under a passing name in the same folder,
-complete with owner, mode and attributes, and takes its place by one rename. So whoever reads sees the old
-file or the new one, a link or a device in the place of a file is replaced and not written through, and after
-a crash there is at worst a `.waypoint-…` left beside an untouched file.
+No existing file is ever opened for writing: content is written to a temporary name in the same folder,
+complete with owner, mode and attributes, and takes its place by one rename. So a reader sees the old file or
+the new one. A link or a device in the place of a file is replaced and not written through. A crash leaves at
+worst a `.waypoint-…` beside an unchanged file.
 """
 
 from __future__ import annotations
@@ -43,19 +44,17 @@ from waypoint.kernel.syscalls import (
 
 ANYTHING: Final = "anything"
 Expected = Entry | None | Literal["anything"]
-"""What has to be in a place for it to be taken: a certain file, nothing, or whatever it is."""
+"""What has to be in a place for it to be replaced: a certain file, nothing, or anything."""
 
 _HELD = os.O_PATH | os.O_DIRECTORY
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STRAIGHT = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _INHERITED = ("system.posix_acl_access", "system.posix_acl_default")
-_UNWILLING = frozenset(
-    {errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL, errno.ENODATA, errno.E2BIG, errno.ENOSPC}
-)
+_REFUSALS = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL, errno.ENODATA, errno.E2BIG, errno.ENOSPC})
 
 
-class Moved(Exception):
+class PlaceChanged(Exception):
     """Raised when a place no longer holds what was expected there. Nothing was changed in it."""
 
     def __init__(self, path: str) -> None:
@@ -63,24 +62,24 @@ class Moved(Exception):
         self.path = path
 
 
-class Dress(NamedTuple):
-    """What a file is apart from its content; None leaves that as it is, or as it comes."""
+class Metadata(NamedTuple):
+    """What a file has apart from its content; None leaves a field as it is, or as the kernel sets it."""
 
     mode: int | None = None
     owner: tuple[int, int] | None = None
     attributes: Mapping[str, bytes | None] | None = None
-    """Extended attributes; a value of None takes one off."""
+    """Extended attributes; a value of None removes one."""
     mtime_ns: int | None = None
 
 
 class Node(NamedTuple):
-    """One thing of a tree that is being read."""
+    """A file, folder or other entry of a tree that is being read."""
 
     path: str
-    """Relative to where the reading began; empty for that itself."""
+    """Relative to where the walk began; empty for that itself."""
     entry: Entry
     where: str
-    """A path to look at it by, for this process, until the next one is asked for."""
+    """A path by which this process can look at it, until the next node is taken."""
     data: str
     """The same for the bytes of a regular file."""
 
@@ -93,12 +92,12 @@ class _Prepared(NamedTuple):
     instead_of: Expected
 
 
-def _passing_name() -> str:
+def _temporary_name() -> str:
     return f".waypoint-{secrets.token_hex(8)}"
 
 
 class Folder:
-    """A folder, held. Paths are relative to it, without `.` and `..`; closing it is its owner's."""
+    """A folder, held by its descriptor. Paths are relative to it, without `.` and `..`."""
 
     def __init__(self, fd: int, *, durable: bool = False) -> None:
         self.fd = fd
@@ -106,27 +105,28 @@ class Folder:
         self._prepared: list[_Prepared] = []
         self._touched: set[str] = set()
         self.lost: list[tuple[str, str]] = []
-        """Extended attributes that this file system does not take: path and name."""
+        """Extended attributes that this file system refused: path and name."""
 
     @classmethod
     def open(cls, path: str | Path, *, durable: bool = False) -> Folder:
-        """`durable`: what is put into it is on the disk when it has its name, and the name with `flush`."""
+        """`durable`: content is on the disk before it gets its name, and the name after `flush`."""
         return cls(os.open(path, _HELD | os.O_CLOEXEC), durable=durable)
 
     @classmethod
     def root_of(cls, pid: int) -> Folder:
-        """What a process has as its root."""
+        """The root folder of a process."""
         return cls.open(f"/proc/{pid}/root")
 
     def enter(self, path: str, *, durable: bool = False) -> Folder:
-        """A folder as a process would find it whose root this is: links are followed, and stay inside."""
+        """A folder as a process finds it that has this one as its root: links are followed, and stay
+        inside."""
         how = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
         return Folder(openat2(self.fd, path or "/", _HELD, resolve=how), durable=durable)
 
     def destination(self, path: str) -> tuple[Folder, str]:
-        """Where something new of this path belongs: its folder, and its name there. Like `enter`; a link
-        that the path ends in is followed too."""
-        for _ in range(_MOST_LINKS):
+        """Where a new file of this path belongs: its folder, and its name there. Links are followed as in
+        `enter`, also one that the path ends in."""
+        for _ in range(_MAX_LINKS):
             head, name = posixpath.split(path.rstrip("/"))
             if name in ("", ".", ".."):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -152,8 +152,8 @@ class Folder:
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """The folder of a path, held, and the name in it. An OSError when there is no way there that is made
-        of folders alone: ELOOP says that a link is in it."""
+        """The folder of a path, held by a descriptor, and the name in it. OSError unless the path consists of
+        folders alone: ELOOP says that a link is in it."""
         head, _, name = path.rpartition("/")
         if name in ("", ".", "..") or "\0" in path:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
@@ -165,13 +165,13 @@ class Folder:
 
     @contextlib.contextmanager
     def at(self, path: str) -> Iterator[str]:
-        """A path by which this process can look at what is there. It holds for the block, and must not be
-        used to follow what it names."""
+        """A path by which this process can look at what is there. It is valid during the block, and must
+        not be used in a way that follows a link."""
         with self._parent(path) as (fd, name):
             yield f"/proc/self/fd/{fd}/{name}"
 
     def look(self, path: str) -> Entry | None:
-        """What is there; None when there is nothing. An OSError when a link is in the way."""
+        """What is at a path; None when there is nothing. OSError when a link is on the way."""
         try:
             with self.at(path) as where:
                 return files.look(where)
@@ -179,7 +179,8 @@ class Folder:
             return None
 
     def names(self, path: str) -> list[str]:
-        """What is in a folder, sorted; nothing when it is none. An empty path is this folder itself."""
+        """The names in a folder, sorted; none when it is not a folder. An empty path is this folder
+        itself."""
         try:
             fd = openat2(self.fd, path or ".", _LISTED, resolve=_STRAIGHT)
         except (FileNotFoundError, NotADirectoryError):
@@ -190,8 +191,8 @@ class Folder:
             os.close(fd)
 
     def walk(self, path: str) -> Iterator[Node]:
-        """What is at a path and all below it, parents first. An empty path is this folder itself. Whatever
-        vanishes meanwhile is left out."""
+        """What is at a path and all below it, parents first. An empty path is this folder itself. Entries
+        that are removed meanwhile are left out."""
         waiting = [""]
         while waiting:
             inside = waiting.pop()
@@ -211,37 +212,39 @@ class Folder:
     # ---- placing -----------------------------------------------------------------------------
 
     def put_file(
-        self, path: str, source: str, dress: Dress, *, instead_of: Expected = ANYTHING
+        self, path: str, source: str, metadata: Metadata, *, instead_of: Expected = ANYTHING
     ) -> os.stat_result:
         """A regular file with the content of another. Returns what it is now."""
         try:
-            self.prepare_file(path, source, dress, instead_of=instead_of)
+            self.prepare_file(path, source, metadata, instead_of=instead_of)
             *_, (_, status) = self.commit()
         except BaseException:
             self.discard()
             raise
         return status
 
-    def prepare_file(self, path: str, source: str, dress: Dress, *, instead_of: Expected = ANYTHING) -> None:
-        """The same, but for the last step: `commit` gives all of them their places, `discard` none."""
+    def prepare_file(
+        self, path: str, source: str, metadata: Metadata, *, instead_of: Expected = ANYTHING
+    ) -> None:
+        """The same without the last step: `commit` renames all prepared files, `discard` removes them."""
         content = files.open_file(source)
         try:
             with self._parent(path) as (fd, _):
-                prepared = _Prepared(path, _passing_name(), instead_of)
+                prepared = _Prepared(path, _temporary_name(), instead_of)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 target = os.open(prepared.name, flags, 0o600, dir_fd=fd)
                 try:
                     self._prepared.append(prepared)
                     _copy_content(content, target)
-                    self._dress(path, target, dress)
+                    self._set_metadata(path, target, metadata)
                 finally:
                     os.close(target)
         finally:
             os.close(content)
 
     def commit(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Gives what is prepared its place, one by one, telling what it is now. Where it has to be durable
-        all of it is on the disk first, at the cost of one wait for all."""
+        """Renames the prepared files into place, one by one, and yields what each is now. Where it has to be
+        durable all of them are written to the disk first, by one call."""
         if self._durable and self._prepared:
             fd = openat2(self.fd, ".", _LISTED, resolve=_STRAIGHT)
             try:
@@ -249,33 +252,33 @@ class Folder:
             finally:
                 os.close(fd)
         while self._prepared:
-            path, passing, instead_of = self._prepared[0]
+            path, temporary, instead_of = self._prepared[0]
             with self._parent(path) as (fd, name):
-                self._take(fd, passing, name, instead_of, path)
+                self._take(fd, temporary, name, instead_of, path)
                 del self._prepared[0]
                 self._touched.add(posixpath.dirname(path))
                 yield path, os.stat(name, dir_fd=fd, follow_symlinks=False)
 
     def discard(self) -> None:
-        """Takes away what is prepared and has no place."""
+        """Removes the files that are prepared and not in place."""
         while self._prepared:
-            path, passing, _ = self._prepared.pop()
+            path, temporary, _ = self._prepared.pop()
             with contextlib.suppress(OSError), self._parent(path) as (fd, _):
-                os.unlink(passing, dir_fd=fd)
+                os.unlink(temporary, dir_fd=fd)
 
     @property
     def prepared(self) -> int:
-        """How many files wait for their place."""
+        """How many files are prepared."""
         return len(self._prepared)
 
     def put_link(
-        self, path: str, target: str, dress: Dress, *, instead_of: Expected = ANYTHING
+        self, path: str, target: str, metadata: Metadata, *, instead_of: Expected = ANYTHING
     ) -> os.stat_result:
-        """A symbolic link, pointing wherever it says."""
+        """A symbolic link with any target."""
 
         def make(fd: int, name: str) -> None:
             os.symlink(target, name, dir_fd=fd)
-            self._dress_name(path, fd, name, dress._replace(mode=None))
+            self._set_metadata_at(path, fd, name, metadata._replace(mode=None))
 
         return self._place(path, make, instead_of)
 
@@ -283,100 +286,105 @@ class Folder:
         """One more name (a hard link) for what is at another path."""
 
         def make(fd: int, name: str) -> None:
-            with self._parent(other) as (there, its_name):
-                os.link(its_name, name, src_dir_fd=there, dst_dir_fd=fd, follow_symlinks=False)
+            with self._parent(other) as (other_fd, its_name):
+                os.link(its_name, name, src_dir_fd=other_fd, dst_dir_fd=fd, follow_symlinks=False)
 
         return self._place(path, make, instead_of)
 
-    def put_folder(self, path: str, dress: Dress, *, instead_of: Expected = ANYTHING) -> os.stat_result:
-        """An empty folder; one that is there already, when anything may be, is only dressed."""
-        there = self.look(path) if instead_of == ANYTHING else None
-        if there and there.is_folder:
-            return self.dress(path, dress)
+    def put_folder(self, path: str, metadata: Metadata, *, instead_of: Expected = ANYTHING) -> os.stat_result:
+        """An empty folder. One that exists already only gets the metadata, when anything may be there."""
+        present = self.look(path) if instead_of == ANYTHING else None
+        if present and present.is_folder:
+            return self.set_metadata(path, metadata)
 
         def make(fd: int, name: str) -> None:
             os.mkdir(name, 0o700, dir_fd=fd)
-            self._dress_name(path, fd, name, dress)
+            self._set_metadata_at(path, fd, name, metadata)
 
         return self._place(path, make, instead_of)
 
     def _place(self, path: str, make: Callable[[int, str], None], instead_of: Expected) -> os.stat_result:
         with self._parent(path) as (fd, name):
-            passing = _passing_name()
+            temporary = _temporary_name()
             try:
-                make(fd, passing)
-                self._take(fd, passing, name, instead_of, path)
+                make(fd, temporary)
+                self._take(fd, temporary, name, instead_of, path)
             except BaseException:
-                copytree.remove_tree(fd, passing)
+                copytree.remove_tree(fd, temporary)
                 raise
             self._touched.add(posixpath.dirname(path))
             return os.stat(name, dir_fd=fd, follow_symlinks=False)
 
-    def _take(self, fd: int, passing: str, name: str, instead_of: Expected, path: str) -> None:
-        """Gives something its name, and what has the name now no name any more."""
+    def _take(self, fd: int, temporary: str, name: str, instead_of: Expected, path: str) -> None:
+        """Renames a temporary file into place, and removes what is there now."""
         if instead_of is None:
             try:
-                renameat2(fd, passing, fd, name, RENAME_NOREPLACE)
+                renameat2(fd, temporary, fd, name, RENAME_NOREPLACE)
                 return
             except FileExistsError as error:
-                raise Moved(path) from error
+                raise PlaceChanged(path) from error
             except OSError as error:
-                if error.errno != errno.EINVAL:  # a file system that cannot: then by looking
+                if error.errno != errno.EINVAL:  # not supported by this file system: look instead
                     raise
-        there = files.look(f"/proc/self/fd/{fd}/{name}")
-        if instead_of != ANYTHING and not is_same(there, instead_of):
-            raise Moved(path)
-        is_folder = stat.S_ISDIR(os.stat(passing, dir_fd=fd, follow_symlinks=False).st_mode)
-        if there is None or not (is_folder or there.is_folder):
-            os.rename(passing, name, src_dir_fd=fd, dst_dir_fd=fd)
+        present = files.look(f"/proc/self/fd/{fd}/{name}")
+        if instead_of != ANYTHING and not is_same(present, instead_of):
+            raise PlaceChanged(path)
+        is_folder = stat.S_ISDIR(os.stat(temporary, dir_fd=fd, follow_symlinks=False).st_mode)
+        if present is None or not (is_folder or present.is_folder):
+            os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
             return
-        if there.is_folder and instead_of == ANYTHING:
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)  # it goes only when it is meant
-        # A folder takes no other's place in one step: for a moment the name is nobody's.
-        aside = _passing_name()
+        if present.is_folder and instead_of == ANYTHING:
+            # A folder is removed only when the caller names it.
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        # rename(2) does not replace a folder that has content: for a moment nothing has the name.
+        aside = _temporary_name()
         os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
         try:
-            os.rename(passing, name, src_dir_fd=fd, dst_dir_fd=fd)
+            os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
         except BaseException:
             os.rename(aside, name, src_dir_fd=fd, dst_dir_fd=fd)
             raise
         copytree.remove_tree(fd, aside)
 
-    def dress(self, path: str, dress: Dress, *, instead_of: Expected = ANYTHING) -> os.stat_result:
-        """Owner, mode, attributes and times of what is there."""
+    def set_metadata(
+        self, path: str, metadata: Metadata, *, instead_of: Expected = ANYTHING
+    ) -> os.stat_result:
+        """Sets owner, mode, attributes and times of what is there."""
         with self._parent(path) as (fd, name):
             held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             try:
-                there = os.fstat(held)
-                if instead_of != ANYTHING and not is_same(files.entry(there), instead_of):
-                    raise Moved(path)
-                self._dress(path, held, dress._replace(mode=None) if stat.S_ISLNK(there.st_mode) else dress)
+                present = os.fstat(held)
+                if instead_of != ANYTHING and not is_same(files.entry(present), instead_of):
+                    raise PlaceChanged(path)
+                if stat.S_ISLNK(present.st_mode):
+                    metadata = metadata._replace(mode=None)
+                self._set_metadata(path, held, metadata)
                 return os.fstat(held)
             finally:
                 os.close(held)
 
-    def _dress_name(self, path: str, fd: int, name: str, dress: Dress) -> None:
+    def _set_metadata_at(self, path: str, fd: int, name: str, metadata: Metadata) -> None:
         held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
         try:
-            self._dress(path, held, dress)
+            self._set_metadata(path, held, metadata)
         finally:
             os.close(held)
 
-    def _dress(self, path: str, fd: int, dress: Dress) -> None:
-        """In this order, since each of the first two undoes a later one. Through the descriptor: it is what
-        was opened, a link itself included, whatever has its name by now."""
+    def _set_metadata(self, path: str, fd: int, metadata: Metadata) -> None:
+        """In this order, since each of the first two undoes a later one. Through the descriptor: it is the
+        file that was opened, a link itself included, whatever has its name by now."""
         where = f"/proc/self/fd/{fd}"
-        if dress.owner is not None:
-            os.chown(where, *dress.owner)
-        if dress.mode is not None:
-            os.chmod(where, stat.S_IMODE(dress.mode))
-        if dress.attributes is not None:
-            self._set_attributes(path, where, dress.attributes)
-        if dress.mtime_ns is not None:
-            os.utime(where, ns=(dress.mtime_ns, dress.mtime_ns))
+        if metadata.owner is not None:
+            os.chown(where, *metadata.owner)
+        if metadata.mode is not None:
+            os.chmod(where, stat.S_IMODE(metadata.mode))
+        if metadata.attributes is not None:
+            self._set_attributes(path, where, metadata.attributes)
+        if metadata.mtime_ns is not None:
+            os.utime(where, ns=(metadata.mtime_ns, metadata.mtime_ns))
 
     def _set_attributes(self, path: str, where: str, wanted: Mapping[str, bytes | None]) -> None:
-        # What is new has what its folder gives to all that is made in it.
+        # A new file has the ACLs that its folder hands down.
         try:
             inherited = {name: None for name in os.listxattr(where) if name in _INHERITED}
         except OSError:
@@ -390,22 +398,22 @@ class Folder:
             except OSError as error:
                 if value is None:
                     continue
-                if error.errno not in _UNWILLING:
+                if error.errno not in _REFUSALS:
                     raise
                 self.lost.append((path, name))
 
     def remove(self, path: str, *, instead_of: Expected = ANYTHING) -> bool:
-        """Takes a name away; a folder only when nothing is in it any more. False when there was nothing to
-        take, or something is still in it."""
+        """Removes a name; a folder only when it is empty. False when there was nothing, or the folder is not
+        empty."""
         try:
             with self._parent(path) as (fd, name):
-                there = files.look(f"/proc/self/fd/{fd}/{name}")
-                if there is None:
+                present = files.look(f"/proc/self/fd/{fd}/{name}")
+                if present is None:
                     return False
-                if there.is_folder:
+                if present.is_folder:
                     os.rmdir(name, dir_fd=fd)
-                elif instead_of != ANYTHING and not is_same(there, instead_of):
-                    raise Moved(path)
+                elif instead_of != ANYTHING and not is_same(present, instead_of):
+                    raise PlaceChanged(path)
                 else:
                     os.unlink(name, dir_fd=fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -418,7 +426,7 @@ class Folder:
         return True
 
     def flush(self) -> None:
-        """Lets the names that were given and taken reach the disk."""
+        """Writes the names that were made and removed to the disk (fsync of their folders)."""
         for path in self._touched if self._durable else ():
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 fd = openat2(self.fd, path or ".", _LISTED, resolve=_STRAIGHT)
@@ -430,13 +438,13 @@ class Folder:
 
 
 def is_same(one: Entry | None, other: Entry | None) -> bool:
-    """Whether two looks at a place have seen the same, untouched. Of a folder: the same folder, whatever has
-    happened in it."""
+    """Whether two looks at a place have seen the same unchanged file. Of a folder: the same folder, whatever
+    its content."""
     if one is None or other is None:
         return one is other
     if one.is_folder and other.is_folder:
         return one.inode == other.inode
-    # Not the change time: it moves when another of a file's names is taken.
+    # Not the change time: it changes when another name of the file is removed.
     return one._replace(links=0, ctime_ns=0) == other._replace(links=0, ctime_ns=0)
 
 
@@ -445,5 +453,5 @@ def _copy_content(source: int, target: int) -> None:
         copytree.copy_file(source, target, reflink=True)
         return
     with open(target, "wb", closefd=False) as out:
-        while part := os.read(source, 1 << 20):  # what the kernel makes up while it is read has no size
+        while part := os.read(source, 1 << 20):  # files of /proc and the like have no size
             out.write(part)

@@ -1,6 +1,7 @@
-"""Who runs below a process, read from /proc.
+"""/proc: the processes below a process, and what one of them has open.
 
-Walks the children lists rather than the whole of /proc: the cost follows the box, not the machine.
+The lists of children are walked, not all of /proc: the cost depends on the size of the box, not of the
+machine.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def exit_code(status: int) -> int:
 
 
 def is_over(host_pid: int) -> bool:
-    """Whether it has ended, waited for or not."""
+    """Whether a process has ended; a zombie has."""
     try:
         with open(f"/proc/{host_pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
@@ -117,18 +118,18 @@ def host_pids(host_pid: int) -> Iterator[int]:
     """All descendants of a process, parents before children, by the numbers the host knows them by."""
     waiting = list(_children(host_pid))
     while waiting:
-        found = waiting.pop(0)
-        yield found
-        waiting += _children(found)
+        child = waiting.pop(0)
+        yield child
+        waiting += _children(child)
 
 
 def below(host_pid: int) -> list[Process]:
     """All descendants of a process, parents before children; not the process itself."""
-    return [process for one in host_pids(host_pid) if (process := read(one))]
+    return [process for child in host_pids(host_pid) if (process := read(child))]
 
 
 def memory_bytes(host_pid: int) -> tuple[int, int]:
-    """What it has in memory that is in no file: its own, and what it shares with others."""
+    """How much memory of a process is not backed by a file: private, and shared."""
     try:
         status = read_status(host_pid)
     except OSError:
@@ -141,17 +142,17 @@ def memory_bytes(host_pid: int) -> tuple[int, int]:
 
 
 def descriptors(host_pid: int) -> dict[int, str]:
-    """What its open descriptors lead to."""
-    found = {}
+    """The open descriptors of a process, with the targets of their links in /proc."""
+    targets = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{host_pid}/fd"):
             with contextlib.suppress(OSError):
-                found[int(name)] = os.readlink(f"/proc/{host_pid}/fd/{name}")
-    return found
+                targets[int(name)] = os.readlink(f"/proc/{host_pid}/fd/{name}")
+    return targets
 
 
 def duplicate(host_pid: int, fd: int) -> int:
-    """A descriptor of our own of what one of its descriptors leads to."""
+    """A duplicate, in this process, of a descriptor of another process."""
     process = pidfd_open(host_pid)
     try:
         return pidfd_getfd(process, fd)
@@ -160,7 +161,7 @@ def duplicate(host_pid: int, fd: int) -> int:
 
 
 def namespace(host_pid: int, kind: str) -> str | None:
-    """The identity of one of its namespaces."""
+    """The identity of one of the namespaces of a process."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{host_pid}/ns/{kind}")
     return None

@@ -1,8 +1,7 @@
 """The system calls Waypoint needs and Python's standard library does not offer.
 
-Everything here is one thin function per call: a few lines, the kernel's own names for constants,
-and one way to fail. Mechanisms above turn the OSError into an error of Waypoint's, once; nothing
-here knows what a session or a pool is. It goes through libc and not through external programs
+One thin function per call: a few lines, the kernel's own names for constants, and one way to fail
+(`oserror`). Nothing here knows what a session or a pool is. libc is called, and no program is executed,
 because a checkpoint has milliseconds to spend and starting `mount` alone would take some of them.
 """
 
@@ -18,24 +17,10 @@ MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
 MS_NOEXEC = 0x8
-MS_REMOUNT = 0x20
 MS_NOATIME = 0x400
-MS_NODIRATIME = 0x800
 MS_BIND = 0x1000
-MS_MOVE = 0x2000
 MS_REC = 0x4000
-MS_UNBINDABLE = 0x20000
 MS_PRIVATE = 0x40000
-MS_SLAVE = 0x80000
-MS_SHARED = 0x100000
-MS_RELATIME = 0x200000
-MS_STRICTATIME = 0x1000000
-
-# umount2(2)
-MNT_FORCE = 0x1
-MNT_DETACH = 0x2
-MNT_EXPIRE = 0x4
-UMOUNT_NOFOLLOW = 0x8
 
 # unshare(2), setns(2)
 CLONE_NEWTIME = 0x80
@@ -77,16 +62,16 @@ libc.mount.argtypes = (
 
 
 def oserror(syscall: str, path: str | Path | None = None) -> OSError:
-    """The failure of the call that was just made: to be raised by whoever made it."""
+    """The error of the call that was just made, for the caller to raise."""
     number = ctypes.get_errno()
     message = f"{syscall}: {os.strerror(number)}"
     return OSError(number, message) if path is None else OSError(number, message, str(path))
 
 
 def mount(source: str | Path, target: str | Path, fstype: str, flags: int, data: str) -> None:
-    """mount(2). Where a change of an existing mount has no source or type, give an empty string."""
-    arguments = (os.fsencode(source), os.fsencode(target), fstype.encode() or None)
-    if libc.mount(*arguments, flags, os.fsencode(data) or None) < 0:
+    """mount(2). An empty string stands for a source or a type that a change of an existing mount lacks."""
+    place, kind, options = os.fsencode(target), fstype.encode() or None, os.fsencode(data) or None
+    if libc.mount(os.fsencode(source), place, kind, flags, options) < 0:
         raise oserror("mount", target)
 
 
@@ -97,7 +82,8 @@ def umount(target: str | Path, flags: int = 0) -> None:
 
 
 def detached_mount(fstype: str, **options: str) -> int:
-    """fsopen(2), fsconfig(2), fsmount(2): the root folder of a file system that is mounted nowhere."""
+    """fsopen(2), fsconfig(2), fsmount(2): a descriptor of the root of a file system that is mounted
+    nowhere."""
     context = libc.syscall(ctypes.c_long(_SYS_FSOPEN), ctypes.c_char_p(fstype.encode()), ctypes.c_uint(1))
     if context < 0:
         raise oserror("fsopen")
@@ -127,7 +113,7 @@ class _OpenHow(ctypes.Structure):
 
 
 def openat2(dir_fd: int, path: str | bytes, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
-    """openat2(2): open a path and let the kernel forbid the ways in which it may leave a folder."""
+    """openat2(2): open a path; `resolve` forbids ways in which it could leave a folder."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     name, size = ctypes.c_char_p(os.fsencode(path)), ctypes.c_size_t(ctypes.sizeof(how))
     fd = libc.syscall(ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(dir_fd), name, ctypes.byref(how), size)
@@ -146,7 +132,7 @@ def open_by_handle(mount_fd: int, kind: int, handle: bytes) -> int:
 
 
 def renameat2(old_fd: int, old: str, new_fd: int, new: str, flags: int) -> None:
-    """renameat2(2): a rename that can insist on taking nobody's place."""
+    """renameat2(2): a rename that can refuse to replace an existing file."""
     if libc.renameat2(old_fd, os.fsencode(old), new_fd, os.fsencode(new), flags) < 0:
         raise oserror("renameat2", new)
 
@@ -170,7 +156,7 @@ def unshare(flags: int) -> None:
 
 
 def pidfd_open(pid: int) -> int:
-    """pidfd_open(2), failing like the others; the descriptor is close-on-exec by itself."""
+    """pidfd_open(2), with the pid in its error; the kernel makes the descriptor close-on-exec."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
@@ -179,21 +165,21 @@ def pidfd_open(pid: int) -> int:
 
 def pidfd_getfd(process: int, fd: int) -> int:
     """pidfd_getfd(2): a close-on-exec duplicate of a descriptor of another process."""
-    found = libc.syscall(
+    duplicate = libc.syscall(
         ctypes.c_long(_SYS_PIDFD_GETFD), ctypes.c_int(process), ctypes.c_int(fd), ctypes.c_uint(0)
     )
-    if found < 0:
+    if duplicate < 0:
         raise oserror("pidfd_getfd")
-    return int(found)
+    return int(duplicate)
 
 
 def io_priority(task: int) -> int:
     """ioprio_get(2) of one task."""
     words = (ctypes.c_int(IOPRIO_WHO_PROCESS), ctypes.c_int(task))
-    found = libc.syscall(ctypes.c_long(_ioprio(get=True)), *words)
-    if found < 0:
+    priority = libc.syscall(ctypes.c_long(_ioprio(get=True)), *words)
+    if priority < 0:
         raise oserror("ioprio_get")
-    return int(found)
+    return int(priority)
 
 
 def set_io_priority(task: int, priority: int) -> None:

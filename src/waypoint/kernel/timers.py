@@ -1,4 +1,4 @@
-"""Timer descriptors of others: read, stopped and set through a duplicate (timerfd_create(2))."""
+"""timerfd_create(2): timers of other processes, read, stopped and set through a duplicate descriptor."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Setting(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Stopped:
-    """A timer that stands still, and what it is set to when it goes on."""
+    """A stopped timer, and what it is set to when it continues."""
 
     fd: int
     _setting: _Setting
     _ticks: int
 
     def resume(self) -> None:
-        """Lets it go on where it stopped. The descriptor is closed."""
+        """Continues where it stopped, and closes the descriptor."""
         try:
             _set(self.fd, self._setting)
             if self._ticks:
@@ -44,7 +44,7 @@ def _set(fd: int, setting: _Setting) -> None:
 
 
 def stop(fd: int) -> Stopped:
-    """Stops the timer of a descriptor, which now belongs to what is returned."""
+    """Stops the timer of a descriptor. `Stopped.resume` closes the descriptor."""
     setting = _Setting()
     if libc.timerfd_gettime(ctypes.c_int(fd), ctypes.byref(setting)):
         raise oserror("timerfd_gettime")

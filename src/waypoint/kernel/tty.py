@@ -1,8 +1,8 @@
-"""What was typed into a terminal and not read yet: there is no way to look at it in the kernel's queue, so it
-is taken out and put back.
+"""The input queue of a terminal: what was typed and not read yet.
 
-Both are done through the slave, and nothing of it is seen on the other side: no echo, no signal, no
-character that acts. Only for a terminal whose users all stand still.
+The kernel has no call to look at it, so it is read out and put back. Both are done through the slave side,
+and the master side sees none of it: no echo, no signal, no special character takes effect. Only for a
+terminal whose processes are all stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 _INPUT_FLAGS, _LOCAL_FLAGS, _CHARACTERS = 0, 3, 6
 _REWRITES = termios.INLCR | termios.IGNCR | termios.ICRNL | termios.ISTRIP | termios.PARMRK
-_ACTS = termios.ISIG | termios.IEXTEN | termios.ECHO | termios.ECHONL
+_TAKES_EFFECT = termios.ISIG | termios.IEXTEN | termios.ECHO | termios.ECHONL
 _DISABLED = b"\0"
 
 
@@ -24,7 +24,7 @@ def _copy(mode: list[Any]) -> list[Any]:
 
 
 def take(slave: int) -> bytes:
-    """Empties the queue. Line by line reading would leave an unfinished line in it."""
+    """Reads the queue empty. In canonical mode an unfinished line would stay in it."""
     mode = termios.tcgetattr(slave)
     raw = _copy(mode)
     raw[_LOCAL_FLAGS] &= ~(termios.ICANON | termios.ECHO)
@@ -41,7 +41,7 @@ def take(slave: int) -> bytes:
         if canonical:
             termios.tcsetattr(slave, termios.TCSANOW, mode)
     end = mode[_CHARACTERS][termios.VEOF]
-    # The kernel keeps an end of file, which is no character, as the one that stands for "none".
+    # The queue holds an end of file as the character that stands for "disabled".
     return typed.replace(_DISABLED, end) if canonical and end != _DISABLED else typed
 
 
@@ -50,13 +50,13 @@ def put(slave: int, typed: bytes) -> None:
     mode = termios.tcgetattr(slave)
     literal = _copy(mode)
     literal[_INPUT_FLAGS] &= ~_REWRITES
-    literal[_LOCAL_FLAGS] &= ~_ACTS
+    literal[_LOCAL_FLAGS] &= ~_TAKES_EFFECT
     for number in (termios.VERASE, termios.VKILL):
         literal[_CHARACTERS][number] = _DISABLED
     termios.tcsetattr(slave, termios.TCSANOW, literal)
     try:
         for byte in typed:
-            # Not through the master, where the kernel would get to it at some later time.
+            # Not through the master: the kernel would process that at some later time.
             fcntl.ioctl(slave, termios.TIOCSTI, bytes([byte]))
     finally:
         termios.tcsetattr(slave, termios.TCSANOW, mode)

@@ -1,14 +1,14 @@
-"""Which paths differ between two trees of the pool, as raw facts, at a cost that follows the change.
+"""Which paths differ between two trees of the pool, as raw facts, at a cost that depends on the change.
 
-On btrfs the kernel tells: it compares two read-only snapshots block by block, skips what they share, and
-writes what it found as a stream of commands that would turn one into the other (what `btrfs send` sends,
-here without file data). The stream is read as a list of suspects, not as the truth: it creates things
-under passing names, moves folders out of the way and back, and calls a file by any one of its names. It is
-played on a tree in memory to learn which paths are concerned, and then both snapshots are asked about
-those. Elsewhere, and wherever the kernel declines, both trees are walked. The two ways give the same answer
-(a test insists), and only what really differs is in it: a file that was rewritten with the same bytes is not.
+On btrfs the kernel compares two read-only snapshots block by block, skips what they share, and writes the
+difference as a stream of commands that would turn one into the other (what `btrfs send` sends, here without
+file data). The stream only says which paths to look at, because it creates files under temporary names,
+moves folders away and back, and uses any one of the names of a file. It is replayed on a tree in memory to
+learn which paths are concerned, and then those are read in both snapshots. On other file systems, and where
+the kernel cannot compare, both trees are walked. Both ways give the same result (tests compare them), and
+only what really differs is in it: a file that was rewritten with the same bytes is not.
 
-Paths are relative to the tree. What lies deeper than a path can name (LONGEST_PATH) is not looked at.
+Paths are relative to the tree. What lies deeper than a path can name (LONGEST_PATH) is not compared.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ C_END, C_UPDATE_EXTENT = 21, 22
 A_SIZE, A_PATH, A_PATH_TO, A_PATH_LINK, A_FILE_OFFSET = 4, 15, 16, 17, 18
 
 LONGEST_PATH = 3800
-"""The kernel takes 4095 bytes in one call, and the tree's own path is before these."""
+"""In bytes. The kernel takes 4095 in one call, and the tree's own path comes before these."""
 
 _MAKING = frozenset({C_MKFILE, C_MKDIR, C_MKNOD, C_MKFIFO, C_MKSOCK, C_SYMLINK})
 _NAMING: Final = frozenset({C_RENAME, C_LINK})
@@ -69,30 +69,26 @@ _CLOCK_SLACK_NS = 1_000_000_000
 
 What = Literal["type", "content", "mode", "owner", "xattr", "times"]
 Skip = Callable[[str], bool]
-"""Asked about the first component of a path: true for what is of no interest."""
+"""Called with the first component of a path; true means that it is not compared."""
 
 
 class Delta(NamedTuple):
-    """One path that differs: something appeared, vanished, moved or is no longer what it was."""
+    """One path that differs: it was added, removed, moved or changed."""
 
     path: str
-    """In the new tree; where it was, when it is gone."""
+    """In the new tree; in the old tree when it was removed."""
     old_path: str | None
-    """Where the same thing was in the old tree, also when only a folder above it has moved."""
+    """Where the same file was in the old tree, also when only a folder above it has moved."""
     before: Entry | None
     after: Entry | None
     renamed: bool
-    """It has another name or another folder, and did not just move along with the folder it is in."""
+    """It has another name or another folder; false when only a folder above it has moved."""
     what: frozenset[What]
-    """In which ways it differs from before; empty for what appeared, vanished or only moved."""
-
-    @property
-    def renamed_from(self) -> str | None:
-        return self.old_path if self.renamed else None
+    """In which ways it has changed; empty for what was added, removed or only moved."""
 
 
-class Declined(Exception):
-    """The kernel does not tell about these two trees."""
+class CannotCompare(Exception):
+    """Raised when the kernel's stream cannot be had, or not be relied on, for these two trees."""
 
 
 def differences(old: Path | None, new: Path, *, skip: Skip | None = None) -> list[Delta]:
@@ -104,7 +100,7 @@ def differences(old: Path | None, new: Path, *, skip: Skip | None = None) -> lis
         if tree is not None and not tree.is_dir():
             raise NotFound(f"the tree {tree} does not exist", path=str(tree))
     if old is not None:
-        with contextlib.suppress(Declined, OSError):
+        with contextlib.suppress(CannotCompare, OSError):
             return by_send(old, new, skip=skip)
     return by_walk(old, new, skip=skip)
 
@@ -113,27 +109,27 @@ def differences(old: Path | None, new: Path, *, skip: Skip | None = None) -> lis
 
 
 def _identity(fd: int) -> tuple[bytes, int]:
-    """Which file system a descriptor is on, and which of its subvolumes; declines all but read-only ones."""
+    """The file system of a descriptor, and the id of its subvolume, which has to be read-only."""
     try:
-        about = fcntl.ioctl(fd, BTRFS_IOC_FS_INFO, bytes(1024))
+        info = fcntl.ioctl(fd, BTRFS_IOC_FS_INFO, bytes(1024))
         flags = struct.unpack("=Q", fcntl.ioctl(fd, BTRFS_IOC_SUBVOL_GETFLAGS, bytes(8)))[0]
     except OSError as error:
-        raise Declined from error
+        raise CannotCompare from error
     if os.fstat(fd).st_ino != BTRFS_FIRST_FREE_OBJECTID or not flags & BTRFS_SUBVOL_RDONLY:
-        raise Declined
+        raise CannotCompare
     request = bytearray(struct.pack("=QQ4080x", 0, BTRFS_FIRST_FREE_OBJECTID))
     fcntl.ioctl(fd, BTRFS_IOC_INO_LOOKUP, request)
-    return about[16:32], struct.unpack_from("=Q", request)[0]
+    return info[16:32], struct.unpack_from("=Q", request)[0]
 
 
-class _Sending:
-    """The stream of one comparison as a file to read. The kernel writes it in a thread of its own."""
+class _SendStream:
+    """The stream of one comparison, as a pipe to read from. A thread waits in the kernel, which writes it."""
 
     def __init__(self, old: int, new: int) -> None:
         old_system, parent = _identity(old)
         new_system, _ = _identity(new)
         if old_system != new_system:
-            raise Declined
+            raise CannotCompare
         self._tree = os.dup(new)
         self._reader, self._writer = os.pipe()
         with contextlib.suppress(OSError):  # many pipes are open: a small one does as well
@@ -146,7 +142,7 @@ class _Sending:
         self._thread.start()
 
     def _send(self) -> None:
-        # A signal in the middle would end the stream, or begin it anew.
+        # A signal would interrupt the stream, or start it again.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             fcntl.ioctl(self._tree, BTRFS_IOC_SEND, self._request)
@@ -159,7 +155,7 @@ class _Sending:
         return os.read(self._reader, _PIPE_BYTES)
 
     def close(self) -> None:
-        """Ends it, wherever it is; raises what the kernel complained of."""
+        """Ends the stream, complete or not; raises the kernel's error."""
         os.close(self._reader)
         self._thread.join()
         os.close(self._tree)
@@ -172,20 +168,20 @@ Command = tuple[int, str, str, int, int]
 
 
 def parse_stream(read: Callable[[], bytes]) -> Iterator[Command]:
-    """The commands of a send stream, version 1, that say something about a path."""
+    """The commands of a send stream, version 1, that concern a path."""
     buffer = bytearray()
 
     def need(count: int) -> None:
         while len(buffer) < count:
-            more = read()
-            if not more:
-                raise Declined("the stream ends too early")
-            buffer.extend(more)
+            data = read()
+            if not data:
+                raise CannotCompare("the stream ends too early")
+            buffer.extend(data)
 
     start = len(BTRFS_SEND_STREAM_MAGIC) + 4
     need(start)
     if not buffer.startswith(BTRFS_SEND_STREAM_MAGIC) or buffer[start - 4] != 1:
-        raise Declined("not a stream of version 1")
+        raise CannotCompare("not a stream of version 1")
     del buffer[:start]
     at = 0
     while True:
@@ -203,7 +199,7 @@ def parse_stream(read: Callable[[], bytes]) -> Iterator[Command]:
         if command == C_END:
             return
         if command > C_UPDATE_EXTENT:
-            raise Declined(f"command {command} is none of version 1")
+            raise CannotCompare(f"command {command} is none of version 1")
         path, other, offset, size = bytearray(), bytearray(), 0, 0
         while at < end:
             kind, count = _ATTRIBUTE.unpack_from(buffer, at)
@@ -225,17 +221,17 @@ def parse_stream(read: Callable[[], bytes]) -> Iterator[Command]:
 
 
 class _Node:
-    """A file or folder while the stream is played. Its old path is known, unless it is new."""
+    """A file or folder while the stream is replayed. `origin` is its old path, None when it is new."""
 
     __slots__ = ("attributed", "children", "names", "origin", "place", "ranges", "touched")
 
     def __init__(self, origin: str | None, place: tuple[_Node, str] | None) -> None:
         self.origin = origin
         self.place = place
-        """The folder and name it had at the beginning."""
+        """The folder and the name that it had at the beginning."""
         self.names: dict[tuple[_Node, str], None] = {place: None} if place else {}
         self.children: dict[str, _Node | None] = {}
-        """As far as they are known; None for a name that is taken away."""
+        """As far as they are known; None for a name that was removed."""
         self.touched = False
         self.attributed = False
         self.ranges: list[tuple[int, int]] | None = []
@@ -251,17 +247,17 @@ def _split(path: str) -> tuple[str, str]:
     return folder, name
 
 
-class _Stage:
-    """The tree in memory on which a stream is played. It grows only where the stream steps on it."""
+class _Replay:
+    """The tree in memory on which a stream is replayed. It has only the paths that the stream names."""
 
     def __init__(self) -> None:
         self.root = _Node("", None)
         self.seen: list[_Node] = []
-        """Whatever a command was about."""
+        """All nodes that a command was about."""
         self._folders = {self.root: ""}
 
     def find(self, path: str) -> _Node:
-        """What has this path now."""
+        """The node that has this path now."""
         node = self.root
         if not path:
             return node
@@ -269,14 +265,14 @@ class _Stage:
             child = node.children.get(name)
             if child is None:
                 if name in node.children or node.origin is None:
-                    raise Declined(f"the stream names {path!r}, which is not there")
+                    raise CannotCompare(f"the stream names {path!r}, which does not exist")
                 child = _Node(_joined(node.origin, name), (node, name))
                 node.children[name] = child
             node = child
         return node
 
     def folder_path(self, folder: _Node) -> str:
-        """What a folder is called now that the stream has ended."""
+        """The path of a folder after the stream has ended."""
         steps = []
         while folder not in self._folders:
             above, name = next(iter(folder.names))
@@ -309,7 +305,7 @@ class _Stage:
             self.seen.append(node)
         return node
 
-    def play(self, commands: Iterable[Command]) -> None:
+    def run(self, commands: Iterable[Command]) -> None:
         last_path, last = "", self.root
         for command, path, other, offset, size in commands:
             if command in _MAKING:
@@ -341,18 +337,18 @@ def by_send(old: Path, new: Path, *, skip: Skip | None = None) -> list[Delta]:
     try:
         new_fd = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            stage = _Stage()
-            sending = _Sending(old_fd, new_fd)
+            replay = _Replay()
+            stream = _SendStream(old_fd, new_fd)
             try:
-                stage.play(parse_stream(sending.read))
+                replay.run(parse_stream(stream.read))
             except BaseException:
                 try:
-                    sending.close()
+                    stream.close()
                 except OSError as error:
-                    raise Declined(str(error)) from error
+                    raise CannotCompare(str(error)) from error
                 raise
-            sending.close()
-            return _judge_stage(stage, str(old), str(new), new_fd, skip or _nothing)
+            stream.close()
+            return _compare_replay(replay, str(old), str(new), new_fd, skip or _nothing)
         finally:
             os.close(new_fd)
     finally:
@@ -363,54 +359,54 @@ def _nothing(_: str) -> bool:
     return False
 
 
-def _judge_stage(stage: _Stage, old: str, new: str, new_fd: int, skip: Skip) -> list[Delta]:
-    """What the played stream comes to, looked up in both snapshots."""
+def _compare_replay(replay: _Replay, old: str, new: str, new_fd: int, skip: Skip) -> list[Delta]:
+    """The differences at the paths of the replayed stream, read in both snapshots."""
 
     def origin(folder: str) -> str | None:
-        return stage.find(folder).origin
+        return replay.find(folder).origin
 
-    judge = _Judge(old, new, origin, by_send=True)
-    nodes = {"": stage.root}
-    elsewhere: list[str] = []
-    if stage.root.touched:
-        judge.kept("", "")
-    for node in stage.seen:
+    comparison = _Comparison(old, new, origin, by_send=True)
+    nodes = {"": replay.root}
+    skipped: list[str] = []
+    if replay.root.touched:
+        comparison.add_pair("", "")
+    for node in replay.seen:
         if node.origin and node.place not in node.names and not skip(_first(node.origin)):
-            judge.gone(node.origin)
-        shown = hidden = ""
+            comparison.add_removed(node.origin)
+        compared = left_out = ""
         for folder, name in node.names:
-            path = _joined(stage.folder_path(folder), name)
+            path = _joined(replay.folder_path(folder), name)
             nodes[path] = node
             if skip(_first(path)):
-                hidden = path
+                left_out = path
             elif node.origin and (folder, name) == node.place:
-                judge.kept(node.origin, shown := path)
+                comparison.add_pair(node.origin, compared := path)
             else:
-                judge.come(shown := path)
-        if hidden and not shown:
-            elsewhere.append(hidden)
+                comparison.add_new(compared := path)
+        if left_out and not compared:
+            skipped.append(left_out)
 
     def hints(path: str) -> tuple[bool, list[tuple[int, int]] | None]:
         node = nodes.get(path)
         return (node.attributed, node.ranges) if node else (True, None)
 
-    judge.hints = hints
-    found = judge.deltas()
-    # A stream calls a file by one of its names: what has changed has changed under all of them.
-    linked = [(delta.after, delta.path) for delta in found if delta.after and delta.what]
-    linked += [(after, path) for path in elsewhere if (after := files.look(f"{new}/{path}"))]
+    comparison.hints = hints
+    deltas = comparison.deltas()
+    # A stream uses one of the names of a file: what has changed has changed under all of them.
+    linked = [(delta.after, delta.path) for delta in deltas if delta.after and delta.what]
+    linked += [(after, path) for path in skipped if (after := files.look(f"{new}/{path}"))]
     done = set()
     for after, known in linked:
         if after.is_folder or after.links < 2 or after.inode in done:
             continue
         done.add(after.inode)
         for path in _names_of(new_fd, after.inode):
-            if path not in judge.told and not skip(_first(path)):
+            if path not in comparison.compared and not skip(_first(path)):
                 nodes[path] = nodes[known]
-                before = stage.find(path).origin
+                before = replay.find(path).origin
                 if before is not None:
-                    found += judge.pair(before, path, renamed=False)
-    return sorted(found, key=_order)
+                    deltas += comparison.compare(before, path, renamed=False)
+    return sorted(deltas, key=_order)
 
 
 def _first(path: str) -> str:
@@ -423,7 +419,7 @@ def _order(delta: Delta) -> tuple[str, bool]:
 
 def _names_of(fd: int, inode: int) -> list[str]:
     """All paths of a file in a subvolume."""
-    found: list[str] = []
+    paths: list[str] = []
     folders: dict[int, str] = {}
     first_kind, first_offset = BTRFS_INODE_REF_KEY, 0
     top = (1 << 64) - 1
@@ -438,7 +434,7 @@ def _names_of(fd: int, inode: int) -> list[str]:
         fcntl.ioctl(fd, BTRFS_IOC_TREE_SEARCH_V2, request)
         count, at = struct.unpack_from("=I", request, 64)[0], 112
         if not count:
-            return found
+            return paths
         for _ in range(count):
             _, _, offset, kind, length = struct.unpack_from("=QQQII", request, at)
             item = bytes(request[at + 32 : at + 32 + length])
@@ -447,7 +443,7 @@ def _names_of(fd: int, inode: int) -> list[str]:
             for folder, name in _references(kind, offset, item):
                 if folder not in folders:
                     folders[folder] = _folder_path(fd, folder)
-                found.append(_joined(folders[folder], name))
+                paths.append(_joined(folders[folder], name))
 
 
 def _references(kind: int, offset: int, item: bytes) -> Iterator[tuple[int, str]]:
@@ -473,18 +469,18 @@ def _folder_path(fd: int, inode: int) -> str:
 
 
 def by_walk(old: Path | None, new: Path, *, skip: Skip | None = None) -> list[Delta]:
-    """The differences of any two trees, by looking at everything in both."""
+    """The differences of any two trees, by reading all of both."""
     skip = skip or _nothing
     if old is None:
-        everything = _everything(str(new), "", skip)
-        found = [Delta(path, None, None, after, False, frozenset()) for path, after in everything]
-        return sorted(found, key=_order)
+        entries = _everything(str(new), "", skip)
+        added = [Delta(path, None, None, after, False, frozenset()) for path, after in entries]
+        return sorted(added, key=_order)
     old_made_at, new_made_at = _made_at(old), _made_at(new)
     same_inodes = old_made_at is not None and new_made_at is not None
     pairs: dict[str, str] = {"": ""}
-    judge = _Judge(str(old), str(new), pairs.get, same_inodes=same_inodes)
-    judge.settled_ns = (old_made_at or 0) - _CLOCK_SLACK_NS
-    judge.kept("", "")
+    comparison = _Comparison(str(old), str(new), pairs.get, same_inodes=same_inodes)
+    comparison.unchanged_before_ns = (old_made_at or 0) - _CLOCK_SLACK_NS
+    comparison.add_pair("", "")
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -493,29 +489,29 @@ def by_walk(old: Path | None, new: Path, *, skip: Skip | None = None) -> list[De
             path = _joined(folder, name)
             one, other = before.get(name), after.get(name)
             if one and other and _same_thing(one, other, same_inodes=same_inodes):
-                judge.kept(path, path, one, other)
+                comparison.add_pair(path, path, one, other)
                 if one.is_folder:
                     pairs[path] = path
                     if len(os.fsencode(path)) < LONGEST_PATH:
                         waiting.append(path)
                 continue
-            for there, tree, tell in ((one, old, judge.gone), (other, new, judge.come)):
-                if there:
-                    tell(path, there)
-                    if there.is_folder:
-                        for below, entry in _everything(str(tree), path, _nothing):
-                            tell(below, entry)
-    return sorted(judge.deltas(), key=_order)
+            for entry, tree, add in ((one, old, comparison.add_removed), (other, new, comparison.add_new)):
+                if entry:
+                    add(path, entry)
+                    if entry.is_folder:
+                        for below, its_entry in _everything(str(tree), path, _nothing):
+                            add(below, its_entry)
+    return sorted(comparison.deltas(), key=_order)
 
 
 def _made_at(tree: Path) -> int | None:
-    """When a tree on btrfs was made, in nanoseconds; None for any other, whose inode numbers tell nothing."""
+    """When a tree on btrfs was made, in nanoseconds; None elsewhere, where inode numbers identify nothing."""
     fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        about = fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
+        info = fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
         if os.fstat(fd).st_ino != BTRFS_FIRST_FREE_OBJECTID:
             return None
-        seconds, nanoseconds = struct.unpack_from("=QI", about, _SUBVOL_OTIME_AT)
+        seconds, nanoseconds = struct.unpack_from("=QI", info, _SUBVOL_OTIME_AT)
         return int(seconds * 1_000_000_000 + nanoseconds)
     except OSError:
         return None
@@ -530,34 +526,34 @@ def _same_thing(one: Entry, other: Entry, *, same_inodes: bool) -> bool:
 
 
 def _folder(tree: Path, folder: str, skip: Skip) -> dict[str, Entry]:
-    found = {}
+    entries = {}
     for name in files.names(f"{tree}/{folder}"):
-        if (folder or not skip(name)) and (there := files.look(f"{tree}/{_joined(folder, name)}")):
-            found[name] = there
-    return found
+        if (folder or not skip(name)) and (entry := files.look(f"{tree}/{_joined(folder, name)}")):
+            entries[name] = entry
+    return entries
 
 
 def _everything(tree: str, top: str, skip: Skip) -> Iterator[tuple[str, Entry]]:
-    """All that is below a folder, parents first, the folder itself aside."""
+    """All that is below a folder, parents first, without the folder itself."""
     waiting = [top]
     while waiting:
         folder = waiting.pop()
         below = _folder(Path(tree), folder, skip)
-        for name, there in below.items():
+        for name, entry in below.items():
             path = _joined(folder, name)
-            yield path, there
-            if there.is_folder and len(os.fsencode(path)) < LONGEST_PATH:
+            yield path, entry
+            if entry.is_folder and len(os.fsencode(path)) < LONGEST_PATH:
                 waiting.append(path)
 
 
-# ---- what it comes to ---------------------------------------------------------------------------
+# ---- the comparison -----------------------------------------------------------------------------
 
 
-class _Judge:
-    """Decides what is the same thing at another place, what has replaced what, and in which ways two differ.
+class _Comparison:
+    """Decides what is the same file at another place, what has replaced what, and in which ways two differ.
 
-    It is told which old paths no longer hold what they held (`gone`), which new paths hold something that
-    was not there (`come`), and which hold what they held but may have changed (`kept`).
+    Callers add the old paths that no longer hold what they held (`add_removed`), the new paths that hold
+    something else than before (`add_new`), and the pairs that may have changed (`add_pair`).
     """
 
     def __init__(
@@ -570,126 +566,127 @@ class _Judge:
         by_send: bool = False,
     ) -> None:
         self.old, self.new, self.same_inodes, self.by_send = old, new, same_inodes, by_send
-        self.settled_ns = 0
-        """Times of change before this one tell what has not changed. A clock that ticks every few
-        milliseconds cannot tell a change just before a snapshot from one just after it."""
-        self.told: set[str] = set()
-        """New paths that have been judged."""
+        self.unchanged_before_ns = 0
+        """A file with the same change time (ctime) before this has not changed. Later ones may have: the
+        clock ticks every few milliseconds, so a change just before a snapshot looks like one just after
+        it."""
+        self.compared: set[str] = set()
+        """New paths that were compared."""
         self.hints: Callable[[str], tuple[bool, list[tuple[int, int]] | None]] = lambda _: (True, None)
         """For a new path: whether attributes may differ, and where its bytes may (None: anywhere)."""
         self._origin = origin
-        self._gone: dict[str, Entry] = {}
-        self._come: dict[str, Entry] = {}
-        self._kept: list[tuple[str, str, Entry | None, Entry | None]] = []
+        self._removed: dict[str, Entry] = {}
+        self._new: dict[str, Entry] = {}
+        self._pairs: list[tuple[str, str, Entry | None, Entry | None]] = []
         self._moved: dict[str, str] = {}
-        """Folders that came, and the old ones they are or replace."""
+        """New folders, and the old ones that they are or replace."""
 
-    def gone(self, path: str, before: Entry | None = None) -> None:
+    def add_removed(self, path: str, before: Entry | None = None) -> None:
         if before := before or files.look(f"{self.old}/{path}"):
-            self._gone[path] = before
+            self._removed[path] = before
 
-    def come(self, path: str, after: Entry | None = None) -> None:
+    def add_new(self, path: str, after: Entry | None = None) -> None:
         if after := after or files.look(f"{self.new}/{path}"):
-            self._come[path] = after
+            self._new[path] = after
 
-    def kept(self, old: str, new: str, before: Entry | None = None, after: Entry | None = None) -> None:
-        self._kept.append((old, new, before, after))
+    def add_pair(self, old: str, new: str, before: Entry | None = None, after: Entry | None = None) -> None:
+        self._pairs.append((old, new, before, after))
 
     def deltas(self) -> list[Delta]:
         matches = self._match()
-        found = []
-        for old, new, before, after in self._kept:
-            found += self.pair(old, new, before, after, renamed=False)
-        left = dict(self._gone)
-        for new, after in self._come.items():
+        deltas = []
+        for old, new, before, after in self._pairs:
+            deltas += self.compare(old, new, before, after, renamed=False)
+        unmatched = dict(self._removed)
+        for new, after in self._new.items():
             if new in matches:
                 old = matches[new]
                 renamed = self._place(new) != old
-                found += self.pair(old, new, left.pop(old), after, renamed=renamed)
+                deltas += self.compare(old, new, unmatched.pop(old), after, renamed=renamed)
             else:
-                self.told.add(new)
-                found.append(Delta(new, None, None, after, False, frozenset()))
-        found += [Delta(path, path, before, None, False, frozenset()) for path, before in left.items()]
-        return found
+                self.compared.add(new)
+                deltas.append(Delta(new, None, None, after, False, frozenset()))
+        deltas += [Delta(path, path, before, None, False, frozenset()) for path, before in unmatched.items()]
+        return deltas
 
     def _place(self, path: str) -> str | None:
-        """Where something with this new path would have been, had it only moved along with its folder."""
+        """The old path of this new path, if only the folders above it had moved."""
         folder, name = _split(path)
         above = self._moved[folder] if folder in self._moved else self._origin(folder)
-        if folder in self._come and folder not in self._moved:
+        if folder in self._new and folder not in self._moved:
             return None
         return None if above is None else _joined(above, name)
 
     def _match(self) -> dict[str, str]:
-        """For new paths, the old ones of the same things, or of what they have replaced."""
+        """For new paths, the old ones of the same files, or of those that they have replaced."""
         matches: dict[str, str] = {}
-        free = set(self._gone)
+        free = set(self._removed)
 
-        def settle(new: str, old: str) -> None:
+        def match(new: str, old: str) -> None:
             matches[new] = old
             free.discard(old)
-            if self._come[new].is_folder:
+            if self._new[new].is_folder:
                 self._moved[new] = old
 
-        came = sorted(self._come)
+        added = sorted(self._new)
         by_inode: dict[int, list[str]] = {}
         if self.same_inodes:
-            for path in sorted(self._gone):
-                by_inode.setdefault(self._gone[path].inode, []).append(path)
-        candidates = [path for path in came if self._come[path].inode in by_inode]
-        candidates.sort(key=lambda path: not self._come[path].is_folder)
+            for path in sorted(self._removed):
+                by_inode.setdefault(self._removed[path].inode, []).append(path)
+        candidates = [path for path in added if self._new[path].inode in by_inode]
+        candidates.sort(key=lambda path: not self._new[path].is_folder)
         # First what has its old name in its old folder, wherever that is now; then the other names.
-        for along in (True, False):
+        for same_folder in (True, False):
             for new in candidates:
                 if new in matches:
                     continue
-                olds = [old for old in by_inode[self._come[new].inode] if old in free]
+                olds = [old for old in by_inode[self._new[new].inode] if old in free]
                 olds = [old for old in olds if self._same_object(old, new)]
-                if along and not self._come[new].is_folder:
+                if same_folder and not self._new[new].is_folder:
                     place = self._place(new)
                     olds = [old for old in olds if old == place]
                 if olds:
-                    settle(new, olds[0])
-        for new in came:
+                    match(new, olds[0])
+        for new in added:
             if new not in matches and (place := self._place(new)) in free and place is not None:
-                settle(new, place)
+                match(new, place)
         return matches
 
     def _same_object(self, old: str, new: str) -> bool:
-        """Inode numbers are given again in trees that went separate ways; the hour of birth is not."""
-        before, after = self._gone[old], self._come[new]
+        """Two trees may use one inode number for different files; their birth times differ then."""
+        before, after = self._removed[old], self._new[new]
         if stat.S_IFMT(before.mode) == stat.S_IFMT(after.mode):
-            if files.born(f"{self.old}/{old}") == files.born(f"{self.new}/{new}"):
+            if files.birth_time(f"{self.old}/{old}") == files.birth_time(f"{self.new}/{new}"):
                 return True
             if self.by_send and after.is_folder:
-                # The stream takes the one for the other, and is silent about what both have in them.
-                raise Declined(f"{old} and {new} have one inode and are not the same")
+                # The stream confuses the two folders, and says nothing about files that both have.
+                raise CannotCompare(f"{old} and {new} have one inode and are not the same")
         return False
 
-    def pair(
+    def compare(
         self, old: str, new: str, before: Entry | None = None, after: Entry | None = None, *, renamed: bool
     ) -> list[Delta]:
-        """The delta of a path and what it was, if it is one."""
-        self.told.add(new)
+        """The delta of a path and what it was before; none if nothing differs."""
+        self.compared.add(new)
         before = before or files.look(f"{self.old}/{old}")
         after = after or files.look(f"{self.new}/{new}")
         if before is None and after is None:
             return []
         if before is None or after is None:
-            lost = Delta(new if after else old, old if before else None, before, after, False, frozenset())
-            return [lost]
+            path, old_path = (new if after else old), (old if before else None)
+            return [Delta(path, old_path, before, after, False, frozenset())]
         what = self._what(old, new, before, after)
         return [Delta(new, old, before, after, renamed, what)] if what or renamed else []
 
     def _what(self, old: str, new: str, before: Entry, after: Entry) -> frozenset[What]:
-        if self.same_inodes and before == after and after.ctime_ns < self.settled_ns:
+        if self.same_inodes and before == after and after.ctime_ns < self.unchanged_before_ns:
             return frozenset()
         one, other = f"{self.old}/{old}", f"{self.new}/{new}"
         attributed, ranges = self.hints(new)
         what: set[What] = set()
         if stat.S_IFMT(before.mode) != stat.S_IFMT(after.mode):
             if self.by_send and before.inode == after.inode:
-                raise Declined(f"{old} and {new} have one inode and are not the same")
+                raise CannotCompare(f"{old} and {new} have one inode and are not the same")
             what.add("type")
         elif after.is_file:
             if before.inode != after.inode or not self.same_inodes:

@@ -1,21 +1,23 @@
 """How much space would come back if trees and files of the pool were deleted.
 
-Snapshots share what they have in common, so the size of a checkpoint says nothing about its cost. What a
-checkpoint costs is what nothing else refers to. btrfs has that in its trees and counts it itself only with
-quotas switched on, which would slow every snapshot and every deletion down for a number that is asked for
-now and then. So it is found out when asked, at a cost that follows what changed and not what is there:
+Snapshots share what they have in common, so the size of a checkpoint says nothing about its cost. A
+checkpoint costs what nothing else refers to. btrfs counts that itself only with quotas, which would slow
+down every snapshot and every deletion for a number that is needed now and then. So it is computed on demand,
+at a cost that depends on what changed and not on what exists:
 
-1. Only leaves newer than the tree it grew from are read (`Growth.since`): the others are that tree's too.
-2. Whatever a tree that grew from it still holds at the same key is shared (`Growth.later`): one look-up each.
-3. For each extent that is left the kernel is asked who refers to any byte of it (BTRFS_IOC_LOGICAL_INO_V2).
+1. Only leaves newer than the tree that it was made from are read (`Growth.since`): that tree has the others
+too.
+2. What a tree that was made from it still holds at the same key is shared (`Growth.later`): one look-up each.
+3. For each remaining extent the kernel is asked what refers to any byte of it (BTRFS_IOC_LOGICAL_INO_V2).
    btrfs frees an extent as a whole or not at all.
 
-The first two only save work, the third decides, so clones and shared memory images are counted right. Data is
-exact, compressed as it is on the disk. Metadata (names, attributes, files small enough to live among them) is
-a lower bound: leaves of its own as far as they can be told apart, and its root. Where the time limit ends
-the asking, the largest extents have been asked about and the rest counted in proportion: `exact` is false.
+The first two only save work, the third decides, so clones and shared memory images are counted correctly.
+Data is exact, compressed as it is on the disk. Metadata (names, attributes, files small enough to be stored
+with them) is a lower bound: leaves of its own as far as they can be distinguished, and its root. When the
+time limit ends the search, the largest extents have been checked and the rest is counted in proportion:
+`exact` is false.
 
-Elsewhere there are no subvolumes: blocks are counted, less what the file system says is shared (FIEMAP).
+On other file systems blocks are counted, less what the file system reports as shared (FIEMAP).
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ FIEMAP_EXTENT_UNKNOWN = 0x2
 FIEMAP_EXTENT_SHARED = 0x2000
 
 METADATA_COPIES = 2
-"""A pool's metadata is written twice; see docs/storage.md."""
+"""The metadata of a pool is written twice; see docs/storage.md."""
 _NODE_BYTES = 16384
 _ITEM_BYTES = 25
 _TOP = (1 << 64) - 1
@@ -66,54 +68,48 @@ _EXTENT = struct.Struct("<20xBQQ")
 
 
 class Growth(NamedTuple):
-    """A tree that is to go, between those that stay (or go with it)."""
+    """A tree to be deleted, between trees that stay (or are deleted with it)."""
 
     path: Path
     since: Path | None = None
-    """A tree it grew from: whatever it has not changed since is in there too."""
+    """The tree that it was made from: it also has everything that did not change since."""
     later: tuple[Path, ...] = ()
-    """Trees that grew from it and stay."""
+    """Trees that were made from it and stay."""
 
 
 class Space(NamedTuple):
-    """What a deletion would give back."""
+    """What a deletion would free."""
 
     data_bytes: int = 0
     metadata_bytes: int = 0
     exact: bool = True
-    """Whether every extent was asked about."""
+    """Whether every extent was checked."""
 
     @property
     def total_bytes(self) -> int:
         return self.data_bytes + self.metadata_bytes
 
-    def plus(self, other: Space) -> Space:
-        return Space(
-            self.data_bytes + other.data_bytes,
-            self.metadata_bytes + other.metadata_bytes,
-            self.exact and other.exact,
-        )
-
 
 def freed(trees: Sequence[Growth], folders: Sequence[Path] = (), *, seconds: float = 2.0) -> Space:
-    """What would come back if all these went together: subvolumes, and folders of plain files beside them.
+    """What would come back if all these were deleted together: subvolumes, and folders of plain files.
 
-    Dirty data has no place on the disk yet: sync before, if it is to count. What is gone counts nothing.
+    Dirty data has no place on the disk yet: sync before, if it is to count. What does not exist counts
+    nothing.
     """
     with ExitStack() as opened:
-        return _Asking(opened, trees, folders, time.monotonic() + seconds).answer()
+        return _Search(opened, trees, folders, time.monotonic() + seconds).run()
 
 
 def made_at(path: Path) -> float:
-    """When a folder or subvolume was made, or a folder last changed. (A snapshot's root has the times of what
-    it was made from.)"""
+    """When a subvolume was made, or a folder last changed. (The root of a snapshot has the times of the tree
+    that it was made from.)"""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         if status.st_ino == BTRFS_FIRST_FREE_OBJECTID:
             with suppress(OSError):
-                about = fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
-                seconds: int = struct.unpack_from("=Q", about, _SUBVOL_OTIME_AT)[0]
+                info = fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
+                seconds: int = struct.unpack_from("=Q", info, _SUBVOL_OTIME_AT)[0]
                 return float(seconds)
         return status.st_ctime
     finally:
@@ -126,8 +122,8 @@ def made_at(path: Path) -> float:
 def _search(
     fd: int, first: tuple[int, int, int], last: tuple[int, int, int], *, newer_than: int = 0, most: int = 0
 ) -> Iterator[tuple[int, int, int, int, memoryview]]:
-    """Items of a subvolume between two keys, of leaves written after a transaction: its inode, kind, offset,
-    the leaf's transaction, the item itself (valid until the next)."""
+    """Items of a subvolume between two keys, in leaves written after a transaction. Yields inode, kind,
+    offset, the leaf's transaction, and the item (valid until the next one)."""
     room = _SEARCH_BYTES if not most else 4096 * most
     request = bytearray(_SEARCH.size + room)
     view = memoryview(request)
@@ -168,10 +164,10 @@ class _Tree:
 
     @property
     def made_in(self) -> int:
-        """The transaction that made it. All it shares with what it was made from is older, or of that one."""
-        about = fcntl.ioctl(self.fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
-        made: int = struct.unpack_from("=Q", about, _SUBVOL_OTRANSID_AT)[0]
-        return made
+        """The transaction that made it. What it shares with its origin was written in that one or before."""
+        info = fcntl.ioctl(self.fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
+        transaction: int = struct.unpack_from("=Q", info, _SUBVOL_OTRANSID_AT)[0]
+        return transaction
 
     def at(self, inode: int, kind: int, offset: int) -> tuple[int, bytes] | None:
         """The item at a key, and the transaction of its leaf."""
@@ -186,8 +182,8 @@ class _Extent(NamedTuple):
     size_bytes: int
 
 
-class _Asking:
-    """One question: what would come back?"""
+class _Search:
+    """The extents of some trees and folders, and which of them nothing else refers to."""
 
     def __init__(
         self, opened: ExitStack, trees: Sequence[Growth], folders: Sequence[Path], deadline: float
@@ -209,30 +205,31 @@ class _Asking:
                 self._known[path] = None
         return self._known[path]
 
-    def answer(self) -> Space:
+    def run(self) -> Space:
         metadata = sum(self._read(tree, growth) for tree, growth in self._trees)
         place = self._read_folders()
         if place is None and self._trees:
             place = self._trees[0][0].fd
         if place is None:
             return Space()
-        data, exact = self._ask(place)
+        data, exact = self._own_bytes(place)
         return Space(data, metadata, exact)
 
     def _read(self, tree: _Tree, growth: Growth) -> int:
-        """Collects the extents of a tree that may be its own; the bytes of its own leaves and its root."""
+        """Collects the extents of a tree that may be its own. Returns the bytes of its own leaves and its
+        root."""
         since = self._tree(growth.since) if growth.since else None
-        later = [found for path in growth.later if (found := self._tree(path))]
+        later = [other for path in growth.later if (other := self._tree(path))]
         own, leaf, filled = 1, -1, _NODE_BYTES
         for inode, kind, offset, transaction, item in _search(
             tree.fd, (0, 0, 0), (_TOP, 0xFFFFFFFF, _TOP), newer_than=since.made_in if since else 0
         ):
             size = _ITEM_BYTES + len(item)
-            # Leaves do not say where they end: at another transaction, or when there is no more room in them.
+            # Where a leaf ends is not shown: it does at another transaction, or when it has no more room.
             if transaction != leaf or filled + size > _NODE_BYTES:
                 leaf, filled = transaction, 0
-                there = (one.at(inode, kind, offset) for one in later)
-                own += all(found is None or found[0] != transaction for found in there)
+                others = (other.at(inode, kind, offset) for other in later)
+                own += all(item is None or item[0] != transaction for item in others)
             filled += size
             if kind == BTRFS_EXTENT_DATA_KEY:
                 self._consider(item, later, (inode, kind, offset))
@@ -242,9 +239,9 @@ class _Asking:
         extent = _extent(item)
         if extent is None or extent in self._candidates:
             return
-        for one in later:
-            found = one.at(*key)
-            if found and _extent(memoryview(found[1])) == extent:
+        for other in later:
+            same_key = other.at(*key)
+            if same_key and _extent(memoryview(same_key[1])) == extent:
                 return
         self._candidates.add(extent)
 
@@ -268,15 +265,15 @@ class _Asking:
                         self._candidates.add(extent)
         return place.fd if place else None
 
-    def _ask(self, fd: int) -> tuple[int, bool]:
-        """The bytes of those that nobody else refers to, and whether there was time to ask about all."""
-        asked = own = 0
+    def _own_bytes(self, fd: int) -> tuple[int, bool]:
+        """The bytes of the extents that nothing else refers to, and whether there was time to check all."""
+        checked = own = 0
         waiting = sorted(self._candidates, key=lambda extent: -extent.size_bytes)
         for number, extent in enumerate(waiting):
             if number % 64 == 63 and time.monotonic() > self._deadline:
-                left = sum(one.size_bytes for one in waiting[number:])
-                return own + (left * own // asked if asked else 0), False
-            asked += extent.size_bytes
+                rest = sum(extent.size_bytes for extent in waiting[number:])
+                return own + (rest * own // checked if checked else 0), False
+            checked += extent.size_bytes
             if self._is_own(fd, extent):
                 own += extent.size_bytes
         return own, True
@@ -288,16 +285,16 @@ class _Asking:
         try:
             fcntl.ioctl(fd, BTRFS_IOC_LOGICAL_INO_V2, request)
         except FileNotFoundError:
-            return False  # gone meanwhile
+            return False  # freed meanwhile
         count, missed = struct.unpack_from("=8xII", self._owners)
         if missed:
             return False
-        found = struct.iter_unpack("=Q8xQ", self._owners.raw[16 : 16 + 8 * count])
-        return all(root in self._roots or (root, inode) in self._inodes for inode, root in found)
+        owners = struct.iter_unpack("=Q8xQ", self._owners.raw[16 : 16 + 8 * count])
+        return all(root in self._roots or (root, inode) in self._inodes for inode, root in owners)
 
 
 def _extent(item: memoryview) -> _Extent | None:
-    """What of the disk an EXTENT_DATA item refers to; nothing for a hole or for data among the metadata."""
+    """The part of the disk that an EXTENT_DATA item refers to; None for a hole or for inline data."""
     if len(item) < _EXTENT.size:
         return None
     kind, address, size = _EXTENT.unpack_from(item)
@@ -308,7 +305,8 @@ def _extent(item: memoryview) -> _Extent | None:
 
 
 def freed_by_walk(paths: Iterable[Path], *, seconds: float = 2.0) -> Space:
-    """Blocks of everything below, but for those that files share. When time runs out: what was seen."""
+    """Blocks of all files below, without those that files share. When the time is over: what was counted so
+    far."""
     own, exact, deadline = 0, True, time.monotonic() + seconds
     seen: set[tuple[int, int]] = set()
     waiting = [os.fspath(path) for path in paths]
@@ -337,7 +335,7 @@ def freed_by_walk(paths: Iterable[Path], *, seconds: float = 2.0) -> Space:
 
 
 def _shared_bytes(path: str) -> int:
-    """How much of a file other files hold too, as far as the file system tells."""
+    """How many bytes of a file the file system reports as shared with other files."""
     shared, start = 0, 0
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME | os.O_CLOEXEC)

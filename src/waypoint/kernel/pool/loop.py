@@ -1,9 +1,8 @@
 """Loop devices: a file that the kernel treats as a disk.
 
-They are a machine-wide resource that every program takes from one heap, so taking one must survive
-races, and one that is left behind stays until a reboot. Each is therefore configured by a single ioctl
-to clear itself: it exists as long as somebody has it open or mounted and not a moment longer, even if
-the process that took it is killed in between.
+All programs of a machine share them, so taking one has to survive races, and one that is left behind stays
+until a reboot. Each is therefore configured by a single ioctl to clear itself: it exists as long as it is
+open or mounted, even if the process that took it is killed in between.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LOOP_MAJOR = 7
 
 CONTROL = Path("/dev/loop-control")
 BLOCK_SIZE = 4096
-"""The block of every file system here: direct I/O then also works on disks that know no smaller one."""
+"""The block size of every file system here: direct I/O then also works on disks that have no smaller one."""
 
 
 def _device(number: int) -> Path:
@@ -41,7 +40,7 @@ def _device(number: int) -> Path:
 
 
 def attached_to(file: Path) -> tuple[Path, int] | None:
-    """The loop device that a file is attached to, as its path and an open descriptor that keeps it."""
+    """The loop device that a file is attached to: its path, and an open descriptor that keeps it."""
     wanted = os.stat(file)
     for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
         device = _device(int(entry.parts[3].removeprefix("loop")))
@@ -49,7 +48,7 @@ def attached_to(file: Path) -> tuple[Path, int] | None:
             fd = os.open(device, os.O_RDWR)
         except OSError:
             continue
-        # The device may be let go by its last user between the listing and the opening.
+        # The device may be released by its last user between the listing and the opening.
         with contextlib.suppress(OSError):
             status = fcntl.ioctl(fd, LOOP_GET_STATUS64, bytes(232))
             if struct.unpack_from("=QQ", status) == (wanted.st_dev, wanted.st_ino):
@@ -59,13 +58,13 @@ def attached_to(file: Path) -> tuple[Path, int] | None:
 
 
 def attach(file: Path) -> tuple[Path, int]:
-    """A loop device for a file, as its path and an open descriptor: the one it has, else a new one.
+    """A loop device for a file, its path and an open descriptor: the one that it has, else a new one.
 
     The device goes away with its last user: close the descriptor once it is mounted. I/O is direct
     where the file's file system can do it (it is then cached once and not twice), else buffered.
     """
-    if found := attached_to(file):
-        return found
+    if device := attached_to(file):
+        return device
     backing = os.open(file, os.O_RDWR)
     try:
         control = os.open(CONTROL, os.O_RDWR)
@@ -88,7 +87,7 @@ def _configure(control: int, backing: int, name: bytes) -> tuple[Path, int]:
             fcntl.ioctl(fd, LOOP_CONFIGURE, request)
         except OSError as error:
             os.close(fd)
-            if error.errno != errno.EBUSY:  # somebody else was quicker: take the next one
+            if error.errno != errno.EBUSY:  # another program took it first: try the next one
                 raise
         else:
             return device, fd
@@ -96,10 +95,10 @@ def _configure(control: int, backing: int, name: bytes) -> tuple[Path, int]:
 
 
 def is_released(file: Path, *, patience_s: float) -> bool:
-    """Whether no loop device uses a file; the kernel lets go of it a moment after the unmount."""
+    """Whether no loop device uses a file; the kernel releases it a moment after the unmount."""
     deadline = time.monotonic() + patience_s
-    while found := attached_to(file):
-        os.close(found[1])
+    while device := attached_to(file):
+        os.close(device[1])
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.01)
