@@ -35,10 +35,10 @@ from waypoint.errors import (
 )
 from waypoint.kernel import copytree
 from waypoint.kernel.pool import image, loop
-from waypoint.kernel.pool.btrfs import BTRFS_FIRST_FREE_OBJECTID
 from waypoint.kernel.pool.holders import pool_holders
 from waypoint.kernel.pool.lifecycle import LAYOUT, close_pool, open_pool, resize_pool
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.kernel.pool.subvolume import BTRFS_FIRST_FREE_OBJECTID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

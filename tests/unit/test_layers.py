@@ -48,7 +48,7 @@ for face in ("mcp", "hooks", "bench", "cli"):
 
 EXCEPT: dict[str, tuple[str, ...]] = {
     # Reading files of a snapshot, and what two of them do not share, is what history is derived from.
-    "history": ("kernel.files", "kernel.pool.deltas"),
+    "history": ("kernel.files", "kernel.pool.deltas", "kernel.pool.subvolume"),
     # Taking escape sequences out of a text looks at nothing else.
     "text": ("terminal.escapes",),
     # A file that they write is replaced as a whole. It is the one mechanism that loads nothing else.
@@ -69,7 +69,7 @@ TOGETHER = {
         *("network", "network.firewall", "network.flows", "network.netlink", "network.resolver"),
         "network.rtnetlink",
     },
-    "pool.btrfs": {"pool.protocol", "copytree"},
+    "pool.btrfs": {"pool.protocol", "pool.subvolume", "copytree"},
     "pool.folder": {"pool.btrfs", "pool.protocol", "copytree"},
     "pool.image": {"pool.btrfs", "pool.loop", "pool.protocol", "atomic"},
     "pool.holders": {"mounts"},
@@ -78,7 +78,8 @@ TOGETHER = {
         "mounts",
     },
     "cgroups": {"mounts"},
-    "pool.deltas": {"files"},
+    "pool.deltas": {"files", "pool.subvolume"},
+    "pool.extents": {"pool.subvolume"},
     "placement": {"files", "copytree"},
 }
 """Mechanisms of the kernel know nothing of each other, but for these and the system calls."""

@@ -27,7 +27,8 @@ from waypoint.api.difference import Change, ChangeKind, Changes, Facet
 from waypoint.errors import UsageError
 from waypoint.history.view import ORIGIN, Place, PointView, below, joined
 from waypoint.kernel import files
-from waypoint.kernel.pool.deltas import BTRFS_FIRST_FREE_OBJECTID, Delta
+from waypoint.kernel.pool.deltas import Delta
+from waypoint.kernel.pool.subvolume import BTRFS_FIRST_FREE_OBJECTID
 from waypoint.model import Record
 
 MAX_COUNTED = 100_000

@@ -6,8 +6,9 @@ is. Any host gets such a pool from a sparse file that is mounted like a disk. Wh
 or no loop devices the same interface is kept over reflinks, else over plain copies; both are slower.
 
 **Protocol**: what every pool can do. **Btrfs**, **folder**: its implementations. **Image**: the sparse file.
-**Loop**: loop devices. **Lifecycle**: opening and closing the pool of a home. **Holders**: which processes
-keep it open. **Deltas**: which paths differ between two trees. **Extents**: what a deletion would give back.
+**Subvolume**: what btrfs says about one tree. **Loop**: loop devices. **Lifecycle**: opening and closing the
+pool of a home. **Holders**: which processes keep it open. **Deltas**: which paths differ between two trees.
+**Extents**: what a deletion would give back.
 
 docs/storage.md has the layout, the mount options with their reasons and the consistency rules.
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 from waypoint.api.hints import Do, Hint
 from waypoint.errors import NoSpace, translated
 from waypoint.kernel import copytree
+from waypoint.kernel.pool import subvolume
 from waypoint.kernel.pool.protocol import TREE_MODE, Usage, check_inside, opened, scratch_path
 from waypoint.kernel.syscalls import ioctl_number, syncfs
 
@@ -24,11 +25,6 @@ BTRFS_IOC_SUBVOL_CREATE = ioctl_number(1, 0x94, 14, 4096)
 BTRFS_IOC_SNAP_DESTROY = ioctl_number(1, 0x94, 15, 4096)
 BTRFS_IOC_SPACE_INFO = ioctl_number(3, 0x94, 20, 16)
 BTRFS_IOC_SNAP_CREATE_V2 = ioctl_number(1, 0x94, 23, 4096)
-BTRFS_IOC_SUBVOL_GETFLAGS = ioctl_number(2, 0x94, 25, 8)
-BTRFS_IOC_SUBVOL_SETFLAGS = ioctl_number(1, 0x94, 26, 8)
-BTRFS_IOC_FS_INFO = ioctl_number(2, 0x94, 31, 1024)
-BTRFS_SUBVOL_RDONLY = 1 << 1
-BTRFS_FIRST_FREE_OBJECTID = 256
 BTRFS_BLOCK_GROUP_COPIES = {1 << 4: 2, 1 << 5: 2, 1 << 6: 2, 1 << 9: 3, 1 << 10: 4}
 BTRFS_SPACE_INFO_GLOBAL_RSV = 1 << 49
 
@@ -40,7 +36,7 @@ under btrfs looks like a broken disk to it, and it stops all writing."""
 def is_btrfs(path: Path) -> bool:
     with opened(path) as fd:
         try:
-            fcntl.ioctl(fd, BTRFS_IOC_FS_INFO, bytes(1024))
+            subvolume.file_system_id(fd)
         except OSError as error:
             if error.errno in {errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP}:
                 return False
@@ -79,27 +75,18 @@ class BtrfsPool:
             self._snapshot(source, target, readonly=readonly)
 
     def _snapshot(self, source: Path, target: Path, *, readonly: bool) -> None:
-        flags = BTRFS_SUBVOL_RDONLY if readonly else 0
+        flags = subvolume.BTRFS_SUBVOL_RDONLY if readonly else 0
         with opened(source) as fd, opened(target.parent) as parent:
             request = struct.pack("=qQQ32s4040s", fd, 0, flags, b"", os.fsencode(target.name))
             fcntl.ioctl(parent, BTRFS_IOC_SNAP_CREATE_V2, bytearray(request))
 
     def seal(self, path: Path) -> None:
         with translated("seal", path), opened(path) as fd:
-            self._set_flags(fd, self._flags(fd) | BTRFS_SUBVOL_RDONLY)
+            subvolume.set_readonly(fd, readonly=True)
 
     def is_readonly(self, path: Path) -> bool:
         with translated("read the flags of", path), opened(path) as fd:
-            return bool(self._flags(fd) & BTRFS_SUBVOL_RDONLY)
-
-    @staticmethod
-    def _flags(fd: int) -> int:
-        flags: int = struct.unpack("=Q", fcntl.ioctl(fd, BTRFS_IOC_SUBVOL_GETFLAGS, bytes(8)))[0]
-        return flags
-
-    @staticmethod
-    def _set_flags(fd: int, flags: int) -> None:
-        fcntl.ioctl(fd, BTRFS_IOC_SUBVOL_SETFLAGS, struct.pack("=Q", flags))
+            return subvolume.is_readonly(fd)
 
     def delete(self, path: Path) -> None:
         check_inside(self.root, path)
@@ -111,7 +98,7 @@ class BtrfsPool:
             copytree.remove_tree(parent, path.name, destroy=self._destroy)
 
     def _destroy(self, parent: int, name: str, status: os.stat_result) -> bool:
-        if status.st_ino != BTRFS_FIRST_FREE_OBJECTID:
+        if not subvolume.is_root(status):
             return False
         try:
             fcntl.ioctl(parent, BTRFS_IOC_SNAP_DESTROY, volume_request(name))
@@ -124,7 +111,7 @@ class BtrfsPool:
             return True
         # Other trees lie inside it. They have to be removed first, which takes a writable tree.
         with opened(copytree.below(parent, name)) as fd:
-            self._set_flags(fd, self._flags(fd) & ~BTRFS_SUBVOL_RDONLY)
+            subvolume.set_readonly(fd, readonly=False)
         return False
 
     def flush(self, path: Path) -> None:

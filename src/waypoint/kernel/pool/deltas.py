@@ -27,19 +27,14 @@ from typing import Final, Literal, NamedTuple
 from waypoint.errors import NotFound
 from waypoint.kernel import files
 from waypoint.kernel.files import Entry
+from waypoint.kernel.pool import subvolume
+from waypoint.kernel.pool.subvolume import TOP, Key
 from waypoint.kernel.syscalls import ioctl_number
 
 # <linux/btrfs.h>
-BTRFS_FIRST_FREE_OBJECTID = 256
 BTRFS_INODE_REF_KEY = 12
 BTRFS_INODE_EXTREF_KEY = 13
-BTRFS_IOC_TREE_SEARCH_V2 = ioctl_number(3, 0x94, 17, 112)
-BTRFS_IOC_INO_LOOKUP = ioctl_number(3, 0x94, 18, 4096)
-BTRFS_IOC_SUBVOL_GETFLAGS = ioctl_number(2, 0x94, 25, 8)
-BTRFS_IOC_FS_INFO = ioctl_number(2, 0x94, 31, 1024)
-BTRFS_IOC_GET_SUBVOL_INFO = ioctl_number(2, 0x94, 60, 504)
 BTRFS_IOC_SEND = ioctl_number(1, 0x94, 38, 72)
-BTRFS_SUBVOL_RDONLY = 1 << 1
 BTRFS_SEND_FLAG_NO_FILE_DATA = 1 << 0
 BTRFS_SEND_STREAM_MAGIC = b"btrfs-stream\0"
 
@@ -63,8 +58,6 @@ _NAMING: Final = frozenset({C_RENAME, C_LINK})
 _HEADER = struct.Struct("<IHI")
 _ATTRIBUTE = struct.Struct("<HH")
 _PIPE_BYTES = 1 << 20
-_SEARCH_BYTES = 1 << 16
-_SUBVOL_OTIME_AT = 392
 _CLOCK_SLACK_NS = 1_000_000_000
 
 What = Literal["type", "content", "mode", "owner", "xattr", "times"]
@@ -111,15 +104,12 @@ def differences(old: Path | None, new: Path, *, skip: Skip | None = None) -> lis
 def _identity(fd: int) -> tuple[bytes, int]:
     """The file system of a descriptor, and the id of its subvolume, which has to be read-only."""
     try:
-        info = fcntl.ioctl(fd, BTRFS_IOC_FS_INFO, bytes(1024))
-        flags = struct.unpack("=Q", fcntl.ioctl(fd, BTRFS_IOC_SUBVOL_GETFLAGS, bytes(8)))[0]
+        file_system, readonly = subvolume.file_system_id(fd), subvolume.is_readonly(fd)
     except OSError as error:
         raise CannotCompare from error
-    if os.fstat(fd).st_ino != BTRFS_FIRST_FREE_OBJECTID or not flags & BTRFS_SUBVOL_RDONLY:
+    if not readonly or not subvolume.is_root(os.fstat(fd)):
         raise CannotCompare
-    request = bytearray(struct.pack("=QQ4080x", 0, BTRFS_FIRST_FREE_OBJECTID))
-    fcntl.ioctl(fd, BTRFS_IOC_INO_LOOKUP, request)
-    return info[16:32], struct.unpack_from("=Q", request)[0]
+    return file_system, subvolume.tree_id(fd)
 
 
 class _SendStream:
@@ -421,48 +411,26 @@ def _names_of(fd: int, inode: int) -> list[str]:
     """All paths of a file in a subvolume."""
     paths: list[str] = []
     folders: dict[int, str] = {}
-    first_kind, first_offset = BTRFS_INODE_REF_KEY, 0
-    top = (1 << 64) - 1
-    while True:
-        request = bytearray(112 + _SEARCH_BYTES)
-        struct.pack_into(
-            "=7Q4I32xQ", request, 0,
-            *(0, inode, inode, first_offset, top, 0, top),
-            *(first_kind, BTRFS_INODE_EXTREF_KEY, top & 0xFFFFFFFF, 0),
-            _SEARCH_BYTES,
-        )  # fmt: skip
-        fcntl.ioctl(fd, BTRFS_IOC_TREE_SEARCH_V2, request)
-        count, at = struct.unpack_from("=I", request, 64)[0], 112
-        if not count:
-            return paths
-        for _ in range(count):
-            _, _, offset, kind, length = struct.unpack_from("=QQQII", request, at)
-            item = bytes(request[at + 32 : at + 32 + length])
-            at += 32 + length
-            first_kind, first_offset = kind, offset + 1
-            for folder, name in _references(kind, offset, item):
-                if folder not in folders:
-                    folders[folder] = _folder_path(fd, folder)
-                paths.append(_joined(folders[folder], name))
+    first, last = Key(inode, BTRFS_INODE_REF_KEY, 0), Key(inode, BTRFS_INODE_EXTREF_KEY, TOP)
+    for item in subvolume.items(fd, first, last):
+        for folder, name in _references(item.key, bytes(item.data)):
+            if folder not in folders:
+                folders[folder] = subvolume.folder_path(fd, folder)
+            paths.append(_joined(folders[folder], name))
+    return paths
 
 
-def _references(kind: int, offset: int, item: bytes) -> Iterator[tuple[int, str]]:
+def _references(key: Key, item: bytes) -> Iterator[tuple[int, str]]:
     """The names in an INODE_REF or INODE_EXTREF item, each with its folder's inode."""
     at = 0
-    while kind in (BTRFS_INODE_REF_KEY, BTRFS_INODE_EXTREF_KEY) and at < len(item):
-        folder = offset
-        if kind == BTRFS_INODE_EXTREF_KEY:
+    while key.kind in (BTRFS_INODE_REF_KEY, BTRFS_INODE_EXTREF_KEY) and at < len(item):
+        folder = key.offset
+        if key.kind == BTRFS_INODE_EXTREF_KEY:
             folder = struct.unpack_from("<Q", item, at)[0]
             at += 8
         count = struct.unpack_from("<QH", item, at)[1]
         yield folder, os.fsdecode(item[at + 10 : at + 10 + count])
         at += 10 + count
-
-
-def _folder_path(fd: int, inode: int) -> str:
-    request = bytearray(struct.pack("=QQ4080x", 0, inode))
-    fcntl.ioctl(fd, BTRFS_IOC_INO_LOOKUP, request)
-    return os.fsdecode(bytes(request[16:]).split(b"\0")[0]).rstrip("/")
 
 
 # ---- the walk -----------------------------------------------------------------------------------
@@ -508,11 +476,8 @@ def _made_at(tree: Path) -> int | None:
     """When a tree on btrfs was made, in nanoseconds; None elsewhere, where inode numbers identify nothing."""
     fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        info = fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
-        if os.fstat(fd).st_ino != BTRFS_FIRST_FREE_OBJECTID:
-            return None
-        seconds, nanoseconds = struct.unpack_from("=QI", info, _SUBVOL_OTIME_AT)
-        return int(seconds * 1_000_000_000 + nanoseconds)
+        made_at_ns = subvolume.made_at_ns(fd)
+        return made_at_ns if subvolume.is_root(os.fstat(fd)) else None
     except OSError:
         return None
     finally:

@@ -28,20 +28,18 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from waypoint.kernel.pool import subvolume
+from waypoint.kernel.pool.subvolume import TOP, Item, Key
 from waypoint.kernel.syscalls import ioctl_number
 
 # <linux/btrfs.h>, <linux/btrfs_tree.h>
-BTRFS_IOC_TREE_SEARCH_V2 = ioctl_number(3, 0x94, 17, 112)
-BTRFS_IOC_INO_LOOKUP = ioctl_number(3, 0x94, 18, 4096)
 BTRFS_IOC_LOGICAL_INO_V2 = ioctl_number(3, 0x94, 59, 56)
-BTRFS_IOC_GET_SUBVOL_INFO = ioctl_number(2, 0x94, 60, 504)
 BTRFS_LOGICAL_INO_ARGS_IGNORE_OFFSET = 1
-BTRFS_FIRST_FREE_OBJECTID = 256
 BTRFS_EXTENT_DATA_KEY = 108
 BTRFS_FILE_EXTENT_INLINE = 0
 
@@ -55,16 +53,11 @@ METADATA_COPIES = 2
 """The metadata of a pool is written twice; see docs/storage.md."""
 _NODE_BYTES = 16384
 _ITEM_BYTES = 25
-_TOP = (1 << 64) - 1
-_SEARCH_BYTES = 1 << 20
 _OWNERS_BYTES = 1 << 16
-_SUBVOL_OTRANSID_AT = 352
-_SUBVOL_OTIME_AT = 392
 _FIEMAP_EXTENTS = 256
 
-_SEARCH = struct.Struct("=7Q4I32xQ")
-_HEADER = struct.Struct("=QQQII")
 _EXTENT = struct.Struct("<20xBQQ")
+_FIRST_KEY, _LAST_KEY = Key(0, 0, 0), Key(TOP, 0xFFFFFFFF, TOP)
 
 
 class Growth(NamedTuple):
@@ -106,11 +99,9 @@ def made_at(path: Path) -> float:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
-        if status.st_ino == BTRFS_FIRST_FREE_OBJECTID:
+        if subvolume.is_root(status):
             with suppress(OSError):
-                info = fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
-                seconds: int = struct.unpack_from("=Q", info, _SUBVOL_OTIME_AT)[0]
-                return float(seconds)
+                return float(subvolume.made_at_ns(fd) // 1_000_000_000)
         return status.st_ctime
     finally:
         os.close(fd)
@@ -119,62 +110,13 @@ def made_at(path: Path) -> float:
 # ---- btrfs --------------------------------------------------------------------------------------
 
 
-def _search(
-    fd: int, first: tuple[int, int, int], last: tuple[int, int, int], *, newer_than: int = 0, most: int = 0
-) -> Iterator[tuple[int, int, int, int, memoryview]]:
-    """Items of a subvolume between two keys, in leaves written after a transaction. Yields inode, kind,
-    offset, the leaf's transaction, and the item (valid until the next one)."""
-    room = _SEARCH_BYTES if not most else 4096 * most
-    request = bytearray(_SEARCH.size + room)
-    view = memoryview(request)
-    inode, kind, offset = first
-    while True:
-        _SEARCH.pack_into(
-            request, 0,
-            *(0, inode, last[0], offset, last[2], newer_than + 1 if newer_than else 0, _TOP),
-            *(kind, last[1], most or 0xFFFFFFFF, 0),
-            room,
-        )  # fmt: skip
-        fcntl.ioctl(fd, BTRFS_IOC_TREE_SEARCH_V2, request)
-        count = struct.unpack_from("=I", request, 64)[0]
-        if not count:
-            return
-        at = _SEARCH.size
-        for _ in range(count):
-            transaction, inode, offset, kind, length = _HEADER.unpack_from(request, at)
-            at += _HEADER.size
-            yield inode, kind, offset, transaction, view[at : at + length]
-            at += length
-        if most:
-            return
-        offset += 1
-        if offset > _TOP:
-            kind, offset = kind + 1, 0
-
-
 class _Tree:
     """An open subvolume."""
 
     def __init__(self, opened: ExitStack, path: Path) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, self.fd)
-        request = bytearray(struct.pack("=QQ4080x", 0, BTRFS_FIRST_FREE_OBJECTID))
-        fcntl.ioctl(self.fd, BTRFS_IOC_INO_LOOKUP, request)
-        self.id: int = struct.unpack_from("=Q", request)[0]
-
-    @property
-    def made_in(self) -> int:
-        """The transaction that made it. What it shares with its origin was written in that one or before."""
-        info = fcntl.ioctl(self.fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
-        transaction: int = struct.unpack_from("=Q", info, _SUBVOL_OTRANSID_AT)[0]
-        return transaction
-
-    def at(self, inode: int, kind: int, offset: int) -> tuple[int, bytes] | None:
-        """The item at a key, and the transaction of its leaf."""
-        key = (inode, kind, offset)
-        for _, _, _, transaction, item in _search(self.fd, key, key, most=1):
-            return transaction, bytes(item)
-        return None
+        self.id = subvolume.tree_id(self.fd)
 
 
 class _Extent(NamedTuple):
@@ -221,27 +163,26 @@ class _Search:
         since = self._tree(growth.since) if growth.since else None
         later = [other for path in growth.later if (other := self._tree(path))]
         own, leaf, filled = 1, -1, _NODE_BYTES
-        for inode, kind, offset, transaction, item in _search(
-            tree.fd, (0, 0, 0), (_TOP, 0xFFFFFFFF, _TOP), newer_than=since.made_in if since else 0
-        ):
-            size = _ITEM_BYTES + len(item)
+        newer_than = subvolume.made_in(since.fd) if since else 0
+        for item in subvolume.items(tree.fd, _FIRST_KEY, _LAST_KEY, newer_than=newer_than):
+            size = _ITEM_BYTES + len(item.data)
             # Where a leaf ends is not shown: it does at another transaction, or when it has no more room.
-            if transaction != leaf or filled + size > _NODE_BYTES:
-                leaf, filled = transaction, 0
-                others = (other.at(inode, kind, offset) for other in later)
-                own += all(item is None or item[0] != transaction for item in others)
+            if item.transaction != leaf or filled + size > _NODE_BYTES:
+                leaf, filled = item.transaction, 0
+                others = (subvolume.item_at(other.fd, item.key) for other in later)
+                own += all(other is None or other.transaction != leaf for other in others)
             filled += size
-            if kind == BTRFS_EXTENT_DATA_KEY:
-                self._consider(item, later, (inode, kind, offset))
+            if item.key.kind == BTRFS_EXTENT_DATA_KEY:
+                self._consider(item, later)
         return own * _NODE_BYTES * METADATA_COPIES
 
-    def _consider(self, item: memoryview, later: Sequence[_Tree], key: tuple[int, int, int]) -> None:
-        extent = _extent(item)
+    def _consider(self, item: Item, later: Sequence[_Tree]) -> None:
+        extent = _extent(item.data)
         if extent is None or extent in self._candidates:
             return
         for other in later:
-            same_key = other.at(*key)
-            if same_key and _extent(memoryview(same_key[1])) == extent:
+            same_key = subvolume.item_at(other.fd, item.key)
+            if same_key and _extent(same_key.data) == extent:
                 return
         self._candidates.add(extent)
 
@@ -259,10 +200,9 @@ class _Search:
                     continue
                 inode = entry.inode()
                 self._inodes.add((place.id, inode))
-                first = (inode, BTRFS_EXTENT_DATA_KEY, 0)
-                for _, _, _, _, item in _search(place.fd, first, (inode, BTRFS_EXTENT_DATA_KEY, _TOP)):
-                    if extent := _extent(item):
-                        self._candidates.add(extent)
+                first, last = Key(inode, BTRFS_EXTENT_DATA_KEY, 0), Key(inode, BTRFS_EXTENT_DATA_KEY, TOP)
+                extents = (_extent(item.data) for item in subvolume.items(place.fd, first, last))
+                self._candidates.update(extent for extent in extents if extent)
         return place.fd if place else None
 
     def _own_bytes(self, fd: int) -> tuple[int, bool]:
@@ -343,7 +283,7 @@ def _shared_bytes(path: str) -> int:
         return 0
     try:
         while True:
-            request = bytearray(struct.pack("=QQIII4x", start, _TOP - start, 0, 0, _FIEMAP_EXTENTS))
+            request = bytearray(struct.pack("=QQIII4x", start, TOP - start, 0, 0, _FIEMAP_EXTENTS))
             request += bytes(56 * _FIEMAP_EXTENTS)
             fcntl.ioctl(fd, FS_IOC_FIEMAP, request)
             count = struct.unpack_from("=20xI", request)[0]

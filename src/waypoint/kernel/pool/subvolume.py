@@ -1,0 +1,145 @@
+"""<linux/btrfs.h>: what the kernel says about one subvolume, by a descriptor of its root."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from waypoint.kernel.syscalls import ioctl_number
+
+BTRFS_IOC_TREE_SEARCH_V2 = ioctl_number(3, 0x94, 17, 112)
+BTRFS_IOC_INO_LOOKUP = ioctl_number(3, 0x94, 18, 4096)
+BTRFS_IOC_SUBVOL_GETFLAGS = ioctl_number(2, 0x94, 25, 8)
+BTRFS_IOC_SUBVOL_SETFLAGS = ioctl_number(1, 0x94, 26, 8)
+BTRFS_IOC_FS_INFO = ioctl_number(2, 0x94, 31, 1024)
+BTRFS_IOC_GET_SUBVOL_INFO = ioctl_number(2, 0x94, 60, 504)
+BTRFS_SUBVOL_RDONLY = 1 << 1
+BTRFS_FIRST_FREE_OBJECTID = 256
+"""The inode number of the root of every subvolume."""
+
+TOP = (1 << 64) - 1
+"""The highest inode number, offset and transaction."""
+_OTRANSID_AT = 352
+_OTIME_AT = 392
+_SEARCH = struct.Struct("=7Q4I32xQ")
+_ITEM_HEADER = struct.Struct("=QQQII")
+_SEARCH_BYTES = 1 << 20
+
+
+class Key(NamedTuple):
+    """The key of an item in a tree of btrfs."""
+
+    inode: int
+    kind: int
+    offset: int
+
+
+class Item(NamedTuple):
+    """An item of a subvolume."""
+
+    key: Key
+    transaction: int
+    """Which wrote the leaf that it is in."""
+    data: memoryview
+    """Valid until the next item."""
+
+
+def is_root(status: os.stat_result) -> bool:
+    """Whether a folder on btrfs is the root of a subvolume."""
+    return status.st_ino == BTRFS_FIRST_FREE_OBJECTID
+
+
+def is_readonly(fd: int) -> bool:
+    return bool(_flags(fd) & BTRFS_SUBVOL_RDONLY)
+
+
+def set_readonly(fd: int, *, readonly: bool) -> None:
+    flags = _flags(fd) & ~BTRFS_SUBVOL_RDONLY | (BTRFS_SUBVOL_RDONLY if readonly else 0)
+    fcntl.ioctl(fd, BTRFS_IOC_SUBVOL_SETFLAGS, struct.pack("=Q", flags))
+
+
+def _flags(fd: int) -> int:
+    flags: int = struct.unpack("=Q", fcntl.ioctl(fd, BTRFS_IOC_SUBVOL_GETFLAGS, bytes(8)))[0]
+    return flags
+
+
+def file_system_id(fd: int) -> bytes:
+    """The UUID of the file system; OSError (ENOTTY, …) when it is not btrfs."""
+    return fcntl.ioctl(fd, BTRFS_IOC_FS_INFO, bytes(1024))[16:32]
+
+
+def tree_id(fd: int) -> int:
+    """The number of the subvolume."""
+    number: int = struct.unpack_from("=Q", _lookup(fd, BTRFS_FIRST_FREE_OBJECTID))[0]
+    return number
+
+
+def folder_path(fd: int, inode: int) -> str:
+    """The path of a folder in the subvolume."""
+    return os.fsdecode(bytes(_lookup(fd, inode)[16:]).split(b"\0")[0]).rstrip("/")
+
+
+def _lookup(fd: int, inode: int) -> bytearray:
+    request = bytearray(struct.pack("=QQ4080x", 0, inode))
+    fcntl.ioctl(fd, BTRFS_IOC_INO_LOOKUP, request)
+    return request
+
+
+def made_in(fd: int) -> int:
+    """The transaction that made it. What it shares with its origin was written in that one or before."""
+    transaction: int = struct.unpack_from("=Q", _info(fd), _OTRANSID_AT)[0]
+    return transaction
+
+
+def made_at_ns(fd: int) -> int:
+    """When it was made."""
+    seconds, nanoseconds = struct.unpack_from("=QI", _info(fd), _OTIME_AT)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
+
+
+def _info(fd: int) -> bytes:
+    return fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
+
+
+def items(fd: int, first: Key, last: Key, *, newer_than: int = 0) -> Iterator[Item]:
+    """The items between two keys, in leaves that were written after a transaction."""
+    request = bytearray(_SEARCH.size + _SEARCH_BYTES)
+    key = first
+    while count := _search(fd, request, key, last, newer_than=newer_than, limit=0xFFFFFFFF):
+        for item in _unpack(request, count):
+            key = item.key
+            yield item
+        is_last = key.offset == TOP
+        key = Key(key.inode, key.kind + 1, 0) if is_last else key._replace(offset=key.offset + 1)
+
+
+def item_at(fd: int, key: Key) -> Item | None:
+    """The item with a key."""
+    request = bytearray(_SEARCH.size + 4096)
+    count = _search(fd, request, key, key, newer_than=0, limit=1)
+    return next(_unpack(request, count), None)
+
+
+def _search(fd: int, request: bytearray, first: Key, last: Key, *, newer_than: int, limit: int) -> int:
+    """BTRFS_IOC_TREE_SEARCH_V2. Returns how many items are in the request now."""
+    this_tree, oldest = 0, newer_than + 1 if newer_than else 0
+    room = len(request) - _SEARCH.size
+    inodes, offsets = (first.inode, last.inode), (first.offset, last.offset)
+    kinds = (first.kind, last.kind)
+    _SEARCH.pack_into(request, 0, this_tree, *inodes, *offsets, oldest, TOP, *kinds, limit, 0, room)
+    fcntl.ioctl(fd, BTRFS_IOC_TREE_SEARCH_V2, request)
+    count: int = struct.unpack_from("=I", request, 64)[0]
+    return count
+
+
+def _unpack(request: bytearray, count: int) -> Iterator[Item]:
+    at = _SEARCH.size
+    view = memoryview(request)
+    for _ in range(count):
+        transaction, inode, offset, kind, length = _ITEM_HEADER.unpack_from(request, at)
+        at += _ITEM_HEADER.size
+        yield Item(Key(inode, kind, offset), transaction, view[at : at + length])
+        at += length
