@@ -66,7 +66,9 @@ class Watch:
         deadline = time.monotonic() + _GRACE_SECONDS
         while left := self.look() - before:
             gc.collect()
-            left = {entry for entry in left if not self._is_connection(entry)}
+            left = {
+                entry for entry in left if not self._is_connection(entry) and not _is_held_elsewhere(entry)
+            }
             if not left or time.monotonic() > deadline:
                 return sorted(left)
             time.sleep(0.01)
@@ -171,6 +173,22 @@ def _sessions(home: Home) -> dict[str, str | None]:
             return dict(database.execute("SELECT name, box FROM sessions").fetchall())
         except sqlite3.OperationalError:  # being made, or an earlier schema
             return {}
+
+
+def _is_held_elsewhere(entry: str) -> bool:
+    """Whether it is a loop device that another mount namespace has mounted. A program of another run that is
+    just making one has a copy of every mount of the machine, and keeps the device until it has removed
+    it."""
+    if not entry.startswith("loop device "):
+        return False
+    device = f"/dev/{entry.split()[2]}"
+    own = os.readlink("/proc/self/ns/mnt")
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            is_other = os.readlink(f"/proc/{pid}/ns/mnt") != own
+            if is_other and any(mount.source == device for mount in mounts.mounts(pid)):
+                return True
+    return False
 
 
 def _tables() -> list[str]:

@@ -34,6 +34,7 @@ from waypoint.errors import (
     UsageError,
 )
 from waypoint.kernel import copytree
+from waypoint.kernel.mounts import mounts
 from waypoint.kernel.pool import image, loop
 from waypoint.kernel.pool.holders import pool_holders
 from waypoint.kernel.pool.lifecycle import LAYOUT, close_pool, open_pool, resize_pool
@@ -54,26 +55,12 @@ COPY_BYTES = 64 * MIB
 
 
 def left_behind(below: Path) -> list[str]:
-    mounts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    found = [f"mount {path}" for path in mounts if path.startswith(f"{below}/")]
+    found = [f"mount {mount.path}" for mount in mounts() if mount.path.startswith(f"{below}/")]
     for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
             if entry.read_text().startswith(f"{below}/"):
                 found.append(f"{entry.parts[3]} of {entry.read_text().strip()}")
     return found
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
-    """Fails a test that leaves a mount or a loop device."""
-    yield
-    deadline = time.monotonic() + 5
-    while (found := left_behind(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        if line.split(" ")[4].startswith(f"{tmp_path}/"):
-            subprocess.run(["umount", "-l", line.split(" ")[4]], check=False)
-    assert found == []
 
 
 @contextlib.contextmanager
@@ -111,7 +98,7 @@ class Place:
 
 
 @pytest.fixture(params=["btrfs", "reflink", "copy"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, nothing_left_behind: None) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """The home of a pool of each kind in turn."""
     if request.param == "btrfs":
         found = Place(tmp_path / "home", "btrfs")
@@ -134,7 +121,7 @@ def store(place: Place) -> Pool:
 
 
 @pytest.fixture
-def btrfs_home(tmp_path: Path, nothing_left_behind: None) -> Iterator[Path]:
+def btrfs_home(tmp_path: Path) -> Iterator[Path]:
     """A home on an ordinary disk, for what only a pool.img has."""
     home = tmp_path / "home"
     yield home
@@ -748,7 +735,7 @@ def test_a_copy_that_was_killed_halfway_is_never_seen_and_swept_up(place: Place)
     assert len(os.listdir(live)) == 3000
 
 
-def test_a_home_on_btrfs_needs_no_image(tmp_path: Path, nothing_left_behind: None) -> None:
+def test_a_home_on_btrfs_needs_no_image(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "btrfs", POOL_BYTES) as where:
         home = where / "home"
         store = open_pool(home)
@@ -771,9 +758,7 @@ def test_a_home_on_btrfs_needs_no_image(tmp_path: Path, nothing_left_behind: Non
 
 
 @pytest.mark.parametrize("fstype", ["btrfs", "ext4"])
-def test_a_disk_mounted_as_the_pool_is_used_as_it_is(
-    tmp_path: Path, nothing_left_behind: None, fstype: str
-) -> None:
+def test_a_disk_mounted_as_the_pool_is_used_as_it_is(tmp_path: Path, fstype: str) -> None:
     home = tmp_path / "home"
     home.mkdir()
     with disk(home / "pool", fstype, POOL_BYTES) as where:
@@ -786,9 +771,7 @@ def test_a_disk_mounted_as_the_pool_is_used_as_it_is(
         assert not (home / "pool.img").exists()
 
 
-def test_a_pool_that_lost_its_btrfs_is_not_covered_by_a_new_one(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
+def test_a_pool_that_lost_its_btrfs_is_not_covered_by_a_new_one(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "pool").mkdir(parents=True)
     (home / "pool" / ".kind").write_text("btrfs\n")
@@ -798,7 +781,7 @@ def test_a_pool_that_lost_its_btrfs_is_not_covered_by_a_new_one(
 
 
 def test_without_loop_devices_files_are_shared_or_copied_and_the_reason_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "CONTROL", tmp_path / "no such device")
     home = tmp_path / "home"
@@ -814,9 +797,7 @@ def test_without_loop_devices_files_are_shared_or_copied_and_the_reason_given(
     assert open_pool(home).kind == store.kind  # not silently covered by a new, empty pool
 
 
-def test_missing_programs_and_rights_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: None
-) -> None:
+def test_missing_programs_and_rights_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     monkeypatch.setattr(image, "_program", lambda name: None)
     with pytest.raises(MissingFeature, match=r"mkfs\.btrfs"):
@@ -830,9 +811,7 @@ def test_missing_programs_and_rights_are_named(
         open_pool(home)
 
 
-def test_a_reflink_pool_is_refused_where_blocks_cannot_be_shared(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
+def test_a_reflink_pool_is_refused_where_blocks_cannot_be_shared(tmp_path: Path) -> None:
     with (
         disk(tmp_path / "disk", "tmpfs", COPY_BYTES) as where,
         pytest.raises(MissingFeature, match="share blocks"),
@@ -840,16 +819,14 @@ def test_a_reflink_pool_is_refused_where_blocks_cannot_be_shared(
         open_pool(where / "home", kind="reflink")
 
 
-def test_a_disk_too_small_for_a_pool_is_said_so(tmp_path: Path, nothing_left_behind: None) -> None:
+def test_a_disk_too_small_for_a_pool_is_said_so(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "tmpfs", COPY_BYTES) as where:
         with pytest.raises(NoSpace, match="not enough room"):
             open_pool(where / "home")
         assert not (where / "home" / "pool.img").exists()
 
 
-def test_a_disk_that_fills_up_below_the_pool_is_noticed_in_time(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
+def test_a_disk_that_fills_up_below_the_pool_is_noticed_in_time(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "ext4", 600 * MIB) as where:
         store = open_pool(where / "home", size_bytes=8 * 1024 * MIB)
         live = tree(store)
@@ -919,7 +896,7 @@ def test_the_lock_keeps_openers_apart(btrfs_home: Path) -> None:
             assert opener.wait(30) == 0
 
 
-def test_a_homes_mode_is_left_alone_when_others_live_in_it(tmp_path: Path, nothing_left_behind: None) -> None:
+def test_a_homes_mode_is_left_alone_when_others_live_in_it(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "somebody's file").touch()

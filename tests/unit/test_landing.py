@@ -154,7 +154,7 @@ def test_a_folder_takes_the_place_of_a_link(folder: Folder, tmp_path: Path) -> N
 
 def test_what_fails_leaves_nothing_behind(folder: Folder, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         folder.put_file("a", str(tmp_path / "pipe"), Metadata())
     with pytest.raises(FileNotFoundError):
         folder.put_file("a", str(tmp_path / "absent"), Metadata())
