@@ -99,7 +99,10 @@ def uninstall(home: Path, progress: Progress) -> None:
     for folder in (Home(home.absolute()).run, home):
         if folder.exists():
             progress(f"removing {folder}")
-            shutil.rmtree(folder)
+        while folder.exists():
+            # The daemon removes its run folder when it ends: both may do so at the same time.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(folder)
 
 
 def ensure_packages(progress: Progress) -> None:
