@@ -67,6 +67,12 @@ integration: .venv/.dev-stamp engine programs
 engine: .venv/.dev-stamp
 	@$(PYTHON) -c 'import pathlib, waypoint.machine.setup as p; p.set_up(pathlib.Path(".cache").resolve(), print)'
 
+# Long campaigns: power cuts on a disk that forgets what was not synced. `make torture WAYPOINT_SEED=7` repeats one.
+.PHONY: torture
+torture: export WAYPOINT_POWER_CUTS ?= 40
+torture: .venv/.dev-stamp engine
+	$(PYTHON) -m pytest --basetemp=.cache/torture -rP tests/integration/test_power_cut.py $(PYTEST_ARGS)
+
 # What it costs here; the results are in waypoint-bench/.
 .PHONY: bench
 bench: .venv/.dev-stamp engine

@@ -32,7 +32,7 @@ from waypoint.kernel.network.veth import Network
 _NFT_MSG_GETTABLE = NFNL_SUBSYS_NFTABLES << 8 | 1
 _NFTA_TABLE_NAME = 1
 _NFPROTO_INET = 1
-_OF_A_DAEMON = ("root", "criu.kdat", "daemon.lock", "daemon.sock")
+_OF_A_DAEMON = ("root", "criu.kdat", "daemon.lock", "daemon.sock", "boot")
 _GRACE_SECONDS = 5.0
 """Boxes are cleared away after the answer, and the kernel removes their cables a moment later."""
 

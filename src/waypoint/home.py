@@ -97,6 +97,8 @@ class Settings(NamedTuple):
     """WAYPOINT_SPARE_BYTES: how much memory all spares may hold."""
     spare_seconds: float = SPARE_SECONDS
     """WAYPOINT_SPARE_SECONDS: how long a spare is held."""
+    durable: bool = False
+    """WAYPOINT_DURABLE: whether a point is answered only when it is on the disk (`1`)."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -120,6 +122,7 @@ class Settings(NamedTuple):
             spares=read("WAYPOINT_SPARES", _spares, SPARES, "`off` or a number"),
             spare_bytes=read("WAYPOINT_SPARE_BYTES", _size, None, "512M or a number of bytes"),
             spare_seconds=read("WAYPOINT_SPARE_SECONDS", _seconds, SPARE_SECONDS, "a number of seconds"),
+            durable=read("WAYPOINT_DURABLE", _switch, False, "1 or 0"),
         )
 
 
@@ -139,6 +142,12 @@ def _spares(text: str) -> int:
     if text != "off" and not text.isdecimal():
         raise ValueError("that is no number of spares")
     return 0 if text == "off" else min(int(text), MOST_SPARES)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("that is neither on nor off")
+    return text == "1"
 
 
 def _seconds(text: str) -> float:

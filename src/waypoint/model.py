@@ -132,6 +132,8 @@ class Checkpoint(Record, frozen=True):
     """What the agent left with it, if anything."""
     agent_version: str | None = None
     """The version of the agent's code that left it."""
+    durable: bool = False
+    """Whether its data and its row are on the disk: a power cut does not take it."""
 
 
 class Event(Record, frozen=True):

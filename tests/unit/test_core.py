@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from waypoint.core.capture import Wish
 from waypoint.daemon.app import App
 from waypoint.kernel.network.flows import Flow
 from waypoint.model import Size
+from waypoint.store.events import make_blob
+from waypoint.store.points import AgentState
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.terminal import Terminal
 
@@ -264,3 +268,160 @@ def test_a_command_that_was_typed_and_ended_while_no_daemon_ran_is_in_the_ledger
     assert (effect.command, effect.source, effect.state) == ("shipit now", "typed", "done")
     kinds = [event.kind for event in world.app.journal.trace(world.app.registry.find(row.id))]
     assert kinds[-2:] == ["command", "effect"], "the effect comes after its command"
+
+
+# ---- rows and data -------------------------------------------------------------------------------
+
+
+def lose_rows(world: World, *statements: str) -> None:
+    """The database as an earlier moment left it: a power cut takes the last transactions."""
+    world.lose_daemon()
+    with sqlite3.connect(world.home.database) as connection:
+        connection.execute("PRAGMA foreign_keys=ON")
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def test_a_point_whose_row_was_lost_is_adopted_and_not_deleted(world: World, row: SessionRow) -> None:
+    write(world, row, "two")
+    state = AgentState(kind="json", blob=make_blob(b"{}"), version="7")
+    point = world.app.capture.checkpoint(row, Wish("two", name="two", state=state))
+    lose_rows(
+        world,
+        f"UPDATE sessions SET head = '{row.head}', points = 1",
+        "DELETE FROM checkpoints WHERE number = 2",
+    )
+    app = world.start()
+    again = app.registry.point(row, "two")
+    assert again.id == point.id
+    assert (again.label, again.intent, again.parent, again.created_at, again.coverage) == (
+        point.label,
+        point.intent,
+        point.parent,
+        point.created_at,
+        point.coverage,
+    )
+    assert app.store.points.agent_state(point.id) == ("json", b"{}")
+    assert app.registry.find(row.id).head == point.id, "it was the session's next point"
+    app.restore.to(row, "one")
+    app.restore.to(row, "two")
+    assert read(world, row) == "two"
+    check(world)
+
+
+def test_points_of_a_session_whose_row_was_lost_come_back_with_a_session_that_can_be_restored(
+    world: World, row: SessionRow
+) -> None:
+    lose_rows(world, "DELETE FROM sessions")
+    app = world.start()
+    found = app.registry.find("work")
+    assert (found.id, found.state, found.options) == (row.id, "dead", row.options)
+    app.restore.to(found, "one")
+    assert read(world, found) == "one"
+
+
+def test_a_lost_session_does_not_take_the_name_of_another_one(world: World, row: SessionRow) -> None:
+    lose_rows(world, "DELETE FROM checkpoints", "UPDATE sessions SET id = 'other', head = NULL, box = NULL")
+    app = world.start()
+    assert {found.name: found.id for found in app.store.sessions.all()} == {"work": "other", "work-2": row.id}
+
+
+def test_a_forgotten_point_does_not_come_back_when_its_folder_does(world: World, row: SessionRow) -> None:
+    app = world.app
+    app.capture.checkpoint(row, Wish("two"))
+    one = app.registry.point(row, "one")
+    folder, saved = world.home.checkpoints / one.id, world.home.path / "saved"
+    shutil.copytree(folder, saved)
+    app.space.forget_points([one], force=True)
+    world.lose_daemon()
+    shutil.copytree(saved, folder)  # the pool had not committed the deletion
+    app = world.start()
+    assert not folder.exists()
+    assert one.id not in app.store.points.ids()
+    app.sessions.remove(app.registry.find("work"))
+    world.lose_daemon()
+    shutil.copytree(saved, folder)
+    (folder / "point.json").unlink()
+    app = world.start()
+    assert not app.store.sessions.all()
+    check(world)
+
+
+def test_points_of_a_removed_session_do_not_come_back(world: World, row: SessionRow) -> None:
+    folder, saved = world.home.checkpoints / str(row.head), world.home.path / "saved"
+    shutil.copytree(folder, saved)
+    world.app.sessions.remove(row)
+    world.lose_daemon()
+    shutil.copytree(saved, folder)
+    app = world.start()
+    assert not app.store.sessions.all()
+    check(world)
+
+
+def test_a_row_without_data_is_not_offered(world: World, row: SessionRow) -> None:
+    app = world.app
+    lost = app.capture.checkpoint(row, Wish("two"))
+    cut = app.capture.checkpoint(row, Wish("three"))
+    lose_rows(world, "UPDATE checkpoints SET durable = 0 WHERE number = 3")
+    shutil.rmtree(world.home.checkpoints / lost.id)
+    (world.home.checkpoints / cut.id / "images" / "core.img").write_text("")
+    app = world.start()
+    assert [point.name for point in app.store.points.all()] == ["one"]
+    assert app.registry.find(row.id).head == row.head, "the session stands on what is left"
+    check(world)
+
+
+def test_a_folder_that_was_not_written_to_its_end_is_no_point(world: World, row: SessionRow) -> None:
+    folder = world.home.checkpoints / str(row.head)
+    lose_rows(world, "DELETE FROM checkpoints", "UPDATE sessions SET head = NULL")
+    (folder / "point.json").write_bytes((folder / "point.json").read_bytes()[:-9])
+    assert not world.start().store.points.all()
+    assert not folder.exists()
+    check(world)
+
+
+def test_a_copy_that_was_not_durable_is_no_point_after_a_reboot(world: World, row: SessionRow) -> None:
+    """Where trees are copies, a file that had not been written may have its size and not its content."""
+    lose_rows(world, "UPDATE checkpoints SET durable = 0")
+    (world.home.run / "boot").unlink()
+    assert not world.start().store.points.all()
+    check(world)
+
+
+def test_a_durable_point_is_synced_data_first_and_then_its_row(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    store = world.app.store
+
+    def sync_pool() -> None:
+        ids = store.points.ids()
+        assert all((world.home.checkpoints / name / "point.json").exists() for name in ids)
+        order.append("pool")
+
+    monkeypatch.setattr(world.pool, "sync", sync_pool)
+    monkeypatch.setattr(store.database, "sync", lambda: order.append("database"))
+    point = world.app.capture.checkpoint(row, Wish("two", durable=True))
+    assert order[:2] == ["pool", "database"]
+    assert point.durable
+    assert world.app.registry.point(row, point.id).durable
+
+
+def test_a_point_is_not_called_durable_when_the_disk_fails(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise Injected("the disk fails")
+
+    world.settle()
+    monkeypatch.setattr(world.pool, "sync", fail)
+    with pytest.raises(Injected):
+        world.app.capture.checkpoint(row, Wish("two", durable=True))
+    point = world.app.store.points.all()[-1]
+    assert (point.intent, point.durable) == ("two", False)
+
+
+def test_a_point_becomes_durable_by_itself(world: World, row: SessionRow) -> None:
+    world.app.background.sync_when_idle(lambda: None).result()
+    assert world.app.registry.point(row, "one").durable

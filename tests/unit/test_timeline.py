@@ -144,6 +144,7 @@ def point(number: int, **more: Any) -> dict[str, Any]:
         "position": None,
         "agent_state_kind": None,
         "agent_version": None,
+        "durable": True,
         **more,
     }
     assert set(found) == {field.name for field in msgspec.structs.fields(Checkpoint)}

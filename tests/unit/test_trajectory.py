@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from waypoint.history.redaction import MASK, Redactor
 from waypoint.model import BoxOptions, Checkpoint
 from waypoint.store import Store
 from waypoint.store.events import NewEvent, make_blob
-from waypoint.store.points import AgentState
+from waypoint.store.points import AgentState, NewPoint
 
 
 @pytest.fixture
@@ -46,18 +47,23 @@ def say(store: Store, session: str, *texts: str) -> None:
 
 def take(store: Store, session: str, point: str, state: AgentState | None = None) -> Checkpoint:
     return store.points.add(
-        *(point, session),
-        name=None,
-        intent=point,
-        kind="manual",
-        parent=None,
-        pause_ms=1,
-        total_ms=1,
-        size_bytes=1,
-        processes=1,
-        files_only=False,
-        coverage=(),
-        state=state,
+        NewPoint(
+            id=point,
+            session=session,
+            number=store.points.next_number(session),
+            name=None,
+            intent=point,
+            kind="manual",
+            parent=None,
+            created_at=time.time(),
+            pause_ms=1,
+            total_ms=1,
+            size_bytes=1,
+            processes=1,
+            files_only=False,
+            coverage=(),
+            state=state,
+        )
     )
 
 

@@ -31,6 +31,7 @@ from waypoint.api.request import path_to_wire
 from waypoint.client import payloads
 from waypoint.client.payloads import ref_of
 from waypoint.client.result import Result
+from waypoint.home import Settings
 from waypoint.text import views
 
 if TYPE_CHECKING:
@@ -162,11 +163,15 @@ class Session:
         actor: model.Actor | None = None,
         agent_state: Any = None,
         agent_version: str | None = None,
+        durable: bool | None = None,
     ) -> Checkpoint:
         """Captures the session whole. It goes on running.
 
         `agent_state`: what the agent needs to go on from here, bytes or anything that JSON can hold;
         `agent_version`: of its code. It comes back with the point (`Checkpoint.agent_state`, `restore`).
+
+        `durable`: return when the point is on the disk and would survive a power cut (`info.durable`).
+        Without it that is so within about a second; WAYPOINT_DURABLE=1 makes it the default.
 
         `verify`: a command to be run in a throwaway fork of the point. It is not waited for, unless `wait`
         is given; then `info.verdict` has what came of it.
@@ -181,6 +186,7 @@ class Session:
             actor=actor or self.actor,
             agent_state=payloads.state_to_wire(agent_state),
             agent_version=agent_version,
+            durable=Settings.read().durable if durable is None else durable,
         )
         return Checkpoint(self._client, (await self._client.ask(request)).checkpoint)
 

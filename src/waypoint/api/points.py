@@ -59,7 +59,8 @@ class Noted(Result, frozen=True):
 
 
 class Checkpoint(Request[CheckpointTaken], frozen=True):
-    """Captures a session. `verify`: a command to run in a throwaway fork of it; `wait`: for its verdict."""
+    """Captures a session. `verify`: a command to run in a throwaway fork of it; `wait`: for its verdict.
+    `durable`: answered when a power cut would not take the point any more."""
 
     session: str | None = None
     intent: str = ""
@@ -70,6 +71,7 @@ class Checkpoint(Request[CheckpointTaken], frozen=True):
     actor: model.Actor = "person"
     agent_state: StatePayload | None = None
     agent_version: str | None = None
+    durable: bool = False
 
 
 class Restore(Request[model.Restored], frozen=True):

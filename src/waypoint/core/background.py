@@ -49,6 +49,8 @@ class Background:
         self._lock = locks.lock("background")
         self._now = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
         self._idle = ThreadPoolExecutor(max_workers=2, thread_name_prefix="idle")
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+        """Syncing has a thread of its own: it does not wait for the cards of other points."""
         self._waiting = 0
         self._foreground = 0
         self._foreground_ended_at = 0.0
@@ -60,6 +62,13 @@ class Background:
 
     def run_when_idle(self, work: Callable[[], object]) -> Future[None]:
         """Runs it when the daemon is idle (`AFTER_AN_ANSWER`)."""
+        return self._wait_and_run(self._idle, work)
+
+    def sync_when_idle(self, work: Callable[[], object]) -> Future[None]:
+        """The same for work that waits for the disk. It does not wait for other work."""
+        return self._wait_and_run(self._disk, work)
+
+    def _wait_and_run(self, threads: ThreadPoolExecutor, work: Callable[[], object]) -> Future[None]:
         submitted_at = time.monotonic()
 
         def wait_and_run() -> None:
@@ -73,7 +82,7 @@ class Background:
 
         with self._lock:
             self._waiting += 1
-        return self._idle.submit(wait_and_run)
+        return threads.submit(wait_and_run)
 
     def run_every(self, seconds: float, work: Callable[[], object], name: str) -> None:
         """Runs it again and again, in a thread of its own, until `close`."""
@@ -108,6 +117,7 @@ class Background:
         self._closed.set()
         self._now.shutdown(wait=True)
         self._idle.shutdown(wait=True)
+        self._disk.shutdown(wait=True)
 
 
 def _run_logged(work: Callable[[], object]) -> None:

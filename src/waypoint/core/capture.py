@@ -1,7 +1,8 @@
 """Taking a point: a session captured whole, while it goes on running.
 
 `Capture.take` is the walk of it, top to bottom. Nothing exists before its row in the database: a failure
-before that is undone, and the session runs on.
+before that is undone, and the session runs on. A daemon that dies between the rename and the row leaves a
+complete folder, from which the next one makes the row.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from waypoint.agent.trajectory import Stream
 from waypoint.api.hints import Do, Hint
 from waypoint.box.plan import coverage, lost_from_dev
 from waypoint.box.volume import note_moved_mounts
+from waypoint.core import pointfile
 from waypoint.core.background import Background
 from waypoint.core.builder import BoxFacts
 from waypoint.core.cards import Cards
 from waypoint.core.contacts import Contacts
 from waypoint.core.dedupe import Dedupe
+from waypoint.core.durability import Durability
 from waypoint.core.engine import Engine
 from waypoint.core.live import Doors, Live, Twin, new_id
 from waypoint.core.observe import observe
+from waypoint.core.pointfile import PointFile
 from waypoint.core.registry import FACTS_FILE, Registry
 from waypoint.core.remains import Remains
 from waypoint.core.space import DiskSpace
@@ -44,7 +48,7 @@ from waypoint.kernel.memory import Ram
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.processes import printable
 from waypoint.model import Actor, Checkpoint, IntentFrom, Kind
-from waypoint.store.points import AgentState
+from waypoint.store.points import AgentState, NewPoint
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.terminal import TerminalState
 
@@ -64,6 +68,8 @@ class Wish:
     actor: Actor = "person"
     state: AgentState | None = None
     """What the session's agent leaves with the point."""
+    durable: bool = False
+    """Whether the caller waits until a power cut would not take the point."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +136,16 @@ class Capture:
         dedupe: Dedupe,
         cards: Cards,
         spares: Spares[Twin],
+        durability: Durability,
         background: Background,
+        *,
+        always_durable: bool = False,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._pool, self._engine, self._ram, self._remains = pool, engine, ram, remains
         self._doors, self._contacts, self._space, self._dedupe = doors, contacts, space, dedupe
         self._cards, self._spares, self._background = cards, spares, background
+        self._durability, self._always_durable = durability, always_durable
 
     def checkpoint(self, row: SessionRow, wish: Wish) -> Checkpoint:
         """Takes a point of a session that runs."""
@@ -169,15 +179,16 @@ class Capture:
             live.terminal.settle()
             covered = coverage(row.options, self._registry.base_of(row.options), self._home)
             dump = self._snapshot_files(live, stage) if wish.files_only else self._dump(row, live, stage)
-            stage.publish()
             live.stream.flush()
-            point = self._store.points.add(  # from here on it exists
-                stage.id,
-                row.id,
+            new = NewPoint(
+                id=stage.id,
+                session=row.id,
+                number=self._store.points.next_number(row.id),
                 name=wish.name,
                 intent=_without_secrets(intent, dump.facts),
                 kind=wish.kind,
                 parent=row.head,
+                created_at=time.time(),
                 pause_ms=round(dump.pause_ms, 3),
                 total_ms=round((time.perf_counter() - started) * 1000, 3),
                 size_bytes=sum(entry.stat().st_size for entry in os.scandir(stage.images)),
@@ -187,9 +198,16 @@ class Capture:
                 actor=wish.actor,
                 intent_from=intent_from,
                 state=wish.state,
+                tasks=self._store.sessions.tasks(row.id).decode(),
             )
+            pointfile.write(stage.folder, PointFile(new, row))
+            stage.publish()
+            point = self._store.points.add(new)  # from here on it exists
             stage.keep()
         self._afterwards(row, live, point)
+        if wish.durable or self._always_durable:
+            self._durability.reach()
+            return msgspec.structs.replace(point, durable=True)
         return point
 
     def _snapshot_files(self, live: Live, stage: Stage) -> _Dump:
@@ -267,7 +285,7 @@ class Capture:
         self._cards.write_when_idle(point.id)
         if point.kind != "safety" and not point.files_only:
             self._background.run(lambda: self._spares.update(row.id))
-        self._background.run_when_idle(self._pool.sync)
+        self._durability.reach_soon()
 
 
 @contextlib.contextmanager

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Collection
 
 from waypoint.box.box import drop_inside
+from waypoint.core.adoption import Adoption
 from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxBuilder
 from waypoint.core.cards import Cards
 from waypoint.core.contacts import Contacts
+from waypoint.core.durability import Durability
 from waypoint.core.gate import Gate
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
@@ -36,10 +38,13 @@ class Recovery:
         gate: Gate,
         cards: Cards,
         remains: Remains,
+        adoption: Adoption,
+        durability: Durability,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._builder, self._boxes, self._contacts = builder, boxes, contacts
         self._gate, self._cards, self._remains = gate, cards, remains
+        self._adoption, self._durability = adoption, durability
 
     def run(self) -> None:
         """All of it, before the first request is served."""
@@ -54,7 +59,9 @@ class Recovery:
                 log.info("ending box %s, which belongs to no session", box_id)
                 self._builder.remove_unowned(box_id, pid)
         self._clear_run_folder(owned)
+        self._adoption.run()
         self._remains.delete_all(self._remains.unknown())
+        self._durability.reach_soon()
         self._store.points.drop_running_verdicts()
         self._cards.write_missing()
 

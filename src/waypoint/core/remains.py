@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from waypoint.core.pointfile import POINT_FILE
 from waypoint.errors import WaypointError
 from waypoint.home import Home
 from waypoint.kernel.pool.extents import made_at
@@ -35,6 +36,8 @@ class Remains:
     def delete(self, path: Path) -> None:
         """A volume, the folder of a point, or a part of one."""
         try:
+            if path.parent == self._home.checkpoints:
+                (path / POINT_FILE).unlink(missing_ok=True)  # from here on no daemon makes a row from it
             if (path / "files").is_dir():
                 self._pool.delete(path / "files")
                 shutil.rmtree(path, ignore_errors=True)
@@ -59,18 +62,28 @@ class Remains:
         self.delete_all(self._leftovers)
 
     def unknown(self) -> list[Path]:
-        """What is in the pool and in no row: remains, or about to become something."""
+        """What is in the pool and in no row, and is no point either: remains, or about to become one."""
+        points = self._store.points.ids() | {path.name for path in self.without_row()}
         rows = self._store.sessions.all()
         return [
             path
             for folder, names in (
                 (self._home.staging, set()),
-                (self._home.checkpoints, self._store.points.ids()),
+                (self._home.checkpoints, points),
                 (self._home.sessions, {row.box for row in rows}),
                 (self._home.beginnings, {row.beginning for row in rows}),
             )
             for path in folder.iterdir()
             if path.name not in names
+        ]
+
+    def without_row(self) -> list[Path]:
+        """Folders of points that have lost their row, or have none yet; not of those that were forgotten."""
+        known = self._store.points.ids() | self._store.points.forgotten()
+        return [
+            path
+            for path in self._home.checkpoints.iterdir()
+            if path.name not in known and (path / POINT_FILE).exists()
         ]
 
     def abandoned(self, standing: Collection[str]) -> list[Path]:

@@ -86,10 +86,13 @@ class Sessions:
         return self._registry.describe(row)
 
     def park(self, row: SessionRow) -> tuple[Session, Checkpoint]:
-        """A checkpoint, and then the processes end: memory is free, a restore brings it back."""
+        """A checkpoint, and when that is durable the processes end: memory is free, a restore brings it
+        back."""
         with self._registry.moving(row.id), self._registry.steady(row) as live:
             row = self._registry.find(row.id)
-            point = self._capture.take(row, live, Wish("parked", kind="park", actor="automatic"))
+            point = self._capture.take(
+                row, live, Wish("parked", kind="park", actor="automatic", durable=True)
+            )
             self._boxes.end(live, "the session was parked")
             self._store.sessions.set_state(row.id, "parked", box=None)
         self._spares.update(row.id)
@@ -106,6 +109,7 @@ class Sessions:
                 with live.state:
                     self._boxes.end(live, "the session was removed")
             self._store.sessions.remove(row.id)
+            self._store.sync()  # before the first byte goes: after a power cut no point of it comes back
             self._restore.wait_cleared(row.id)
             self._spares.want(row.id, ())
             self._spares.drop([point.id for point in points])

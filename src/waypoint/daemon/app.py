@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Do, Hint
+from waypoint.core.adoption import Adoption
 from waypoint.core.auto import AutoPoints
 from waypoint.core.background import Background
 from waypoint.core.bisect import Bisect
@@ -27,6 +28,7 @@ from waypoint.core.comparison import Comparison
 from waypoint.core.contacts import Contacts
 from waypoint.core.copies import Copies
 from waypoint.core.dedupe import Dedupe
+from waypoint.core.durability import Durability
 from waypoint.core.engine import CriuEngine, Engine
 from waypoint.core.fork import Fork
 from waypoint.core.gate import Gate
@@ -100,6 +102,8 @@ class App:
         self.space = DiskSpace(registry, self.pool, self.remains, self.spares, background)
         self.dedupe = Dedupe(home, machine.engine_folder, self.pool, background)
 
+        durability = Durability(self.pool, store, background)
+
         # The verbs.
         self.capture = Capture(
             registry,
@@ -113,7 +117,9 @@ class App:
             self.dedupe,
             self.cards,
             self.spares,
+            durability,
             background,
+            always_durable=settings.durable,
         )
         self.auto = AutoPoints(registry, self.comparison, self.capture, background)
         builder = machine.make_builder(self.contacts)
@@ -163,7 +169,18 @@ class App:
         self.transfer = Transfer(registry, self.comparison, self.capture)
         self.journal = Journal(registry, self.capture, self.restore, self.cards, self.gate)
 
-        Recovery(registry, builder, self.boxes, self.contacts, self.gate, self.cards, self.remains).run()
+        adoption = Adoption(registry, self.pool, self.remains)
+        Recovery(
+            registry,
+            builder,
+            self.boxes,
+            self.contacts,
+            self.gate,
+            self.cards,
+            self.remains,
+            adoption,
+            durability,
+        ).run()
         self.spares.start(self.copies.make_spare, self.copies.end_spare)
 
     def close(self) -> None:

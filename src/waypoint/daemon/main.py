@@ -20,6 +20,7 @@ from typing import IO
 import msgspec
 
 from waypoint.box.box import allow_many_files
+from waypoint.core.adoption import BOOT_FILE
 from waypoint.daemon.app import App, this_machine
 from waypoint.daemon.server import Server
 from waypoint.errors import DaemonError, InternalError, NotRoot, WaypointError
@@ -123,7 +124,7 @@ def _claim(home: Home) -> tuple[socket.socket | None, IO[str]]:
     return listener, lock
 
 
-_RUN_FILES = ("daemon.sock", "criu.kdat", "daemon.lock")
+_RUN_FILES = ("daemon.sock", "criu.kdat", "daemon.lock", BOOT_FILE)
 
 
 def _remove_run_folder(home: Home) -> None:

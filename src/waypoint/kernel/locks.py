@@ -17,6 +17,7 @@ ORDER: tuple[str, ...] = (
     "terminal turn",
     "session state",
     "disk space",
+    "durability",
     "cards",
     "trials",
     "dedupe",

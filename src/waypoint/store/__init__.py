@@ -1,8 +1,8 @@
 """The database: one SQLite file that says which sessions and points exist, and what moved them.
 
 A row is what makes a checkpoint exist: its folder is in place before the row is written and is removed only
-after the row is gone. A crash leaves at worst a folder without a row (swept at start-up), never a row without
-its bytes.
+after the row is gone. A crash leaves at worst a folder without a row. A complete one is adopted at start-up,
+unless the table `forgotten` names it; any other is deleted.
 
 **Session row**, **point**, **operation** (what moved a session, and what undo goes back to), **event** (one
 thing of a trajectory), **blob**, **contact**, **effect** (the ledger), **landing** (files that a session has
@@ -40,6 +40,10 @@ class Store:
         self.contacts = ContactTable(self.database)
         self.landings = LandingTable(self.database)
         self.ledger = Ledger(self.database)
+
+    def sync(self) -> None:
+        """Returns when everything that was stored before this call would survive a power cut."""
+        self.database.sync()
 
     def close(self) -> None:
         self.database.close()

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from waypoint.errors import DaemonError
-from waypoint.kernel import locks
+from waypoint.errors import DaemonError, translated
+from waypoint.kernel import atomic, locks
 
 MIGRATIONS = (
     """
@@ -213,6 +213,14 @@ MIGRATIONS = (
     """
     ALTER TABLE sessions ADD COLUMN beginning TEXT;
     """,
+    """
+    ALTER TABLE checkpoints ADD COLUMN durable INTEGER NOT NULL DEFAULT 0;
+    UPDATE checkpoints SET durable = 1;
+    CREATE TABLE forgotten (
+        checkpoint  TEXT PRIMARY KEY,
+        at          REAL NOT NULL
+    ) WITHOUT ROWID;
+    """,
 )
 """One script for each version of the schema. A script is never changed once it was released: homes that were
 made with it exist."""
@@ -229,6 +237,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self._lock = locks.rlock("store")
+        self._path, self._names_synced = path, False
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         path.chmod(0o600)
         self._connection.row_factory = sqlite3.Row
@@ -239,6 +248,20 @@ class Database:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+    def sync(self) -> None:
+        """Returns when every transaction that has ended before this call would survive a power cut.
+
+        A commit itself does not wait for the disk (synchronous=NORMAL). SQLite appends commits to the WAL in
+        order, and syncs the database file before it begins the WAL anew, so one fsync of the WAL is enough.
+        It needs no lock: other threads read and write meanwhile. (The database file must not be opened here:
+        closing it would drop SQLite's POSIX locks on it.)
+        """
+        with translated("sync", self._path):
+            atomic.sync(f"{self._path}-wal")
+            if not self._names_synced:
+                atomic.sync(self._path.parent)
+                self._names_synced = True
 
     def _migrate(self) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]

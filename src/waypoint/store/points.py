@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,31 @@ class AgentState(Record, frozen=True):
     kind: Literal["json", "bytes"]
     blob: Blob
     version: str | None = None
+
+
+class NewPoint(Record, frozen=True):
+    """What the row of a checkpoint is made from. It is also in the folder of the checkpoint, from which the
+    row can be made again (core/pointfile.py)."""
+
+    id: str
+    session: str
+    number: int
+    name: str | None
+    intent: str
+    kind: Kind
+    parent: str | None
+    created_at: float
+    pause_ms: float
+    total_ms: float
+    size_bytes: int
+    processes: int
+    files_only: bool
+    coverage: tuple[str, ...]
+    actor: Actor = "person"
+    intent_from: IntentFrom = "given"
+    state: AgentState | None = None
+    tasks: str = "[]"
+    """The session's tasks as JSON."""
 
 
 # The last verdict and the card's summary are part of it: a log of a thousand points is one query.
@@ -79,84 +105,98 @@ class PointTable:
         row = self._database.row("SELECT points + 1 AS number FROM sessions WHERE id = ?", session_id)
         return int(row["number"]) if row else 1
 
-    def add(
-        self,
-        checkpoint_id: str,
-        session_id: str,
-        *,
-        name: str | None,
-        intent: str,
-        kind: Kind,
-        parent: str | None,
-        pause_ms: float,
-        total_ms: float,
-        size_bytes: int,
-        processes: int,
-        files_only: bool,
-        coverage: tuple[str, ...],
-        actor: Actor = "person",
-        intent_from: IntentFrom = "given",
-        state: AgentState | None = None,
-    ) -> Checkpoint:
+    def add(self, new: NewPoint) -> Checkpoint:
         """The row that makes a checkpoint exist. In the same transaction it becomes the session's head and
-        gets its position in the trajectory."""
+        gets its position in the trajectory, and the tasks that the session has there."""
         try:
             with self._database.transaction() as connection:
-                if state:
-                    self._events.keep_blob(state.blob)
-                number = self.next_number(session_id)
+                if new.state:
+                    self._events.keep_blob(new.state.blob)
                 connection.execute(
-                    "UPDATE sessions SET points = ?, head = ? WHERE id = ?",
-                    (number, checkpoint_id, session_id),
+                    "UPDATE sessions SET points = max(points, ?), head = ? WHERE id = ?",
+                    (new.number, new.id, new.session),
                 )
                 values = {
-                    "id": checkpoint_id,
-                    "session": session_id,
-                    "number": number,
-                    "name": name,
-                    "intent": intent,
-                    "kind": kind,
-                    "parent": parent,
-                    "created_at": time.time(),
-                    "pause_ms": pause_ms,
-                    "total_ms": total_ms,
-                    "size_bytes": size_bytes,
-                    "processes": processes,
-                    "files_only": int(files_only),
-                    "coverage": msgspec.json.encode(coverage).decode(),
-                    "actor": actor,
-                    "intent_from": intent_from,
-                    "agent_state": state.blob.hash if state else None,
-                    "agent_state_kind": state.kind if state else None,
-                    "agent_version": state.version if state else None,
-                    "tasks": self._session_tasks(session_id),
+                    "id": new.id,
+                    "session": new.session,
+                    "number": new.number,
+                    "name": new.name,
+                    "intent": new.intent,
+                    "kind": new.kind,
+                    "parent": new.parent,
+                    "created_at": new.created_at,
+                    "pause_ms": new.pause_ms,
+                    "total_ms": new.total_ms,
+                    "size_bytes": new.size_bytes,
+                    "processes": new.processes,
+                    "files_only": int(new.files_only),
+                    "coverage": msgspec.json.encode(new.coverage).decode(),
+                    "actor": new.actor,
+                    "intent_from": new.intent_from,
+                    "agent_state": new.state.blob.hash if new.state else None,
+                    "agent_state_kind": new.state.kind if new.state else None,
+                    "agent_version": new.state.version if new.state else None,
+                    "tasks": self._session_tasks(new.session),
                 }
                 columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
                 connection.execute(f"INSERT INTO checkpoints ({columns}) VALUES ({marks})", values)
                 body = {
-                    "checkpoint": checkpoint_id,
-                    "label": f"c{number}",
-                    "name": name,
-                    "intent": intent,
-                    "kind": kind,
-                    "agent_state": bool(state),
+                    "checkpoint": new.id,
+                    "label": f"c{new.number}",
+                    "name": new.name,
+                    "intent": new.intent,
+                    "kind": new.kind,
+                    "agent_state": bool(new.state),
                 }
-                event = NewEvent(kind="checkpoint", body=body, actor=actor)
-                [position] = self._events.append(session_id, [event])
-                connection.execute(
-                    "UPDATE checkpoints SET position = ? WHERE id = ?", (position, checkpoint_id)
-                )
+                event = NewEvent(kind="checkpoint", body=body, actor=new.actor)
+                [position] = self._events.append(new.session, [event])
+                connection.execute("UPDATE checkpoints SET position = ? WHERE id = ?", (position, new.id))
         except sqlite3.IntegrityError as error:
             raise AlreadyExists(
-                f"the session has a checkpoint {name!r} already", hint="choose another name"
+                f"the session has a checkpoint {new.name!r} already", hint="choose another name"
             ) from error
-        point = self.find(checkpoint_id)
+        point = self.find(new.id)
         assert point
+        return point
+
+    def adopt(self, new: NewPoint, *, head: str | None) -> Checkpoint:
+        """The row of a checkpoint that has lost it, or had none. `head`: where the session stands then."""
+        with self._database.transaction() as connection:
+            point = self.add(new)
+            connection.execute("UPDATE checkpoints SET tasks = ? WHERE id = ?", (new.tasks, new.id))
+            connection.execute("UPDATE sessions SET head = ? WHERE id = ?", (head, new.session))
         return point
 
     def _session_tasks(self, session_id: str) -> str:
         row = self._database.row("SELECT tasks FROM sessions WHERE id = ?", session_id)
         return str(row["tasks"]) if row else "[]"
+
+    # ---- what would survive a power cut --------------------------------------------------------
+
+    def not_durable(self) -> list[str]:
+        """Points that a power cut might still take."""
+        return [row["id"] for row in self._database.rows("SELECT id FROM checkpoints WHERE NOT durable")]
+
+    def set_durable(self, checkpoint_ids: Sequence[str]) -> None:
+        with self._database.transaction() as connection:
+            connection.executemany(
+                "UPDATE checkpoints SET durable = 1 WHERE id = ?", [(name,) for name in checkpoint_ids]
+            )
+
+    def forgotten(self) -> set[str]:
+        """Points whose rows were removed, and whose folders may still be there."""
+        return {row["checkpoint"] for row in self._database.rows("SELECT checkpoint FROM forgotten")}
+
+    def drop_forgotten(self, checkpoint_ids: Collection[str]) -> None:
+        """Their folders are gone, and would be gone after a power cut too."""
+        with self._database.transaction() as connection:
+            connection.executemany(
+                "DELETE FROM forgotten WHERE checkpoint = ?", [(name,) for name in checkpoint_ids]
+            )
+
+    def number_taken(self, session_id: str, number: int) -> bool:
+        query = "SELECT 1 FROM checkpoints WHERE session = ? AND number = ?"
+        return self._database.row(query, session_id, number) is not None
 
     def set_pinned(self, checkpoint_id: str, *, pinned: bool) -> None:
         self._database.execute("UPDATE checkpoints SET pinned = ? WHERE id = ?", int(pinned), checkpoint_id)
@@ -167,8 +207,15 @@ class PointTable:
         )
 
     def remove(self, checkpoint_id: str) -> None:
-        """Its children get its parent, so that the line of history stays connected."""
+        """Its children get its parent, so that the line of history stays connected. It is noted as forgotten:
+        no later daemon makes a row from what is left of its folder. A session that stands on it (only when
+        its data was lost) stands on its parent then."""
         with self._database.transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO forgotten VALUES (?, ?)", (checkpoint_id, time.time()))
+            connection.execute(
+                "UPDATE sessions SET head = (SELECT parent FROM checkpoints WHERE id = ?1) WHERE head = ?1",
+                (checkpoint_id,),
+            )
             connection.execute(
                 "UPDATE checkpoints SET parent = (SELECT parent FROM checkpoints WHERE id = ?1)"
                 " WHERE parent = ?1",
@@ -314,6 +361,7 @@ def _checkpoint(row: sqlite3.Row) -> Checkpoint:
         position=row["position"],
         agent_state_kind=row["agent_state_kind"],
         agent_version=row["agent_version"],
+        durable=bool(row["durable"]),
     )
 
 

@@ -102,6 +102,22 @@ class SessionTable:
         assert row
         return row
 
+    def add_lost(self, row: SessionRow) -> None:
+        """A session whose row was lost, as the folder of one of its points describes it. It does not run."""
+        self._database.execute(
+            "INSERT INTO sessions (id, name, state, created_at, options, forked_from, auto, policy, began,"
+            " beginning) VALUES (?, ?, 'dead', ?, ?, ?, ?, ?, ?, ?)",
+            row.id,
+            row.name,
+            row.created_at,
+            msgspec.json.encode(row.options).decode(),
+            row.forked_from,
+            int(row.auto),
+            row.policy,
+            msgspec.json.encode(row.first_shell).decode() if row.first_shell else None,
+            row.beginning,
+        )
+
     def set_state(self, session_id: str, state: State, *, box: str | None) -> None:
         self._database.execute("UPDATE sessions SET state = ?, box = ? WHERE id = ?", state, box, session_id)
 
@@ -126,6 +142,10 @@ class SessionTable:
         """The session with its checkpoints and operations, and the events that no other trajectory leads
         through."""
         with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO forgotten SELECT id, ? FROM checkpoints WHERE session = ?",
+                (time.time(), session_id),
+            )
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
             # Effects that are known to have acted outside stay on record. Those that only may have do not.
             connection.execute("DELETE FROM effects WHERE session = ? AND class = 'unknown'", (session_id,))

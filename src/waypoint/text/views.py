@@ -276,6 +276,8 @@ class Card(Answer):
             version = f", version {shown(point['agent_version'])}" if point.get("agent_version") else ""
             left = f" · agent state ({point['agent_state_kind']}{version})"
         yield _row("holds", f"{held} · {size(point['size_bytes'])} of memory{left} · {took}")
+        if not point.get("durable", True):
+            yield _row("disk", "not durable yet: a power cut may take it")
         yield _row("after", self.data.get("parent") or "the base")
 
     def __repr__(self) -> str:

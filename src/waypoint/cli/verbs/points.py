@@ -14,6 +14,7 @@ from waypoint.api.points import Checkpoint, CheckpointTaken, Fork, Note, Tag, Ta
 from waypoint.api.sessions import Auto
 from waypoint.cli import render
 from waypoint.cli.spec import REF, SESSION, argument, command, count, flag, join_command, positive, verb
+from waypoint.home import Settings
 from waypoint.text import views
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _OUTPUT_LINES = 20
     argument("intent", metavar="INTENT", nargs="*", help="what this point is, in your words"),
     argument("--name", metavar="NAME", help="a name to refer to it by"),
     flag("--files-only", help="without the processes"),
+    flag("--durable", help="wait until the point is on the disk and would survive a power cut"),
     argument(
         "--verify", metavar="CMD", help="then run this in a throwaway fork of the point, and keep the verdict"
     ),
@@ -46,7 +48,9 @@ _OUTPUT_LINES = 20
         "waypoint checkpoint",
     ),
     about="The session goes on running. Without an INTENT the last command is used, or the subject of the"
-    " last commit. The actor is a person, unless WAYPOINT_ACTOR says agent.",
+    " last commit. The actor is a person, unless WAYPOINT_ACTOR says agent. Without --durable (or"
+    " WAYPOINT_DURABLE=1) a point is on the disk within about a second after the answer; `waypoint show` says"
+    " whether it is.",
 )
 def checkpoint(console: Console) -> int:
     arguments = console.arguments
@@ -69,6 +73,7 @@ def checkpoint(console: Console) -> int:
         actor=console.actor,
         agent_state=agent_state,
         agent_version=arguments.agent_version,
+        durable=arguments.durable or Settings.read().durable,
     )
     result = console.send(request, "taking a checkpoint")
     point = result.checkpoint

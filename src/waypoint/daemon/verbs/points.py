@@ -40,6 +40,7 @@ def checkpoint(app: App, _: Connection, request: api.Checkpoint) -> api.Checkpoi
         files_only=request.files_only,
         actor=request.actor,
         state=pack_state(request.agent_state, request.agent_version),
+        durable=request.durable,
     )
     point = app.capture.checkpoint(row, wish)
     verdict = None
