@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 import waypoint
 from waypoint import errors, model
@@ -53,14 +54,6 @@ def own(session: waypoint.Session) -> list[str]:
     """What happened since it was forked from the seed."""
     told = short(session.trace())
     return told[told.index("forked") + 1 :]
-
-
-def until(check: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := check()):
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
-    return found
 
 
 # ---- together, or not at all ---------------------------------------------------------------------

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 import waypoint
 from waypoint import errors, model
@@ -101,14 +102,6 @@ def shipped(s: waypoint.Session) -> list[str]:
     return s.run("cat /srv/shipped 2>/dev/null").output.splitlines()
 
 
-def eventually(true: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while not (found := true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
 # ---- the ledger ------------------------------------------------------------------------------------
 
 
@@ -188,7 +181,7 @@ def test_an_effect_can_be_claimed(s: waypoint.Session) -> None:
 
 def test_a_typed_command_is_written_down_after_it_ran(s: waypoint.Session) -> None:
     s.type("shipit typed\n")
-    (effect,) = eventually(s.effects)
+    (effect,) = until(s.effects)
     assert (effect.source, effect.command, effect.state) == ("typed", "shipit typed", "done")
     assert shipped(s) == ["typed"]
 
@@ -201,9 +194,9 @@ def test_a_typed_command_that_ended_while_no_daemon_ran_is_written_down_by_the_n
     time.sleep(0.5)  # the daemon has seen it begin, and has written down what its successor needs
     kill_daemon()
     (box / "tmp/go").touch()
-    eventually((box / "srv/shipped").exists)
+    until((box / "srv/shipped").exists)
     time.sleep(0.3)  # and the shell is at its prompt again
-    (effect,) = eventually(s.effects)
+    (effect,) = until(s.effects)
     assert (effect.source, effect.state) == ("typed", "done")
     assert effect.command == "shipit unwatched"
 
@@ -212,7 +205,7 @@ def test_an_effect_outlives_a_daemon_that_dies_in_the_middle_of_it(s: waypoint.S
     before = s.checkpoint("before")
     with ThreadPoolExecutor() as workers:
         running = workers.submit(lambda: s.run("noteit begun; until [ -e /tmp/go ]; do sleep 0.02; done"))
-        eventually(lambda: s.effects() and s.spawn(["test", "-s", "/srv/shipped"]).communicate() is not None)
+        until(lambda: s.effects() and s.spawn(["test", "-s", "/srv/shipped"]).communicate() is not None)
         kill_daemon()
         with pytest.raises(errors.DaemonUnreachable):
             running.result()
@@ -228,7 +221,7 @@ def kill_daemon() -> None:
     pid = client.call("ping")["pid"]
     client.close()
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 # ---- approval ----------------------------------------------------------------------------------------
@@ -307,7 +300,7 @@ def test_a_callback_that_fails_leaves_nothing_running(s: waypoint.Session) -> No
 
     with pytest.raises(ZeroDivisionError):
         s.run("shipit x", on_approval=fail)
-    eventually(lambda: not s.approvals())
+    until(lambda: not s.approvals())
     assert shipped(s) == []
 
 
@@ -325,9 +318,9 @@ def test_a_command_is_refused_when_its_client_disconnects(s: waypoint.Session) -
     connection = waypoint.Client().connect()
     request = requests.Exec(command="shipit gone", session=s.name)
     wire.send_bytes(connection, protocol.ask_request(request).data)
-    (approval,) = eventually(s.approvals)
+    (approval,) = until(s.approvals)
     connection.close()
-    eventually(lambda: not s.approvals())
+    until(lambda: not s.approvals())
     with pytest.raises(errors.UsageError, match="gone already"):
         s.approve(approval)
     assert shipped(s) == []
@@ -410,7 +403,7 @@ def cli(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 def test_one_terminal_asks_and_another_answers(s: waypoint.Session, elsewhere: ThreadPoolExecutor) -> None:
     asking = elsewhere.submit(cli, "exec", "-s", "s", "shipit", "cli")
-    (approval,) = eventually(s.approvals)
+    (approval,) = until(s.approvals)
     listed = cli("approvals")
     assert approval.id in listed.stdout
     assert "shipit cli" in listed.stdout
@@ -420,7 +413,7 @@ def test_one_terminal_asks_and_another_answers(s: waypoint.Session, elsewhere: T
     assert f"waypoint approve {approval.id}" in done.stderr
     assert shipped(s) == ["cli"]
     asking = elsewhere.submit(cli, "exec", "-s", "s", "shipit", "cli")
-    (approval,) = eventually(s.approvals)
+    (approval,) = until(s.approvals)
     assert cli("deny", approval.id, "--why", "not today").returncode == 0
     refused = asking.result(90)
     assert refused.returncode == errors.NotApproved.exit_status
@@ -451,6 +444,6 @@ def test_a_person_at_a_terminal_is_asked_right_there(
     os.write(ours, answer.encode())
     code = running.wait(60)
     assert (code == 0) == bool(expected)
-    eventually(lambda: not s.approvals())
+    until(lambda: not s.approvals())
     assert shipped(s) == expected
     os.close(ours)

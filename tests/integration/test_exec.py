@@ -7,25 +7,12 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
+from tests.waiting import until
 
 import waypoint
 from waypoint import errors
-
-T = TypeVar("T")
-
-
-def until(condition: Callable[[], T], seconds: float = 20.0) -> T:
-    """What the condition gives once it holds; a failure if it does not come to that."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
-    return found
-
 
 # ---- output and exit code ------------------------------------------------------------------------
 

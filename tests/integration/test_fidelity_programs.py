@@ -7,34 +7,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from tests.waiting import Revive, shows, until
 
 import waypoint
 from waypoint import errors
-
-T = TypeVar("T")
-Revive = Callable[[waypoint.Session, waypoint.Checkpoint], waypoint.Session]
-
-
-def until(condition: Callable[[], T], seconds: float = 15.0) -> T:
-    """What the condition gives once it holds; a failure if it does not come to that."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
-    return found
-
-
-def shows(session: waypoint.Session, pattern: str, seconds: float = 15.0) -> None:
-    """Waits until the screen shows that."""
-    deadline = time.monotonic() + seconds
-    while not re.search(pattern, screen := session.screen(), re.MULTILINE):
-        assert time.monotonic() < deadline, f"the screen shows no {pattern!r}:\n{screen}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["restore", "fork"])

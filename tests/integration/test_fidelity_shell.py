@@ -5,35 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
+from tests.waiting import Revive, shows, until
 
 import waypoint
 from waypoint import errors
 from waypoint.home import Home
 
 T = TypeVar("T")
-Revive = Callable[[waypoint.Session, waypoint.Checkpoint], waypoint.Session]
-
-
-def until(condition: Callable[[], T], seconds: float = 10.0) -> T:
-    """What the condition gives once it holds; a failure if it does not come to that."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
-    return found
-
-
-def shows(session: waypoint.Session, pattern: str, seconds: float = 10.0) -> None:
-    """Waits until the screen shows that."""
-    deadline = time.monotonic() + seconds
-    while not re.search(pattern, screen := session.screen(), re.MULTILINE):
-        assert time.monotonic() < deadline, f"the screen shows no {pattern!r}:\n{screen}"
-        time.sleep(0.02)
 
 
 def _revive(session: waypoint.Session, point: waypoint.Checkpoint, how: str) -> waypoint.Session:

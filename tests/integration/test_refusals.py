@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 import waypoint
 from waypoint import errors
@@ -31,13 +32,6 @@ def python(session: waypoint.Session, source: str) -> int:
     session.run("/usr/bin/python3 /tmp/program.py & program=$!").check()
     session.run(READY, timeout=20).check()
     return int(session.run("echo $program").output)
-
-
-def eventually(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 def culprit(error: errors.CannotCheckpoint) -> dict[str, object]:
@@ -81,7 +75,7 @@ def test_io_uring_does_not_exist_in_a_confined_session(fresh: waypoint.Session) 
 
 def test_a_nested_pid_namespace_is_refused_by_name(privileged: waypoint.Session) -> None:
     privileged.run("unshare --pid --fork --mount-proc sleep 1000 &")
-    eventually(lambda: privileged.run("pgrep -x sleep > /tmp/pid").ok)
+    until(lambda: privileged.run("pgrep -x sleep > /tmp/pid").ok)
     with pytest.raises(errors.CannotCheckpoint, match="namespace") as refused:
         privileged.checkpoint()
     found = culprit(refused.value)
@@ -336,7 +330,7 @@ def test_a_session_whose_tree_was_killed_is_dead_and_comes_back(fresh: waypoint.
     assert keeper
     anchor = next(one for one in processes.below(keeper) if one.comm == "waypoint-anchor")
     os.kill(keeper if victim == "keeper" else anchor.host_pid, signal.SIGKILL)
-    eventually(lambda: fresh.info.state == "dead")
+    until(lambda: fresh.info.state == "dead")
     assert not os.path.exists(f"/proc/{keeper}/root/bin"), "something of it is left"
     with pytest.raises(errors.SessionDead, match="does not run"):
         fresh.run("true")
@@ -351,7 +345,7 @@ def test_a_killed_shell_is_replaced_and_the_session_lives(fresh: waypoint.Sessio
     keeper = fresh.info.pid
     assert keeper
     os.kill(next(one.host_pid for one in processes.below(keeper) if one.pid == shell), signal.SIGKILL)
-    eventually(lambda: _answers(fresh, shell))
+    until(lambda: _answers(fresh, shell))
     assert fresh.run("echo [$x]; pgrep -x sleep | wc -l").output == "[]\n1\n"
     fresh.restore(point)
     assert fresh.run("echo $x $$").output == f"1 {shell}\n"
@@ -369,7 +363,7 @@ def test_what_a_killed_shell_leaves_behind_does_not_take_the_terminal_from_the_n
     members = processes.below(keeper)
     assert [one for one in members if one.group == shell and one.pid != shell], "the hook does not run"
     os.kill(next(one.host_pid for one in members if one.pid == shell), signal.SIGKILL)
-    eventually(lambda: _answers(fresh, shell))
+    until(lambda: _answers(fresh, shell))
     time.sleep(1)
     assert fresh.run("echo answered", timeout=20).output == "answered\n"
     assert {"icanon", "echo"} <= set(fresh.run("stty -a </dev/tty").output.split()), (
