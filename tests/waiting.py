@@ -14,7 +14,7 @@ Revive = Callable[[waypoint.Session, waypoint.Checkpoint], waypoint.Session]
 """Restores a point, as the session itself or as a fork; returns the session to look at."""
 
 
-def until(condition: Callable[[], T | None | Literal[False]], seconds: float = 60.0) -> T:
+def until(condition: Callable[[], T | Literal[False] | None], seconds: float = 60.0) -> T:
     """Waits until the condition holds. Returns what it returned; fails after the limit."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -156,7 +156,7 @@ def test_a_program_that_was_run_from_a_memfd_is_refused_not_acknowledged(fresh: 
         "open('/tmp/ready', 'w').close()\n"
         "os.execve(program, ['from-memfd', '1000'], os.environ)\n",
     )
-    eventually(lambda: b"from-memfd" in fresh.run("cat /proc/$program/cmdline").output.encode())
+    until(lambda: b"from-memfd" in fresh.run("cat /proc/$program/cmdline").output.encode())
     refused_and_runs_on(fresh, "memfd", "from-memfd 1000")
 
 
@@ -183,7 +183,7 @@ def test_a_process_in_its_own_network_namespace_is_refused_not_acknowledged(
     privileged: waypoint.Session,
 ) -> None:
     privileged.run("unshare --net sleep 1000 & program=$!")
-    eventually(lambda: privileged.run("pgrep -x sleep").ok)
+    until(lambda: privileged.run("pgrep -x sleep").ok)
     refused_and_runs_on(privileged, "net namespace", "sleep 1000")
 
 
