@@ -178,7 +178,7 @@ class CommandFailed(SessionError):
 
 
 class CannotCheckpoint(WaypointError):
-    """Raised when a process cannot be saved; the session runs on untouched."""
+    """Raised when a process cannot be saved; the session runs on, or the error names what has ended."""
 
     code = "cannot_checkpoint"
     exit_status = 8

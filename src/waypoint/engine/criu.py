@@ -88,7 +88,11 @@ class CriuFailed(Exception):
     """Raised when CRIU reports a failure or ends without an answer; its log is in the images folder."""
 
 
-class CriuTimedOut(CriuFailed):
+class CriuEnded(CriuFailed):
+    """Raised when CRIU has ended without an answer. It may have taken processes of the tree along."""
+
+
+class CriuTimedOut(CriuEnded):
     """Raised when CRIU exceeded its time limit and was killed."""
 
 
@@ -194,7 +198,7 @@ class Conversation:
         except TimeoutError as error:
             raise self._kill() from error
         except OSError as error:
-            raise CriuFailed("CRIU has ended") from error
+            raise CriuEnded("CRIU has ended") from error
 
     def _receive(self) -> dict[int, int | bytes]:
         try:
@@ -202,9 +206,9 @@ class Conversation:
         except TimeoutError as error:
             raise self._kill() from error
         except OSError as error:
-            raise CriuFailed("CRIU has ended") from error
+            raise CriuEnded("CRIU has ended") from error
         if not packet:
-            raise CriuFailed("CRIU ended without an answer")
+            raise CriuEnded("CRIU ended without an answer")
         return decode(packet)
 
     def _kill(self) -> CriuTimedOut:

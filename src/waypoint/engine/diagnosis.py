@@ -10,13 +10,14 @@ import contextlib
 import errno
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.box.box import Box
 from waypoint.engine import unrestorable
-from waypoint.engine.criu import CriuFailed, CriuTimedOut
+from waypoint.engine.criu import CriuEnded, CriuFailed, CriuTimedOut
 from waypoint.engine.images import RESTORE_FILES_ONLY
 from waypoint.errors import CannotCheckpoint, CannotRestore, NoSpace, WaypointError
 from waypoint.kernel import processes
@@ -24,6 +25,8 @@ from waypoint.kernel.mounts import Mount
 
 FILES_ONLY = Arg("checkpoint", files_only=True)
 _TEST_BYTES = 8 << 20
+_DYING_SECONDS, _LOOK_SECONDS = 0.25, 0.02
+"""How long processes are watched after a CRIU that ended in the middle of a dump."""
 _TRANSIENT = ("In-flight connection", "in-flight socket")
 """CRIU's words for a connection that is not accepted yet. Mostly it is a moment later."""
 _NOT_ACCEPTED = "a connection to it waits to be accepted"
@@ -50,15 +53,25 @@ def is_transient(error: CannotCheckpoint) -> bool:
     return any(words in line for line in error.details.get("log", ()) for words in _TRANSIENT)
 
 
-def cannot_checkpoint(box: Box, images: Path, failure: CriuFailed) -> WaypointError:
-    """The error for a dump that failed."""
+def cannot_checkpoint(
+    box: Box, images: Path, failure: CriuFailed, tree: Sequence[processes.Process]
+) -> WaypointError:
+    """The error for a dump that failed. `tree`: the processes as they were when they stood still."""
     lines = read_errors(images / "dump.log")
+    if gone := _find_gone(tree, failure):
+        names = ", ".join(f"{process.pid} ({process.comm})" for process in gone)
+        return CannotCheckpoint(
+            f"the processes could not be saved ({failure}), and some of them have ended with it: {names}",
+            hint=Hint("the session is no longer what it was; ", Do("restore"), " takes it back to a point"),
+            gone=[{"pid": process.pid, "command": process.comm} for process in gone],
+            log=lines[:20],
+        )
     if _is_full(images):
         return NoSpace(
             "no space left in the pool for the memory of the processes",
             hint=Hint("free some with ", Do("prune"), "; the session runs on untouched"),
         )
-    if isinstance(failure, CriuTimedOut):
+    if isinstance(failure, CriuTimedOut) or (isinstance(failure, CriuEnded) and not lines):
         return CannotCheckpoint(
             f"the processes could not be saved: {failure}",
             hint=Hint("try again, or save the files alone: ", FILES_ONLY),
@@ -108,6 +121,18 @@ def cannot_restore(images: Path, failure: CriuFailed) -> CannotRestore:
         hint=RESTORE_FILES_ONLY,
         log=lines[:20],
     )
+
+
+def _find_gone(tree: Sequence[processes.Process], failure: CriuFailed) -> list[processes.Process]:
+    """The processes that stood still for the dump and have ended. A CRIU that reports a failure has put all
+    of them back first. One that ended itself leaves them in its own code: some die when they run."""
+    members = [process for process in tree if process.state != "Z"]
+    deadline = time.monotonic() + (_DYING_SECONDS if isinstance(failure, CriuEnded) else 0.0)
+    while True:
+        gone = [process for process in members if processes.is_over(process.host_pid)]
+        if time.monotonic() >= deadline:
+            return gone
+        time.sleep(_LOOK_SECONDS)
 
 
 def find_unsavable(box: Box) -> list[tuple[processes.Process, str]]:

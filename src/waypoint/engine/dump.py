@@ -129,6 +129,7 @@ class Dump:
             hello.anchor, lock_network=lock_network, track=tracked, with_parent=parent is not None
         )
         state: TreeState | None = None
+        tree: list[processes.Process] = []
         typed: dict[int, bytes] = {}
         obstacles: list[unrestorable.Obstacle] = []
         try:
@@ -168,9 +169,10 @@ class Dump:
                             if images.has_link_remaps(folder):
                                 yield processes.below(anchor.host_pid)
         except criu.CriuFailed as failure:
-            if obstacles:
-                raise diagnosis.cannot_save(obstacles) from failure
-            raise diagnosis.cannot_checkpoint(box, folder, failure) from failure
+            error = diagnosis.cannot_checkpoint(box, folder, failure, tree)
+            if obstacles and not error.details.get("gone"):
+                error = diagnosis.cannot_save(obstacles)
+            raise error from failure
         finally:
             put_typed(box, typed)
         assert state, "CRIU has reported no freeze"
