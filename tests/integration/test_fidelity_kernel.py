@@ -1180,3 +1180,81 @@ def test_a_server_that_asks_for_mptcp_falls_back_to_tcp_and_is_saved(survives: S
         client.sendall(b"still here")
         assert peer.recv(100) == b"still here"
     """)
+
+
+# ---- sessions, programs and watches that CRIU alone would not restore --------------------------
+
+
+def test_a_child_that_was_started_before_its_parent_called_setsid(survives: Survives) -> None:
+    survives("""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        ready, go = os.pipe(), os.pipe()
+
+        def has_left():
+            first = child(lambda: signal.sigwait({signal.SIGUSR2}))
+            os.setsid()
+            second = child(lambda: signal.sigwait({signal.SIGUSR2}))
+            os.write(ready[1], b"%d %d" % (first, second))
+            os.read(go[0], 1)
+            for pid in (first, second):
+                os.kill(pid, signal.SIGUSR2)
+                succeeded(pid)
+
+        parent = child(has_left)
+        tree = [os.getpid(), parent, *map(int, os.read(ready[0], 100).split())]
+
+        def describe():
+            stats = [open(f"/proc/{pid}/stat").read().split()[:7] for pid in tree]
+            return [(pid, *numbers) for pid, _, _, *numbers in stats]
+
+        before = describe()
+        sessions = [one[3] for one in before]
+        assert sessions[2] == sessions[0] != sessions[1] == sessions[3]
+        pause()
+        assert describe() == before, (describe(), before)
+        os.write(go[1], b"x")
+        succeeded(parent)
+    """)
+
+
+def test_a_program_that_was_run_from_a_memfd(survives: Survives) -> None:
+    survives("""
+        program = os.memfd_create("program", 0)
+        content = open("/usr/bin/cat", "rb").read()
+        os.write(program, content)
+        given, answered = os.pipe(), os.pipe()
+
+        def run():
+            os.dup2(given[0], 0)
+            os.dup2(answered[1], 1)
+            os.execve(program, ["cat"], os.environ)
+
+        cat = child(run)
+        eventually(lambda: "/memfd:program" in os.readlink(f"/proc/{cat}/exe"))
+        os.write(given[1], b"before")
+        assert os.read(answered[0], 100) == b"before"
+        pause()
+        os.write(given[1], b"after")
+        assert os.read(answered[0], 100) == b"after"
+        assert open(f"/proc/{cat}/exe", "rb").read() == content
+        assert not [name for name in os.listdir("/") if name.startswith("#")]
+        os.kill(cat, signal.SIGKILL)
+    """)
+
+
+@pytest.mark.parametrize("target", ["file", "nowhere"])
+def test_a_watch_on_a_symbolic_link(survives: Survives, target: str) -> None:
+    survives(f"""
+        target = {target!r}
+        open("file", "w").close()
+        os.symlink(target, "link")
+        fd = libc.inotify_init1(os.O_NONBLOCK)
+        IN_ATTRIB, IN_DONT_FOLLOW = 4, 0x02000000
+        call(libc.inotify_add_watch(fd, b"file", IN_ATTRIB))
+        watch = call(libc.inotify_add_watch(fd, b"link", IN_ATTRIB | IN_DONT_FOLLOW))
+        pause()
+        os.utime("link", (1, 1), follow_symlinks=False)
+        assert struct.unpack_from("iI", os.read(fd, 1000)) == (watch, IN_ATTRIB)
+        os.utime("file", (1, 1))
+        assert struct.unpack_from("iI", os.read(fd, 1000)) == (watch - 1, IN_ATTRIB)
+    """)

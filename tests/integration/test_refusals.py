@@ -118,65 +118,65 @@ def test_posix_message_queues_are_refused_by_name(fresh: waypoint.Session) -> No
     fresh.checkpoint()
 
 
-NO_LEADER = {
-    "a child that was started before its parent called setsid": """
-import os, subprocess, time
-if os.fork():  # the leader of a process group may not call setsid
-    time.sleep(1000)
-subprocess.Popen(["sleep", "1000"])
-os.setsid()
-""",
-    "a daemon below a subreaper": """
-import ctypes, os, time
-ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-if not os.fork():
-    os.setsid()
-    if not os.fork():
-        os.execlp("sleep", "sleep", "1000")
-    os._exit(0)
-os.wait()
-""",
-}
-
-
-@pytest.mark.parametrize("shape", NO_LEADER)
 def test_a_process_whose_session_cannot_be_restored_is_refused_not_acknowledged(
-    fresh: waypoint.Session, shape: str
+    fresh: waypoint.Session,
 ) -> None:
-    python(fresh, NO_LEADER[shape] + "open('/tmp/ready', 'w').close()\ntime.sleep(1000)\n")
-    refused_and_runs_on(fresh, "session", "sleep 1000")
-
-
-def test_a_program_that_was_run_from_a_memfd_is_refused_not_acknowledged(fresh: waypoint.Session) -> None:
+    """A daemon below a subreaper: its session's leader has ended, and its parent is not the anchor."""
     python(
         fresh,
-        "import os, shutil\n"
-        "program = os.memfd_create('program', 0)\n"
-        "shutil.copyfileobj(open('/usr/bin/sleep', 'rb'), open(program, 'wb', closefd=False))\n"
-        "open('/tmp/ready', 'w').close()\n"
-        "os.execve(program, ['from-memfd', '1000'], os.environ)\n",
-    )
-    until(lambda: b"from-memfd" in fresh.run("cat /proc/$program/cmdline").output.encode())
-    refused_and_runs_on(fresh, "memfd", "from-memfd 1000")
-
-
-@pytest.mark.parametrize("kind", ["socket", "link"])
-def test_a_watch_that_cannot_be_restored_is_refused_not_acknowledged(
-    fresh: waypoint.Session, kind: str
-) -> None:
-    python(
-        fresh,
-        "import ctypes, os, socket, time\n"
-        "server = socket.socket(socket.AF_UNIX)\n"
-        "server.bind('/tmp/socket')\n"
-        "os.symlink('/etc/passwd', '/tmp/link')\n"
-        "libc = ctypes.CDLL(None)\n"
-        "fd = libc.inotify_init()\n"
-        f"assert libc.inotify_add_watch(fd, b'/tmp/{kind}', 0x02000004) >= 0\n"  # IN_DONT_FOLLOW, IN_ATTRIB
+        "import ctypes, os, time\n"
+        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # PR_SET_CHILD_SUBREAPER
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if not os.fork():\n"
+        "        os.execlp('sleep', 'sleep', '1000')\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
         "open('/tmp/ready', 'w').close()\n"
         "time.sleep(1000)\n",
     )
-    refused_and_runs_on(fresh, kind, "program.py")
+    refused_and_runs_on(fresh, "session", "sleep 1000")
+
+
+def test_a_watch_on_the_path_of_a_socket_is_refused_not_acknowledged(fresh: waypoint.Session) -> None:
+    python(
+        fresh,
+        "import ctypes, socket, time\n"
+        "server = socket.socket(socket.AF_UNIX)\n"
+        "server.bind('/tmp/socket')\n"
+        "libc = ctypes.CDLL(None)\n"
+        "fd = libc.inotify_init()\n"
+        "assert libc.inotify_add_watch(fd, b'/tmp/socket', 4) >= 0\n"  # IN_ATTRIB
+        "open('/tmp/ready', 'w').close()\n"
+        "time.sleep(1000)\n",
+    )
+    refused_and_runs_on(fresh, "socket", "program.py")
+
+
+def test_other_users_at_unix_sockets_are_told_in_the_coverage(fresh: waypoint.Session) -> None:
+    """After a restore SO_PEERCRED says that they are root."""
+    python(
+        fresh,
+        "import os, socket, time\n"
+        "server = socket.socket(socket.AF_UNIX)\n"
+        "server.bind('/tmp/socket')\n"
+        "server.listen()\n"
+        "os.chmod('/tmp/socket', 0o777)\n"
+        "if not os.fork():\n"
+        "    os.setuid(65534)\n"
+        "    client = socket.socket(socket.AF_UNIX)\n"
+        "    client.connect('/tmp/socket')\n"
+        "    time.sleep(1000)\n"
+        "end, _ = server.accept()\n"
+        "open('/tmp/ready', 'w').close()\n"
+        "time.sleep(1000)\n",
+    )
+    told = [line for line in fresh.checkpoint().info.coverage if "SO_PEERCRED" in line]
+    assert len(told) == 1, told
+    assert "program.py" in told[0]
+    assert "user 65534" in told[0]
+    fresh.run("kill $program; pkill -f program.py; wait")
+    assert not any("SO_PEERCRED" in line for line in fresh.checkpoint().info.coverage)
 
 
 def test_a_process_in_its_own_network_namespace_is_refused_not_acknowledged(

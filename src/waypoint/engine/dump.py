@@ -14,6 +14,8 @@ import contextlib
 import fcntl
 import logging
 import os
+import socket
+import struct
 import termios
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -186,6 +188,7 @@ class Dump:
                 ),
             )
         images.correct_timers(folder)
+        images.correct_sessions(folder)
         images.correct_inventory(folder)
         images.write_state(folder, state)
         self.state, self.stats = state, images.dump_stats(folder)
@@ -215,7 +218,7 @@ class Dump:
             processes=len(tree),
             open_files=tuple(sorted(set(open_files.from_base()))),
             traits=traits.read(tree, box.pid),
-            notes=(*open_files.unread_inotify(), *_personalities(tree)),
+            notes=(*open_files.unread_inotify(), *open_files.credentials_of_peers(), *_personalities(tree)),
         )
 
 
@@ -399,3 +402,27 @@ class _OpenFiles:
                     if any(unread):
                         name = f"process {process.pid} ({process.command})"
                         yield f"file changes that {name} had not read yet (inotify) are forgotten"
+
+    def credentials_of_peers(self) -> Iterator[str]:
+        """SO_PEERCRED of unix sockets, where it is not root: CRIU connects all of them as root."""
+        if not any(process.uid for process, _ in self.by_process):
+            return
+        for process, targets in self.by_process:
+            # dict: each sentence once, in the order of the descriptors.
+            yield from dict.fromkeys(
+                f"process {process.pid} ({process.command}): after a restore {peer}"
+                for fd, target in targets.items()
+                if target.startswith("socket:[")
+                for peer in _describe_peer(process.host_pid, fd)
+            )
+
+
+def _describe_peer(host_pid: int, fd: int) -> Iterator[str]:
+    with contextlib.suppress(OSError), socket.socket(fileno=processes.duplicate(host_pid, fd)) as end:
+        if end.family != socket.AF_UNIX or end.type == socket.SOCK_DGRAM:
+            return
+        pid, uid, _ = struct.unpack("iII", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if pid and uid and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            yield f"clients of its unix socket see root, not user {uid} (SO_PEERCRED)"
+        elif pid and uid:
+            yield f"the other end of a unix connection is root, not user {uid} (SO_PEERCRED)"

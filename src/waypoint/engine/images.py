@@ -178,6 +178,7 @@ _SOCKET_SRC_ADDR = 11  # inet_sk_entry
 _TIMER_TICKS, _TIMER_SETTIME_FLAGS = 5, 6  # timerfd_entry
 _TIMER_VSEC, _TIMER_VNSEC, _TIMER_ISEC, _TIMER_INSEC = 7, 8, 9, 10  # the time left, and the period
 _TFD_TIMER_ABSTIME = 1
+_PSTREE_PID, _PSTREE_SID = 1, 4  # pstree_entry
 _INVENTORY_IMG_VERSION, _INVENTORY_DUMP_UPTIME = 1, 8  # inventory_entry
 _LONG_AFTER = 1 << 60
 _PAGEMAP_HEAD_PAGES_ID = 1  # pagemap_head
@@ -289,6 +290,26 @@ def correct_timers(images: Path) -> None:
         data[start:at] = body
     if changed:
         path.write_bytes(data)
+
+
+def correct_sessions(images: Path) -> None:
+    """Makes the anchor the leader of the session that the tree was started in. Its real leader is the keeper,
+    which is not saved, and CRIU restores a session only if an ancestor leads it. (native/shim.c keeps the
+    anchor from creating a session when it is restored.)"""
+    path = images / "pstree.img"
+    data = path.read_bytes()
+    entries = []
+    at = 8
+    while at + 4 <= len(data):
+        start, at = at + 4, at + 4 + int.from_bytes(data[at : at + 4], "little")
+        entries.append(list(fields(data[start:at])))
+    anchor = dict(entries[0])
+    keepers, anchors = (_PSTREE_SID, anchor[_PSTREE_SID]), (_PSTREE_SID, anchor[_PSTREE_PID])
+    body = b""
+    for entry in entries:
+        message = b"".join(encode(dict([anchors if field == keepers else field])) for field in entry)
+        body += struct.pack("<I", len(message)) + message
+    path.write_bytes(data[:8] + body)
 
 
 def correct_inventory(images: Path) -> None:

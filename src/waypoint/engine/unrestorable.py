@@ -19,8 +19,7 @@ from waypoint.kernel.syscalls import open_by_handle
 _NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "time", "cgroup")
 NESTED = "it lives in a nested pid namespace, which cannot be saved"
 _INOTIFY = "anon_inode:inotify"
-_NO_LEADER = "the leader of its session ({session}) is none of its ancestors (setsid after it was started)"
-_UNWATCHABLE = {stat.S_IFSOCK: "the path of a socket", stat.S_IFLNK: "a symbolic link"}
+_NO_LEADER = "the leader of its session ({session}) is none of its ancestors"
 
 
 Obstacle = tuple[Process, str]
@@ -43,9 +42,6 @@ def find(
         own = [kind for kind, name in _namespaces(process.host_pid).items() if name != usual.get(kind)]
         if own:
             obstacles.append((process, f"it lives in a {own[0]} namespace of its own, which cannot be saved"))
-        with contextlib.suppress(OSError):  # a zombie has no program
-            if os.readlink(f"/proc/{process.host_pid}/exe").startswith("/memfd:"):
-                obstacles.append((process, "its program is in no file (memfd_create, fexecve)"))
     watchers = [
         (process, fd) for process, targets in tree for fd, target in targets.items() if target == _INOTIFY
     ]
@@ -69,8 +65,9 @@ def _namespaces(host_pid: int) -> dict[str, str]:
 
 def without_leader(anchor: Process, tree: Sequence[Process]) -> Iterator[Process]:
     """The processes whose session CRIU cannot bring back. A session is inherited at fork, so CRIU looks for
-    its leader among the ancestors, and has them fork before they call setsid() where necessary. Only for
-    children of the anchor it makes up for a leader that has ended."""
+    its leader among the ancestors, and has them fork before they call setsid() where necessary. (The anchor
+    leads its own session: images.correct_sessions.) Only for children of the anchor it makes up for a leader
+    that has ended."""
     by_host_pid = {process.host_pid: process for process in (anchor, *tree)}
     born_in: dict[int, int] = {}
     for process in tree:
@@ -82,11 +79,11 @@ def without_leader(anchor: Process, tree: Sequence[Process]) -> Iterator[Process
                 yield process
                 break
             above = by_host_pid.get(parent.parent_host_pid, anchor)
-            if above is anchor and parent.session == process.session != anchor.session:
+            if above is anchor and parent.session == process.session:
                 break
             parent = above
         else:
-            if parent is anchor:
+            if parent is anchor and process.session != anchor.session:
                 yield process
 
 
@@ -117,8 +114,8 @@ class _FileSystems:
 
 
 def _watches(watchers: Sequence[tuple[Process, int]], keeper_pid: int) -> Iterator[Obstacle]:
-    """Watches that CRIU sets again on something else, or not at all: it opens a link's target, and it creates
-    a socket's path only later. `watchers`: inotify descriptors."""
+    """Watches that CRIU cannot set again: it creates the path of a socket only later. `watchers`: inotify
+    descriptors."""
     if not watchers:
         return
     with contextlib.closing(_FileSystems(keeper_pid)) as file_systems:
@@ -128,9 +125,8 @@ def _watches(watchers: Sequence[tuple[Process, int]], keeper_pid: int) -> Iterat
                 watches = [line.split()[1:] for line in lines if line.startswith("inotify ")]
                 for words in watches:
                     kind = _watched_kind(dict(word.split(":", 1) for word in words), file_systems)
-                    if kind in _UNWATCHABLE:
-                        reason = f"it watches {_UNWATCHABLE[kind]} (inotify), which cannot be restored"
-                        yield process, reason
+                    if kind == stat.S_IFSOCK:
+                        yield process, "it watches the path of a socket (inotify), which cannot be restored"
 
 
 def _watched_kind(watch: Mapping[str, str], file_systems: _FileSystems) -> int:

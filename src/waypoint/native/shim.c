@@ -20,6 +20,18 @@
    upon which the nearest subreaper adopts the daemon. CRIU makes the root of the tree a subreaper again only later; pid 1
    would adopt the daemon, and the next checkpoint would not hold it.
 
+   The keeper's session. The anchor is a member of the session that the keeper leads, and the keeper is not saved. CRIU
+   looks for a process's session leader among its ancestors; for a process that belongs to the keeper's session below one
+   that has left it (a child started before setsid()) there would be none. In the images the anchor is the leader of that
+   session (engine/images.py), and CRIU finds it. When CRIU then has the anchor call setsid(), no session is created: the
+   anchor is in the keeper's from its birth, and getsid() calls that one the anchor's.
+
+   Programs in a memfd. CRIU saves the file of a program as one that has a name, or had one. It is shown a copy of the
+   memfd, a file that was created without a name.
+
+   Watches on links. CRIU looks for the path of a watched file, and sets the watch again, by opening that path; it would
+   find the file that a link leads to. What it opens for that purpose alone (O_PATH) is the link itself.
+
    Interrupted calls. Freezing a task interrupts the call it sleeps in. The kernel would restart the call, but CRIU ends
    those calls with EINTR that the kernel restarts from internal state (poll, relative sleeps, waits with a timeout), in
    the saved tree and in the one that runs on. A program without signal handlers need not expect that: script(1) takes it
@@ -60,6 +72,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "waypoint.h"
@@ -324,11 +337,32 @@ static long copy_from_keeper(int fd)
 	return result;
 }
 
+static long anchor; /* set where the anchor passes for the leader of the keeper's session */
+
+/* The root of a tree that is being restored is CRIU's own child. */
+static int is_root(void)
+{
+	return kernel(SYS_getppid, 0, 0, 0, 0, 0, 0) == criu;
+}
+
+/* Before it has children. (Its process group must exist before a helper of CRIU's wants to join it.) */
+static void prepare_root(void)
+{
+	kernel(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0, 0);
+	kernel(SYS_setpgid, 0, 0, 0, 0, 0, 0);
+}
+
 /* A leader must not be restored without its terminal: if it cannot have it, setsid() fails. */
 pid_t setsid(void)
 {
-	long session = kernel(SYS_setsid, 0, 0, 0, 0, 0, 0), slave, result = 0;
+	long session, slave, result = 0;
 
+	if (is_root()) {
+		prepare_root();
+		anchor = kernel(SYS_getpid, 0, 0, 0, 0, 0, 0);
+		return (pid_t)anchor;
+	}
+	session = kernel(SYS_setsid, 0, 0, 0, 0, 0, 0);
 	for (int i = 0; i < leader_count && session > 0 && !result; i++) {
 		const struct pty *pty = leaders[i].pid == session ? pty_of(leaders[i].index) : NULL;
 
@@ -367,6 +401,58 @@ static int read_index(const char *path)
 
 static void note_opened(int folder, const char *path, long fd);
 
+#define PROC_MAGIC 0x9fa0
+
+static int is_proc(int folder)
+{
+	struct statfs info;
+
+	return !kernel(SYS_fstatfs, folder, (long)&info, 0, 0, 0, 0) && info.f_type == PROC_MAGIC;
+}
+
+/* A copy, in a file without a name, of the program that the process with the /proc folder `folder` runs. */
+static long copy_program(int folder)
+{
+	long from = kernel(SYS_openat, folder, (long)"exe", O_RDONLY | O_CLOEXEC, 0, 0, 0), to, result;
+
+	if (from < 0)
+		return from;
+	to = kernel(SYS_openat, AT_FDCWD, (long)"/", O_TMPFILE | O_RDWR | O_CLOEXEC, 0755, 0, 0);
+	do
+		result = to < 0 ? to : kernel(SYS_sendfile, to, from, 0, 1 << 30, 0, 0);
+	while (result > 0);
+	kernel(SYS_close, from, 0, 0, 0, 0, 0);
+	if (!result)
+		return to;
+	if (to >= 0)
+		kernel(SYS_close, to, 0, 0, 0, 0, 0);
+	return result;
+}
+
+/* Opens what CRIU only wants to know the identity of. */
+static long open_path(int folder, const char *path, int flags)
+{
+	static const char memfd[] = "/memfd:";
+	char target[sizeof(memfd) - 1];
+	struct stat info;
+	long fd;
+
+	if (is_proc(folder)) {
+		if (equals("exe", 3, path) &&
+		    kernel(SYS_readlinkat, folder, (long)path, (long)target, sizeof(target), 0, 0) == sizeof(target) &&
+		    equals(target, sizeof(target), memfd))
+			return copy_program(folder);
+		return kernel(SYS_openat, folder, (long)path, flags, 0, 0, 0);
+	}
+	fd = kernel(SYS_openat, folder, (long)path, flags | O_NOFOLLOW, 0, 0, 0);
+	if (fd >= 0 && !kernel(SYS_fstat, fd, (long)&info, 0, 0, 0, 0) && S_ISLNK(info.st_mode) && !is_proc((int)fd))
+		return fd;
+	/* Once more: O_NOFOLLOW is among the flags of a descriptor, and this one may be given to a process. */
+	if (fd >= 0)
+		kernel(SYS_close, fd, 0, 0, 0, 0, 0);
+	return kernel(SYS_openat, folder, (long)path, flags, 0, 0, 0);
+}
+
 static int open_at(int folder, const char *path, int flags, int mode)
 {
 	const struct pty *pty = pty_count ? pty_of(read_index(path)) : NULL;
@@ -374,7 +460,10 @@ static int open_at(int folder, const char *path, int flags, int mode)
 	long fd;
 
 	if (!pty) {
-		fd = kernel(SYS_openat, folder, (long)path, flags, mode, 0, 0);
+		if ((flags & ~(O_CLOEXEC | O_LARGEFILE)) == O_PATH)
+			fd = open_path(folder, path, flags);
+		else
+			fd = kernel(SYS_openat, folder, (long)path, flags, mode, 0, 0);
 		note_opened(folder, path, fd);
 		return (int)libc_result(fd);
 	}
@@ -601,12 +690,15 @@ int ioctl(int fd, unsigned long request, ...)
 
 /* ---- orphans --------------------------------------------------------------------------------- */
 
-/* The root of a tree that is being restored, CRIU's own child, calls this before it has any children. */
+/* The root calls this before it has any children, if it did not call setsid(): in images of earlier versions. */
 pid_t getsid(pid_t pid)
 {
-	if (kernel(SYS_getppid, 0, 0, 0, 0, 0, 0) == criu)
-		kernel(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0, 0);
-	return (pid_t)libc_result(kernel(SYS_getsid, pid, 0, 0, 0, 0, 0));
+	long session;
+
+	if (is_root())
+		prepare_root();
+	session = kernel(SYS_getsid, pid, 0, 0, 0, 0, 0);
+	return (pid_t)libc_result(anchor && session == KEEPER ? anchor : session);
 }
 
 /* ---- tasks: interrupted calls, stop signals -------------------------------------------------- */
