@@ -179,6 +179,60 @@ def test_other_users_at_unix_sockets_are_told_in_the_coverage(fresh: waypoint.Se
     assert not any("SO_PEERCRED" in line for line in fresh.checkpoint().info.coverage)
 
 
+CANNOT_BE_SAVED = {
+    "its main thread has ended": """
+import ctypes, threading
+threading.Thread(target=time.sleep, args=(1000,)).start()
+open("/tmp/ready", "w").close()
+ctypes.CDLL(None).syscall(60, 0)
+""",
+    "packet mode": """
+pipe = os.pipe2(os.O_DIRECT)
+""",
+    "UDP_CORK": """
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.setsockopt(socket.IPPROTO_UDP, 1, 1)
+sender.sendto(b"half of it", ("127.0.0.1", 7))
+""",
+    "MSG_MORE": """
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.sendto(b"half of it", 0x8000, ("127.0.0.1", 7))
+""",
+    "waits to be accepted": """
+server = socket.socket(socket.AF_UNIX)
+server.bind("/tmp/socket")
+server.listen()
+client = socket.socket(socket.AF_UNIX)
+client.connect("/tmp/socket")
+client.sendall(b"not accepted")
+""",
+    "vfork": """
+import ctypes
+open("/tmp/ready", "w").close()
+# clone(CLONE_VM | CLONE_VFORK | SIGCHLD) of a function that never returns
+stack = ctypes.create_string_buffer(1 << 20)
+libc = ctypes.CDLL(None)
+libc.clone(libc.pause, ctypes.c_void_p(ctypes.addressof(stack) + (1 << 20) - 64), 0x4111, None)
+""",
+}
+
+
+@pytest.mark.parametrize("reason", CANNOT_BE_SAVED)
+def test_what_a_process_cannot_be_saved_with_is_refused_at_once_in_words(
+    fresh: waypoint.Session, reason: str
+) -> None:
+    last = "open('/tmp/ready', 'w').close()\ntime.sleep(1000)\n"
+    pid = python(fresh, "import os, socket, time\n" + CANNOT_BE_SAVED[reason] + last)
+    time.sleep(0.2 if "ready" in CANNOT_BE_SAVED[reason] else 0)
+    started = time.monotonic()
+    with pytest.raises(errors.CannotCheckpoint, match=reason) as refused:
+        fresh.checkpoint()
+    assert time.monotonic() - started < 5
+    assert culprit(refused.value)["pid"] == pid
+    fresh.run("kill -KILL $program; pkill -KILL -f program.py; wait; rm -f /tmp/socket")
+    fresh.checkpoint()
+
+
 def test_a_process_in_its_own_network_namespace_is_refused_not_acknowledged(
     privileged: waypoint.Session,
 ) -> None:

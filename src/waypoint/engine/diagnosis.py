@@ -30,6 +30,11 @@ _DYING_SECONDS, _LOOK_SECONDS = 0.25, 0.02
 _TRANSIENT = ("In-flight connection", "in-flight socket")
 """CRIU's words for a connection that is not accepted yet. Mostly it is a moment later."""
 _NOT_ACCEPTED = "a connection to it waits to be accepted"
+_IN_WORDS = {
+    "packetized mode for pipes": "it uses a pipe in packet mode (O_DIRECT)",
+    "corked dgram socket": unrestorable.UNSENT,
+}
+"""What CRIU refuses in its own terms, and what that is."""
 _HARMLESS = ("rlimit: Can't setup RLIMIT_NOFILE for self", "No parent image found, though parent directory")
 """Errors in CRIU's log after which it goes on: it may not open more files; a process did not exist yet in
 the dump that it compares with."""
@@ -50,7 +55,11 @@ def read_errors(log: Path) -> list[str]:
 
 def is_transient(error: CannotCheckpoint) -> bool:
     """Whether the same dump is likely to succeed a moment later."""
-    return any(words in line for line in error.details.get("log", ()) for words in _TRANSIENT)
+    reasons = [culprit["reason"] for culprit in error.details.get("processes", ())]
+    lines = error.details.get("log", ())
+    return not {unrestorable.UNSENT, unrestorable.VFORK}.isdisjoint(reasons) or any(
+        words in line for line in lines for words in _TRANSIENT
+    )
 
 
 def cannot_checkpoint(
@@ -152,9 +161,17 @@ def find_unsavable(box: Box) -> list[tuple[processes.Process, str]]:
             result.append((process, "it uses io_uring, which cannot be saved"))
         elif any(target.startswith("anon_inode:") and "bpf" in target for target in targets):
             result.append((process, "it holds a BPF object, which cannot be saved"))
+        elif process.state == "Z" and len(_tasks(process.host_pid)) > 1:
+            result.append((process, "its main thread has ended and others go on, which cannot be saved"))
         elif tracer := _read_tracer(process.host_pid):
             result.append((process, f"it is being traced by {tracer.command}"))
     return result
+
+
+def _tasks(host_pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(f"/proc/{host_pid}/task")
+    return []
 
 
 def _read_tracer(host_pid: int) -> processes.Process | None:
@@ -169,7 +186,8 @@ def _find_in_log(box: Box, lines: Sequence[str]) -> list[tuple[processes.Process
     transient = any(words in line for line in lines for words in _TRANSIENT)
     for line in lines:
         if match := re.search(r"\(pid: (\d+)\)", line):
-            reason = _NOT_ACCEPTED if transient else lines[0]
+            known = (words for term, words in _IN_WORDS.items() if term in lines[0])
+            reason = _NOT_ACCEPTED if transient else next(known, lines[0])
             return [(process, reason) for process in processes.below(box.pid) if process.pid == int(match[1])]
     return []
 

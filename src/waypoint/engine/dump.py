@@ -123,6 +123,8 @@ class Dump:
             raise CannotCheckpoint(
                 "the session's processes are gone", hint=Hint(Do("restore"), " brings it back")
             )
+        if unstoppable := unrestorable.find_unstoppable(members):
+            raise diagnosis.cannot_save(unstoppable)
         saves_ipc = _examine_ipc(anchor)
         lock_network = has_own_network(box) and _has_connections(box)
         parent = memory.take_baseline() if memory else None
@@ -154,7 +156,9 @@ class Dump:
                             conversation.proceed()  # it reports DUMPED before it lets the tree run
                             tree = processes.below(anchor.host_pid)
                             open_files = _OpenFiles.of(tree)
-                            obstacles = unrestorable.find(anchor, open_files.by_process, box.pid)
+                            obstacles = unrestorable.find(
+                                anchor, open_files.by_process, box.pid, _unsent_datagrams(box)
+                            )
                             if obstacles:
                                 continue
                             state = self._describe(
@@ -289,6 +293,14 @@ def _has_connections(box: Box) -> bool:
     namespace = box.open_namespace("net")
     try:
         return sockets.connected(namespace)
+    finally:
+        os.close(namespace)
+
+
+def _unsent_datagrams(box: Box) -> frozenset[int]:
+    namespace = box.open_namespace("net")
+    try:
+        return sockets.unsent_datagrams(namespace)
     finally:
         os.close(namespace)
 

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from waypoint.kernel import mounts, processes
 from waypoint.kernel.processes import Process
@@ -18,6 +18,12 @@ from waypoint.kernel.syscalls import open_by_handle
 
 _NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "time", "cgroup")
 NESTED = "it lives in a nested pid namespace, which cannot be saved"
+UNSENT = "it has a UDP datagram that is not sent yet (UDP_CORK, MSG_MORE)"
+"""CRIU would drop it. It may be sent a moment later."""
+VFORK = "it waits for a child (vfork) that has not started a program yet, and cannot be stopped"
+"""Mostly the child does so a moment later."""
+_VFORK_CALLS = (b"56", b"58", b"435")
+"""clone, vfork, clone3"""
 _INOTIFY = "anon_inode:inotify"
 _NO_LEADER = "the leader of its session ({session}) is none of its ancestors"
 
@@ -27,10 +33,13 @@ Obstacle = tuple[Process, str]
 
 
 def find(
-    anchor: Process, tree: Sequence[tuple[Process, Mapping[int, str]]], keeper_pid: int
+    anchor: Process,
+    tree: Sequence[tuple[Process, Mapping[int, str]]],
+    keeper_pid: int,
+    unsent: Collection[int],
 ) -> list[Obstacle]:
     """The processes below the anchor that cannot be restored. `tree`: parents before children, each with
-    the targets of its descriptors."""
+    the targets of its descriptors. `unsent`: inodes of sockets with datagrams that have not left."""
     members = [process for process, _ in tree]
     if nested := nested_processes(anchor, members):
         return [(process, NESTED) for process in nested]
@@ -42,10 +51,24 @@ def find(
         own = [kind for kind, name in _namespaces(process.host_pid).items() if name != usual.get(kind)]
         if own:
             obstacles.append((process, f"it lives in a {own[0]} namespace of its own, which cannot be saved"))
+    lost = {f"socket:[{inode}]" for inode in unsent}
+    obstacles += [(process, UNSENT) for process, targets in tree if not lost.isdisjoint(targets.values())]
     watchers = [
         (process, fd) for process, targets in tree for fd, target in targets.items() if target == _INOTIFY
     ]
     return [*obstacles, *_watches(watchers, keeper_pid)]
+
+
+def find_unstoppable(tree: Sequence[Process]) -> list[Obstacle]:
+    """The processes that CRIU would try to stop for ten seconds, while the others stand still already."""
+    obstacles = []
+    for process in tree:
+        if process.state != "D":
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/syscall", "rb") as file:
+            if file.read().split()[0] in _VFORK_CALLS:
+                obstacles.append((process, VFORK))
+    return obstacles
 
 
 def nested_processes(anchor: Process, tree: Sequence[Process]) -> list[Process]:

@@ -18,6 +18,7 @@ from waypoint.kernel.network.netlink import NETLINK_ROUTE, NETLINK_SOCK_DIAG, Ne
 
 SOCK_DIAG_BY_FAMILY = 20
 SOCK_DESTROY = 21
+TCP_ESTABLISHED = 1
 TCP_CLOSE = 7
 TCP_LISTEN = 10
 CONNECTED = (1, 2, 3, 4, 5, 8, 9, 11)
@@ -48,6 +49,8 @@ class _Socket:
     peer: Address
     device: int
     inode: int
+    unsent_bytes: int
+    """With what the kernel adds to them."""
     identity: bytes
     """struct inet_diag_sockid, by which the kernel knows it."""
 
@@ -69,6 +72,7 @@ def _list(diag: Netlink, protocols: Sequence[str], states: Iterable[int]) -> Ite
                     peer=_unpack_address(family, body[24:40]),
                     device=struct.unpack_from("=I", body, 40)[0],
                     inode=struct.unpack_from("=I", body, 68)[0],
+                    unsent_bytes=struct.unpack_from("=I", body, 60)[0],
                     identity=body[4:52],
                 )
         except OSError as error:
@@ -95,6 +99,14 @@ def connected(netns_fd: int) -> bool:
     """Whether any TCP connection has data that could be on its way."""
     with translated("list the sockets of a box"), Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
         return any(True for _ in _list(diag, _TCP, CONNECTED))
+
+
+def unsent_datagrams(netns_fd: int) -> frozenset[int]:
+    """The inodes of UDP sockets with a datagram that has not left: it is still being collected (UDP_CORK,
+    MSG_MORE), or it waits for the interface."""
+    with translated("list the sockets of a box"), Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
+        open_sockets = _list(diag, _UDP, (TCP_ESTABLISHED, TCP_CLOSE))
+        return frozenset(entry.inode for entry in open_sockets if entry.unsent_bytes)
 
 
 def abort_outside_connections(netns_fd: int) -> int:
