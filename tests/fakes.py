@@ -24,7 +24,7 @@ from waypoint.core.builder import BoxFacts
 from waypoint.core.engine import TrackedMemory
 from waypoint.daemon.app import App, Machine
 from waypoint.engine.images import DumpStats, TreeState
-from waypoint.errors import MachineError, NotFound
+from waypoint.errors import CannotRestore, MachineError, NotFound
 from waypoint.home import Home, Settings
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.flows import Flow, Flows
@@ -179,6 +179,8 @@ class FakeEngine:
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
+        self.unrestorable = ""
+        """Why no point can be restored, if none can."""
 
     def track_memory(self) -> FakeMemory:
         return FakeMemory()
@@ -199,6 +201,8 @@ class FakeEngine:
 
     def hold(self, box: Box, images: Path) -> FakeHeld:
         self._faults.call("engine.hold")
+        if self.unrestorable:
+            raise CannotRestore(self.unrestorable)
         assert isinstance(box, FakeBox)
         assert (images / "core.img").exists(), "a point with a row has its images"
         return FakeHeld(box, self._faults)
@@ -341,6 +345,7 @@ class World:
         self.faults = Faults()
         self.pool = FakePool(self.home.pool, self.faults)
         self.builder = FakeBuilder(self.pool, self.faults)
+        self.engine = FakeEngine(self.faults)
         self.network = FakeNetwork(self.home.tag)
         self.app = self.start()
 
@@ -349,12 +354,12 @@ class World:
         machine = Machine(
             pool=self.pool,
             network=self.network,
-            engine=FakeEngine(self.faults),
+            engine=self.engine,
             engine_folder=self.home.path,
             ram=FakeRam(),
             make_builder=lambda _contacts: self.builder,
         )
-        self.app = App(self.home, machine, Settings(spares=0))
+        self.app = App(self.home, machine, Settings(spares=0, prove=False))
         return self.app
 
     def settle(self) -> None:

@@ -99,6 +99,8 @@ class Settings(NamedTuple):
     """WAYPOINT_SPARE_SECONDS: how long a spare is held."""
     durable: bool = False
     """WAYPOINT_DURABLE: whether a point is answered only when it is on the disk (`1`)."""
+    prove: bool = True
+    """WAYPOINT_PROVE: whether the newest point of a session is restored when idle, as a proof (`off`)."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -123,6 +125,7 @@ class Settings(NamedTuple):
             spare_bytes=read("WAYPOINT_SPARE_BYTES", _size, None, "512M or a number of bytes"),
             spare_seconds=read("WAYPOINT_SPARE_SECONDS", _seconds, SPARE_SECONDS, "a number of seconds"),
             durable=read("WAYPOINT_DURABLE", _switch, False, "1 or 0"),
+            prove=read("WAYPOINT_PROVE", _switch, True, "`on` or `off`"),
         )
 
 
@@ -145,9 +148,9 @@ def _spares(text: str) -> int:
 
 
 def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
+    if text not in ("0", "1", "off", "on"):
         raise ValueError("that is neither on nor off")
-    return text == "1"
+    return text in ("1", "on")
 
 
 def _seconds(text: str) -> float:

@@ -16,6 +16,8 @@ Kind = Literal["manual", "safety", "park", "auto"]
 Actor = Literal["person", "agent", "automatic"]
 IntentFrom = Literal["given", "command", "git", "none"]
 
+Restorable = Literal["proven", "unproven", "failed"]
+"""What is known of a point: it was restored once; it was not tried yet; it could not be restored."""
 EventKind = Literal[
     "command", "output", "message", "tool_call", "tool_result", "checkpoint", "restored", "forked", "task",
     "effect", "approval", "note",
@@ -134,6 +136,10 @@ class Checkpoint(Record, frozen=True):
     """The version of the agent's code that left it."""
     durable: bool = False
     """Whether its data and its row are on the disk: a power cut does not take it."""
+    restorable: Restorable = "unproven"
+    """Whether its processes have been brought back once: by a spare, a restore, a fork or a proof."""
+    restore_error: str | None = None
+    """Why it could not be restored, when `restorable` is "failed"."""
 
 
 class Event(Record, frozen=True):

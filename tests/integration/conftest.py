@@ -44,6 +44,7 @@ def home(engine: Path, watch: Watch) -> Iterator[Home]:
         os.environ["WAYPOINT_DEBUG_LOCKS"] = "1"
         # Tests that count boxes ask for spares themselves; `WAYPOINT_SPARES=2 make integration` has them all.
         os.environ.setdefault("WAYPOINT_SPARES", "off")
+        os.environ.setdefault("WAYPOINT_PROVE", "off")
         found = Home(Path(folder))
         watch.add_home(found)
         yield found

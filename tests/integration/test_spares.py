@@ -229,3 +229,41 @@ def test_a_spare_in_which_somebody_was_killed_is_not_used(
                 time.sleep(0.002)
     assert not fresh.restore(point, safety=False).spare
     assert "sleep 1000" in fresh.run("jobs -r").output
+
+
+def test_a_spare_proves_its_point_and_one_that_cannot_be_made_is_loud(
+    fresh: waypoint.Session, home: Home
+) -> None:
+    point = fresh.checkpoint("proven by its spare")
+    until_held(point)
+    assert fresh.point("@").info.restorable == "proven"
+    fresh.run("sleep 1000 &")
+    broken = fresh.checkpoint("will be damaged", files_only=False)
+    until_held(broken)
+    fresh.restore(broken, safety=False)  # takes the spare
+    fresh.checkpoint("later")
+    (image,) = (home.checkpoints / broken.id / "images").glob("pstree.img")
+    image.write_bytes(image.read_bytes()[:-1])
+    with pytest.raises(waypoint.CannotRestore):
+        broken.fork()
+    info = fresh.point(broken.id).info
+    assert info.restorable == "failed"
+    assert info.restore_error
+    assert "cannot be restored" in home.log.read_text()
+    fresh.park()
+    assert fresh.point("@").info.restorable == "proven"
+
+
+def test_without_spares_the_newest_point_is_proven_when_the_daemon_is_idle(
+    small_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAYPOINT_PROVE", "on")
+    s = waypoint.session("t", home=small_home, net="none")
+    older, newest = s.checkpoint("older"), s.checkpoint("newest")
+    deadline = time.monotonic() + 60
+    while s.point(newest.id).info.restorable != "proven":
+        assert time.monotonic() < deadline, "no proof was made"
+        time.sleep(3)  # no foreground verb meanwhile
+    assert s.point(older.id).info.restorable == "unproven"
+    s.run("true").check()
+    s.stop()

@@ -204,6 +204,50 @@ def test_a_box_that_dies_leaves_a_dead_session_that_can_be_restored(world: World
     check(world)
 
 
+# ---- proofs --------------------------------------------------------------------------------------
+
+
+def restorable(world: World, row: SessionRow, ref: str) -> tuple[str, str | None]:
+    point = world.app.registry.point(world.app.registry.find(row.id), ref)
+    return point.restorable, point.restore_error
+
+
+def test_a_session_whose_point_cannot_be_restored_is_not_parked(world: World, row: SessionRow) -> None:
+    world.engine.unrestorable = "there is no such thing"
+    with pytest.raises(errors.CannotRestore, match="not parked: there is no such thing"):
+        world.app.sessions.park(row)
+    assert world.app.registry.running(row.id)
+    assert restorable(world, row, "@") == ("failed", "there is no such thing")
+    check(world)
+    world.engine.unrestorable = ""
+    world.app.sessions.park(row)
+    assert restorable(world, row, "@") == ("proven", None)
+    check(world)
+
+
+def test_every_restore_shows_whether_its_point_is_restorable(world: World, row: SessionRow) -> None:
+    assert restorable(world, row, "one") == ("unproven", None)
+    world.engine.unrestorable = "for now"
+    with pytest.raises(errors.CannotRestore):
+        world.app.restore.to(row, "one")
+    assert restorable(world, row, "one") == ("failed", "for now")
+    world.engine.unrestorable = ""
+    world.app.restore.to(row, "one")
+    assert restorable(world, row, "one") == ("proven", None)
+    check(world)
+
+
+def test_the_point_before_one_that_cannot_be_restored_is_not_forgotten(world: World, row: SessionRow) -> None:
+    app = world.app
+    first = app.registry.point(row, "one")
+    second = app.capture.checkpoint(row, Wish("two"))
+    app.store.points.set_restorable(second.id, "broken")
+    with pytest.raises(errors.UsageError, match="c2 of session 'work' cannot be restored"):
+        app.space.forget_points([first], force=True)
+    app.capture.checkpoint(row, Wish("three"))
+    assert app.space.forget_points([first], force=True).forgotten
+
+
 # ---- recovery ------------------------------------------------------------------------------------
 
 

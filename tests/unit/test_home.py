@@ -26,8 +26,11 @@ def test_every_variable_is_read() -> None:
         "WAYPOINT_SPARES": "3",
         "WAYPOINT_SPARE_BYTES": "1048576",
         "WAYPOINT_SPARE_SECONDS": "2.5",
+        "WAYPOINT_PROVE": "off",
     }
-    assert Settings.read(environment) == Settings("/h", "/e", "work", "agent", 2 << 30, 3, 1 << 20, 2.5)
+    assert Settings.read(environment) == Settings(
+        "/h", "/e", "work", "agent", 2 << 30, 3, 1 << 20, 2.5, prove=False
+    )
 
 
 @pytest.mark.parametrize(("text", "number"), [("off", 0), ("0", 0), ("3", 3), ("1000", 16)])
@@ -45,6 +48,7 @@ def test_the_environment_says_how_many_spares_there_are(text: str, number: int) 
         ("WAYPOINT_SPARE_SECONDS", "0"),
         ("WAYPOINT_SPARE_SECONDS", "nan"),
         ("WAYPOINT_SPARE_SECONDS", "soon"),
+        ("WAYPOINT_PROVE", "maybe"),
     ],
 )
 def test_what_is_malformed_is_refused_by_name(name: str, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from waypoint.core import spares
-from waypoint.core.background import Background
+from waypoint.core.background import Background, Patience
 from waypoint.core.spares import Spares, Wanted
 from waypoint.errors import NotFound
 from waypoint.home import Settings
@@ -74,6 +74,21 @@ def until(happened: object, *args: object) -> None:
 
 def want(made: Spares[Twin], session: str, *points: str, size_bytes: int = MEGABYTE) -> None:
     made.want(session, [Wanted(point, size_bytes) for point in points])
+
+
+def test_a_point_without_a_spare_is_proven_when_idle_and_the_copy_ends(
+    made: Spares[Twin], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spares, "PROOFS", Patience(0.0, 0.0))
+    made.want_proof("a", Wanted("p1", MEGABYTE))
+    until(lambda: world.ended == ["p1"])
+    assert made.held() == []
+    want(made, "a", "p2")
+    until(lambda: made.held() == ["p2"])
+    made.want_proof("a", Wanted("p2", MEGABYTE))
+    made.want_proof("b", Wanted("p3", MEGABYTE))
+    until(lambda: world.ended == ["p1", "p3"])
+    assert world.made == ["p1", "p2", "p3"], "the spare of p2 is its proof"
 
 
 def test_what_is_wanted_is_made_and_what_is_no_longer_wanted_ends(made: Spares[Twin], world: World) -> None:

@@ -66,6 +66,7 @@ def test_a_database_of_every_earlier_version_opens(tmp_path: Path, version: int)
     assert [row.name for row in store.sessions.all()] == ["work", "other"]
     [start, second] = store.points.all("s1")
     assert (start.name, start.label, start.actor, start.pinned) == ("start", "c1", "person", False)
+    assert (start.restorable, start.restore_error) == ("unproven", None)
     assert second.parent == start.id
     assert [operation.verb for operation in store.operations.all("s1")] == ["restore"]
     assert store.sessions.tasks("s1") == store.points.tasks("p1") == b"[]"

@@ -145,6 +145,8 @@ def point(number: int, **more: Any) -> dict[str, Any]:
         "agent_state_kind": None,
         "agent_version": None,
         "durable": True,
+        "restorable": "unproven",
+        "restore_error": None,
         **more,
     }
     assert set(found) == {field.name for field in msgspec.structs.fields(Checkpoint)}

@@ -99,6 +99,7 @@ class Timeline:
 
     def _is_foldable(self, point: Point) -> bool:
         is_labelled = point["name"] or point["tags"] or point["pinned"] or point["verdict"]
+        is_labelled = is_labelled or point.get("restorable") == "failed"
         return point["kind"] in _AUTOMATIC and not is_labelled and point["id"] not in self._heads
 
     # ---- the text of a row -------------------------------------------------------------------
@@ -144,6 +145,9 @@ class Timeline:
         [point] = entry.points
         lines = [self._sign(point), self._first_line(point, room)]
         indent += max(0, len(self._label(point)) - self._label_width)
+        if point.get("restorable") == "failed":
+            words = f"cannot be restored: {render.shown(point['restore_error'] or '')}"
+            lines.append(" " * indent + paint.bad(render.cut(words, room - indent)))
         summary = render.shown(point["summary"] or "")
         if summary and summary != "nothing changed":
             lines.append(" " * indent + paint.dim(render.cut(summary, room - indent)))
@@ -151,6 +155,7 @@ class Timeline:
 
     def _sign(self, point: Point) -> str:
         failed = point["verdict"] and point["verdict"]["state"] == "failed"
+        failed = failed or point.get("restorable") == "failed"
         if point["id"] in self._heads:
             return self._paint.bad("●") if failed else self._paint.good("●")
         return self._paint.bad("✗") if failed else "○"

@@ -38,6 +38,8 @@ class Patience:
 AFTER_AN_ANSWER = Patience(0.03, 0.3)
 """Cards, clearing away, watching the pool."""
 SPARES = Patience(0.05, 1.0)
+PROOFS = Patience(2.0, 60.0)
+"""Restoring a point only to see that it can be."""
 SHARING = Patience(3.0, 10.0)
 """Comparing images page by page: the most expensive work, and the least urgent."""
 

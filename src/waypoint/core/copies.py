@@ -25,7 +25,7 @@ from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
 from waypoint.engine.images import check_sizes
-from waypoint.errors import NotFound, WaypointError
+from waypoint.errors import CannotRestore, NotFound, WaypointError
 from waypoint.kernel import processes
 from waypoint.kernel.network.sockets import abort_outside_connections
 from waypoint.kernel.pool.protocol import Pool
@@ -106,7 +106,7 @@ class Copies:
     def _hold(self, name: str, options: BoxOptions, point: Checkpoint) -> Twin:
         """A copy of a whole point, up to the moment before its first instruction."""
         images = self._home.checkpoints / point.id / "images"
-        with self._volume_of(point) as volume, contextlib.ExitStack() as undo:
+        with self._shows_restorable(point), self._volume_of(point) as volume, contextlib.ExitStack() as undo:
             check_sizes(images)
             state = msgspec.json.decode((images / TERMINAL_FILE).read_bytes(), type=TerminalState)
             facts = msgspec.json.decode((images / BOX_FILE).read_bytes(), type=BoxFacts)
@@ -122,6 +122,23 @@ class Copies:
             self._boxes.remember_terminal(live)
             undo.pop_all()
         return Twin(live, held, name, options)
+
+    @contextlib.contextmanager
+    def _shows_restorable(self, point: Checkpoint) -> Iterator[None]:
+        """Every attempt to bring a point back is a proof, or the opposite of one."""
+        try:
+            yield
+        except CannotRestore as error:
+            log.warning("%s of session %s cannot be restored: %s", point.label, point.session, error)
+            self._registry.store.points.set_restorable(point.id, error.message)
+            raise
+        if point.restorable != "proven":
+            self._registry.store.points.set_restorable(point.id, None)
+
+    def prove(self, point_id: str) -> None:
+        """Restores a point up to the moment before its first instruction, and ends that copy. CannotRestore
+        when it cannot be done."""
+        self.end_spare(self.make_spare(point_id))
 
     def _release(self, twin: Twin, point: Checkpoint, name: str, session_id: str, size: Size | None) -> None:
         """Makes a held copy the session's and lets it run; ends it when that fails."""
@@ -169,7 +186,14 @@ class Copies:
     # ---- spares ------------------------------------------------------------------------------
 
     def make_spare(self, point_id: str) -> Twin:
-        """A held copy for core/spares.py to keep."""
+        """A held copy for core/spares.py to keep. CannotRestore when two attempts have failed: some failures
+        of CRIU are a matter of chance, and a point is called unrestorable only when it is."""
+        try:
+            return self._make_spare(point_id)
+        except CannotRestore:
+            return self._make_spare(point_id)
+
+    def _make_spare(self, point_id: str) -> Twin:
         point = self._registry.store.points.find(point_id)
         if point is None:
             raise NotFound(f"point {point_id} is gone")

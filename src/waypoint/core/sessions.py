@@ -11,14 +11,16 @@ from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxBuilder
 from waypoint.core.capture import Capture, Wish
+from waypoint.core.copies import Copies
 from waypoint.core.live import Twin, new_id
 from waypoint.core.observe import look_at_shell
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.restore import Restore
 from waypoint.core.spares import Spares
-from waypoint.errors import AlreadyExists
+from waypoint.errors import AlreadyExists, CannotRestore
 from waypoint.history import refs
+from waypoint.kernel.memory import machine_bytes
 from waypoint.model import BoxOptions, Checkpoint, Session, Size
 from waypoint.store.sessions import SessionRow
 
@@ -34,6 +36,7 @@ class Sessions:
         builder: BoxBuilder,
         boxes: Boxes,
         capture: Capture,
+        copies: Copies,
         restore: Restore,
         remains: Remains,
         spares: Spares[Twin],
@@ -41,6 +44,7 @@ class Sessions:
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._builder, self._boxes, self._capture, self._restore = builder, boxes, capture, restore
+        self._copies = copies
         self._remains, self._spares, self._background = remains, spares, background
 
     def new(self, name: str | None, options: BoxOptions, size: Size, *, join: bool = False) -> Session:
@@ -93,12 +97,28 @@ class Sessions:
             point = self._capture.take(
                 row, live, Wish("parked", kind="park", actor="automatic", durable=True)
             )
+            self._prove(point)
             self._boxes.end(live, "the session was parked")
             self._store.sessions.set_state(row.id, "parked", box=None)
         self._spares.update(row.id)
         if row.box:
             self._remains.delete(self._home.sessions / row.box)
         return self._registry.describe(self._registry.find(row.id)), point
+
+    def _prove(self, point: Checkpoint) -> None:
+        """Before processes end, their point must be known to come back. Where memory does not suffice for
+        both at once, the point stays unproven, and `show` says so."""
+        if point.size_bytes > machine_bytes().get("MemAvailable", 0) // 2:
+            log.warning("%s of session %s is too large to be proven", point.label, point.session)
+            return
+        try:
+            self._copies.prove(point.id)
+        except CannotRestore as error:
+            raise CannotRestore(
+                f"session {point.session!r} was not parked: {error.message}",
+                hint=Hint("its processes run on; end the one that cannot be restored, and park again"),
+                **error.details,
+            ) from error
 
     def remove(self, row: SessionRow) -> None:
         """Ends a session and forgets it, with its points."""

@@ -143,9 +143,23 @@ class DiskSpace:
                     reasons[op.before] = f"{verb} of session {row.name!r} goes back to it"
             if row.forked_from:
                 reasons[row.forked_from] = f"session {row.name!r} was forked from it"
+        reasons.update(self._instead_of_failed())
         for row in self._store.sessions.all():
             if row.head:
                 reasons[row.head] = f"session {row.name!r} stands on it"
+        return reasons
+
+    def _instead_of_failed(self) -> dict[str, str]:
+        """Where a session stands on a point that cannot be restored: the newest one before it that can be, as
+        far as is known, with the reason."""
+        points = {point.id: point for point in self._store.points.all()}
+        reasons = {}
+        for row in self._store.sessions.all():
+            head = point = points.get(row.head or "")
+            while point and point.restorable == "failed":
+                point = points.get(point.parent or "")
+            if head and point and point is not head:
+                reasons[point.id] = f"{head.label} of session {row.name!r} cannot be restored"
         return reasons
 
     def pin(self, point: Checkpoint, *, pinned: bool) -> Checkpoint:
@@ -324,7 +338,10 @@ class DiskSpace:
         """Points that Waypoint took by itself and that nothing keeps, oldest first."""
         points = self._store.points.all()
         policy = RetentionPolicy(keep_last=AUTOMATIC_KEPT, kinds=AUTOMATIC)
-        decision = apply_policy(points, policy, protected=self.protected(), now=datetime.now().astimezone())
+        # `points` are in order of time: of each session, the newest that was shown to be restorable stays.
+        proven = {point.session: point.id for point in points if point.restorable == "proven"}
+        protected = dict.fromkeys(proven.values(), "its restore was tried and succeeded") | self.protected()
+        decision = apply_policy(points, policy, protected=protected, now=datetime.now().astimezone())
         by_id = {point.id: point for point in points}
         return [by_id[name] for name in decision.forget]
 

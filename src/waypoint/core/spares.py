@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from waypoint.core.background import SPARES, Background
+from waypoint.core.background import PROOFS, SPARES, Background
 from waypoint.errors import WaypointError
 from waypoint.home import MOST_SPARES, Settings
 from waypoint.kernel import locks
@@ -83,8 +83,12 @@ class Spares(Generic[T]):
         self._changed = locks.condition("spares")
         self._wanted: dict[str, tuple[float, Sequence[Wanted]]] = {}
         """By session, with the time of the wish; the most recent last."""
+        self._unproven: dict[str, Wanted] = {}
+        """By session, its newest point, as long as no restore has shown that it can be restored."""
         self._held: dict[str, _Held[T]] = {}
         self._making: str | None = None
+        self._proving = False
+        """Whether what is being made is a proof, and ends at once."""
         self._failed: set[str] = set()
         self._waiting_since = 0.0
         self._closed = False
@@ -106,6 +110,23 @@ class Spares(Generic[T]):
             number = self.settings.spares if row.options.spares is None else row.options.spares
         points = self._store.points.likely_targets(session_id, number) if number else []
         self.want(session_id, [Wanted(point, size_bytes) for point, size_bytes in points])
+        self.update_proof(session_id)
+
+    def update_proof(self, session_id: str) -> None:
+        """Whether the point that a session stands on has still to be proven."""
+        row = self._store.sessions.find(session_id)
+        head = self._store.points.find(row.head) if row and row.head and self.settings.prove else None
+        needs_proof = head is not None and not head.files_only and head.restorable == "unproven"
+        self.want_proof(session_id, Wanted(head.id, head.size_bytes) if head and needs_proof else None)
+
+    def want_proof(self, session_id: str, point: Wanted | None) -> None:
+        """The newest point of a session that no restore has tried yet. If it gets no spare, a copy of it is
+        made when the daemon is idle, and thrown away: that shows whether it can be restored."""
+        with self._changed:
+            self._unproven.pop(session_id, None)
+            if point and not self._closed:
+                self._unproven[session_id] = point
+            self._wake()
 
     def want(self, session_id: str, points: Sequence[Wanted]) -> None:
         """The points of a session that should have a spare, the most important first."""
@@ -117,7 +138,7 @@ class Spares(Generic[T]):
 
     def _wake(self) -> None:
         """Lets the thread look again; starts it when it has something to do for the first time."""
-        if self._worker is None and self._wanted and self._make:
+        if self._worker is None and (self._wanted or self._unproven) and self._make:
             self._worker = threading.Thread(target=self._work, name="spares", daemon=True)
             self._worker.start()
             threading.Thread(target=self._watch_memory, name="memory", daemon=True).start()
@@ -126,9 +147,9 @@ class Spares(Generic[T]):
 
     def take(self, point_id: str, suits: Callable[[T], bool] = lambda _: True) -> T | None:
         """The spare of a point, if it suits; it is the caller's from now on. One that is being made is waited
-        for: it will be there sooner than another copy."""
+        for: it will be there sooner than another copy. (Not a proof: that one ends.)"""
         with self._changed:
-            while self._making == point_id:
+            while self._making == point_id and not self._proving:
                 self._changed.wait()
             held = self._held.get(point_id)
             if held and not suits(held.spare):
@@ -147,6 +168,7 @@ class Spares(Generic[T]):
         with self._changed:
             for session_id, (at, wanted) in self._wanted.items():
                 self._wanted[session_id] = (at, [wish for wish in wanted if wish.point not in points])
+            self._unproven = {key: wish for key, wish in self._unproven.items() if wish.point not in points}
             while self._making in points:
                 self._changed.wait()
             dropped = [self._held.pop(point) for point in points if point in self._held]
@@ -164,6 +186,7 @@ class Spares(Generic[T]):
         with self._changed:
             self._closed = True
             self._wanted.clear()
+            self._unproven.clear()
             self._changed.notify_all()
         self.drop_all()
         if self._worker:
@@ -210,12 +233,32 @@ class Spares(Generic[T]):
                 missing = next((point for point in chosen if point not in self._held), None)
                 if missing is None:
                     stale_in = min((held.until - now for held in self._held.values()), default=None)
-                    self._changed.wait(stale_in)
+                    proof_in = self._seconds_until_proof()
+                    if proof_in == 0:
+                        return [], self._begin_proof()
+                    self._changed.wait(min(filter(None, (stale_in, proof_in)), default=None))
                 elif left := self._background.seconds_until_idle(SPARES, self._waiting_since):
                     self._changed.wait(left)
                 else:
                     self._making = missing
                     return [], missing
+
+    def _seconds_until_proof(self) -> float | None:
+        """None when no point waits for a proof that memory allows."""
+        # A spare that is held, or failed, has shown it already.
+        shown = self._failed.union(self._held)
+        free = _machine_bytes()[1]
+        self._unproven = {
+            session_id: wish
+            for session_id, wish in self._unproven.items()
+            if wish.point not in shown and wish.size_bytes <= free // 2
+        }
+        return self._background.seconds_until_idle(PROOFS, self._waiting_since) if self._unproven else None
+
+    def _begin_proof(self) -> str:
+        _, wish = self._unproven.popitem()
+        self._making, self._proving = wish.point, True
+        return wish.point
 
     def _work(self) -> None:
         while True:
@@ -228,7 +271,7 @@ class Spares(Generic[T]):
                 self._hold(missing)
 
     def _hold(self, point: str) -> None:
-        spare = None
+        spare, proving = None, self._proving
         try:
             spare = self._make(point) if self._make else None
         except (OSError, WaypointError) as error:
@@ -237,12 +280,14 @@ class Spares(Generic[T]):
         except Exception:
             log.exception("no spare for %s", point)
         with self._changed:
-            self._making = None
-            if spare is not None:
+            self._making, self._proving = None, False
+            if spare is not None and not proving:
                 self._held[point] = _Held(spare, time.monotonic() + self.settings.spare_seconds)
-            else:
+            elif spare is None:
                 self._failed.add(point)
             self._changed.notify_all()
+        if spare is not None and proving:
+            self._throw_away(spare)
 
     def _throw_away(self, spare: T) -> None:
         try:
@@ -264,4 +309,5 @@ class Spares(Generic[T]):
                         log.info("memory is short: spares are dropped")
                     with self._changed:
                         self._wanted.clear()
+                        self._unproven.clear()
                     self.drop_all()

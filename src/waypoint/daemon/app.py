@@ -155,6 +155,7 @@ class App:
             builder,
             self.boxes,
             self.capture,
+            self.copies,
             self.restore,
             self.remains,
             self.spares,
@@ -182,6 +183,8 @@ class App:
             durability,
         ).run()
         self.spares.start(self.copies.make_spare, self.copies.end_spare)
+        for row in store.sessions.all():
+            self.spares.update_proof(row.id)
 
     def close(self) -> None:
         """The daemon ends, the sessions do not."""

@@ -93,7 +93,9 @@ def apply_policy(
     of_kinds = [point for point in ordered if not policy.kinds or point.kind in policy.kinds]
     for session in {point.session for point in of_kinds}:
         newest_first = [
-            (point.id, moments[point.id]) for point in reversed(of_kinds) if point.session == session
+            (point.id, moments[point.id])
+            for point in reversed(of_kinds)
+            if point.session == session and point.restorable != "failed"  # it takes no other point's place
         ]
         for point_id, why in _by_rules(newest_first, policy):
             reasons[point_id].append(why)

@@ -221,6 +221,10 @@ MIGRATIONS = (
         at          REAL NOT NULL
     ) WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE checkpoints ADD COLUMN restorable TEXT NOT NULL DEFAULT 'unproven';
+    ALTER TABLE checkpoints ADD COLUMN restore_error TEXT;
+    """,
 )
 """One script for each version of the schema. A script is never changed once it was released: homes that were
 made with it exist."""

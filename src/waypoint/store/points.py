@@ -201,6 +201,15 @@ class PointTable:
     def set_pinned(self, checkpoint_id: str, *, pinned: bool) -> None:
         self._database.execute("UPDATE checkpoints SET pinned = ? WHERE id = ?", int(pinned), checkpoint_id)
 
+    def set_restorable(self, checkpoint_id: str, error: str | None) -> None:
+        """What a restore has shown of it: `error` says why it failed, None that it succeeded."""
+        self._database.execute(
+            "UPDATE checkpoints SET restorable = ?, restore_error = ? WHERE id = ?",
+            "proven" if error is None else "failed",
+            error,
+            checkpoint_id,
+        )
+
     def set_intent(self, checkpoint_id: str, intent: str, source: IntentFrom) -> None:
         self._database.execute(
             "UPDATE checkpoints SET intent = ?, intent_from = ? WHERE id = ?", intent, source, checkpoint_id
@@ -362,6 +371,8 @@ def _checkpoint(row: sqlite3.Row) -> Checkpoint:
         agent_state_kind=row["agent_state_kind"],
         agent_version=row["agent_version"],
         durable=bool(row["durable"]),
+        restorable=row["restorable"],
+        restore_error=row["restore_error"],
     )
 
 

@@ -64,6 +64,18 @@ def _verdict_in_brief(result: Mapping[str, Any] | None) -> str:
     return verdict(result, short=True).removeprefix("– ")
 
 
+def restorable(point: Mapping[str, Any]) -> tuple[Manner, str] | None:
+    """What is known of a restore of a point, in words; None for one without processes."""
+    match point.get("restorable"):
+        case _ if point["files_only"]:
+            return None
+        case "proven":
+            return "plain", "yes, its processes have been brought back once"
+        case "failed":
+            return "bad", f"NO: {shown(point['restore_error'] or 'its restore failed')}"
+    return "dim", "not tried yet"
+
+
 def verdict_manner(result: Mapping[str, Any] | None) -> Manner:
     state = result["state"] if result else ""
     return {"passed": "good", "failed": "bad", "error": "bad"}.get(state, "dim")  # type: ignore[return-value]
@@ -243,6 +255,8 @@ class Card(Answer):
             (verdict_manner(result), _row("verified", f"{verdict(result)}, {clock(result['at'], now)}"))
             for result in self.verdicts
         ] or [("dim", _row("verified", "not yet"))]
+        if known := restorable(point):
+            lines.append((known[0], _row("restores", known[1])))
         for mark in self.marks:
             if mark["topic"] == "tasks":
                 lines.append(("plain", _row("tasks", f"{shown(mark['text'])}  [{mark['source']}]")))
@@ -332,6 +346,9 @@ class Status(Answer):
             when = f"{clock(head['created_at'])}, {age(head['created_at'])}"
             at = quoted(head) if head["session"] == session["name"] else f"{head['session']}:{quoted(head)}"
             lines.append(("plain", _row("at", f"{at} ({when}, {_verdict_in_brief(head['verdict'])})")))
+            if head.get("restorable") == "failed":
+                words = shown(head["restore_error"] or "its restore failed")
+                lines.append(("bad", _row("restores", f"NO: {words}")))
         else:
             lines.append(("plain", _row("at", "the base: it has no points yet")))
         if session.get("auto"):
