@@ -372,6 +372,7 @@ class World:
         self.app.close()
         for live in self.app.registry.lives():
             live.terminal.close("the daemon died")
+            live.ended.set()  # nothing is written down for it any more
         self.app.store.close()
 
     def close(self) -> None:
