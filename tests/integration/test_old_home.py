@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.leaks import Watch
 
 import waypoint
 from waypoint.box.box import keepers
@@ -93,7 +94,9 @@ class OldHome:
 
 
 @pytest.fixture(scope="module")
-def old_home(earlier: Path, engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OldHome]:
+def old_home(
+    earlier: Path, engine: Path, watch: Watch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OldHome]:
     """Made by the earlier version, in which `work` still runs. Ended by this version; nothing may be left."""
     path = Path("/var/tmp") / f"waypoint-old-{os.getpid()}"
     landed = tmp_path_factory.mktemp("landed")
@@ -112,12 +115,13 @@ def old_home(earlier: Path, engine: Path, tmp_path_factory: pytest.TempPathFacto
         try:
             assert built.returncode == 0, built.stderr
             setup.ensure_engine(path, lambda _: None)
+            watch.add_home(Home(path))
             yield home
         finally:
             home.cli("uninstall", "--yes")
         assert not path.exists()
-        assert not keepers(Home(path))
-        assert str(path) not in Path("/proc/mounts").read_text()
+        left = [*keepers(Home(path)), *watch.remains(Home(path))]
+        assert not left, f"left behind: {left}"
 
 
 @pytest.fixture
@@ -174,6 +178,8 @@ def test_its_points_can_be_restored_and_forked(old_home: OldHome, work: waypoint
     [other] = work.point("other:forked").fork(name="third")
     assert other.run("cat file").output == "of the fork\n"
     assert other.trace()[0].session == "work"
+    again.stop()
+    other.stop()
 
 
 def test_what_it_landed_is_known(old_home: OldHome, work: waypoint.Session) -> None:
