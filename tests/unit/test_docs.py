@@ -58,3 +58,20 @@ def test_a_newcomer_finds_the_file(question: str, place: str) -> None:
     [line] = [line for line in (DOCS / "contributing.md").read_text().splitlines() if question in line]
     assert f"src/waypoint/{place}" in line
     assert (REPOSITORY / "src" / "waypoint" / place).exists()
+
+
+_UNCLEAR = re.compile(r"\b(?:somebody|nobody|whoever|anybody|everybody)\b", re.IGNORECASE)
+
+
+def test_sentences_name_their_subject() -> None:
+    pages = [*DOCS.glob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
+    source = [
+        path for kind in ("py", "c", "h", "toml", "bash") for path in (REPOSITORY / "src").rglob(f"*.{kind}")
+    ]
+    unclear = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
+        for path in (*pages, *source)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if _UNCLEAR.search(line)
+    ]
+    assert not unclear, "name the client, daemon, process or user: " + "\n".join(unclear)
