@@ -153,6 +153,8 @@ class Boxes:
             return
         with contextlib.suppress(OSError, WaypointError, ValueError):
             atomic.write(self._picture_path(live.box), msgspec.json.encode(live.terminal.state()))
+        if live.ended.is_set():  # it ended meanwhile, and may have removed the file before it was written
+            self._picture_path(live.box).unlink(missing_ok=True)
 
     # ---- keepers -----------------------------------------------------------------------------
 
