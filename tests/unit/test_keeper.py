@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -59,3 +59,44 @@ def test_a_keeper_of_another_protocol_is_refused_and_its_descriptors_are_closed(
 def test_an_error_of_the_keeper_is_an_oserror(tmp_path: Path) -> None:
     with keeper(tmp_path, f"error {errno.ENOENT} start") as connection, pytest.raises(FileNotFoundError):
         connection.ask("start")
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waypoint.box.keeper._ANSWER_SECONDS", 0.2)
+    timed_out, late = threading.Event(), threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        first, _ = listener.accept()
+        with first:
+            first.recv(4096)
+            assert timed_out.wait(10)
+            first.send(b"ok 1")
+            late.set()
+            first.settimeout(10)
+            with suppress(ConnectionResetError):  # closed with that answer unread
+                if first.recv(4096):
+                    first.send(b"ok 2")
+                    return
+        second, _ = listener.accept()
+        with second:
+            second.recv(4096)
+            second.send(b"ok 2")
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "k.sock"))
+        listener.listen(2)
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        connection = Keeper(tmp_path / "k.sock")
+        try:
+            with pytest.raises(TimeoutError):
+                connection.last_pid()
+            timed_out.set()
+            assert late.wait(10)
+            monkeypatch.setattr("waypoint.box.keeper._ANSWER_SECONDS", 10.0)
+            assert connection.last_pid() == 2
+        finally:
+            connection.close()
+            server.join()

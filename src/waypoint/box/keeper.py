@@ -37,20 +37,11 @@ class Keeper:
     """A connection to one keeper. Requests may come from several threads."""
 
     def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._path = path
         self._lock = locks.lock("keeper")
-        try:
-            self._socket.settimeout(_ANSWER_SECONDS)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _PACKET_BYTES)
-            # A path of any length: AF_UNIX allows 108 bytes, a folder descriptor is always short.
-            folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
-            try:
-                self._socket.connect(f"/proc/self/fd/{folder}/{path.name}")
-            finally:
-                os.close(folder)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = _connect(path)
+        self._answer_missing = False
+        """Whether an answer to an earlier request may still come on this connection."""
 
     def close(self) -> None:
         self._socket.close()
@@ -64,9 +55,15 @@ class Keeper:
         if len(packet) >= _PACKET_BYTES:
             raise OSError(errno.E2BIG, f"keeper {words[0]!r}: request too long")
         with self._lock:
+            if self._answer_missing:
+                # It would be taken for the answer to this request.
+                self._socket.close()
+                self._socket = _connect(self._path)
+            self._answer_missing = True
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             self._socket.sendmsg([packet], rights)
             answer, received, flags, _ = socket.recv_fds(self._socket, 65536, 8)
+            self._answer_missing = False
         status, *rest = answer.decode().split(" ") if answer else ["gone"]
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             status, rest = "error", [str(errno.EMSGSIZE)]
@@ -150,3 +147,20 @@ class Keeper:
 
     def drop_ptys(self) -> None:
         self.ask("drop-ptys")
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(_ANSWER_SECONDS)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _PACKET_BYTES)
+        # A path of any length: AF_UNIX allows 108 bytes, a folder descriptor is always short.
+        folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+        try:
+            connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
