@@ -30,6 +30,7 @@ import os
 import socket
 import struct
 import subprocess
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,8 @@ _PAGE_BYTES = 4096
 _AREA_BYTES = 64 << 10
 """Smaller areas are always copied."""
 _HELPER_SECONDS = 10.0
+_SLOWEST_BYTES_PER_SECOND = 16 << 20
+"""A helper that copies memory may take so long in addition."""
 _REGISTER = ioctl_number(3, 0xAA, 0x00, 32)  # UFFDIO_REGISTER, struct uffdio_register
 _MODE_WP = 2
 _WRITEPROTECT = ioctl_number(3, 0xAA, 0x06, 24)  # UFFDIO_WRITEPROTECT, struct uffdio_writeprotect
@@ -81,6 +84,11 @@ def supported(engine: Path) -> bool:
     if done.stdout != "ok\n":
         log.info("this kernel cannot report which memory was written: %s", done.stdout.strip())
     return done.stdout == "ok\n"
+
+
+def _copying_seconds(size_bytes: int) -> float:
+    """How long a helper may take to copy so much."""
+    return _HELPER_SECONDS + size_bytes / _SLOWEST_BYTES_PER_SECOND
 
 
 def _areas(host_pid: int) -> Iterator[tuple[int, int]]:
@@ -211,7 +219,7 @@ class Memory:
             for task in self._tracked:
                 if process := processes.read(task.host_pid):
                     ranges[process.pid] = self._precopy_process(process, folder)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             log.info("memory could not be copied ahead: %s", error)
             return 0
         write_memory(folder, ranges)
@@ -222,7 +230,12 @@ class Memory:
         with open(folder / f"pages-{process.pid}.img", "x+b") as pages:
             words = [str(self._engine / "bin" / "precopy"), str(process.host_pid), str(pages.fileno())]
             done = subprocess.run(
-                words, pass_fds=[pages.fileno()], capture_output=True, text=True, check=False
+                words,
+                pass_fds=[pages.fileno()],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_copying_seconds(sum(processes.memory_bytes(process.host_pid))),
             )
         *lines, verdict = done.stdout.splitlines() or [""]
         if verdict != "ok":
@@ -294,6 +307,7 @@ class Memory:
             return result
         by_pid = {task.host_pid: task for task in tasks}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(_HELPER_SECONDS)
         with ours:
             with theirs:
                 helper = subprocess.Popen(
@@ -302,7 +316,11 @@ class Memory:
                 )
             try:
                 while True:
-                    packet, fds, _, _ = socket.recv_fds(ours, 512, 1)
+                    try:
+                        packet, fds, _, _ = socket.recv_fds(ours, 512, 1)
+                    except TimeoutError:
+                        log.warning("some memory is not tracked: the helper does not answer")
+                        break
                     if not packet:
                         break
                     pid, _, message = packet.decode().partition(" ")
@@ -311,7 +329,11 @@ class Memory:
                     else:  # a descriptor that found no place here is missing too
                         log.info("writes of process %s are not noticed: %s", pid, message)
             finally:
-                helper.wait()
+                try:
+                    helper.wait(_HELPER_SECONDS)
+                except subprocess.TimeoutExpired:
+                    # It is not killed: it may be holding a process of the session, which would end with it.
+                    threading.Thread(target=helper.wait, name="track", daemon=True).start()
         return result
 
     def take_baseline(self) -> Path | None:
@@ -331,13 +353,18 @@ class Memory:
             folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (images, parent, target)]
             for folder in folders:
                 opened.callback(os.close, folder)
-            done = subprocess.run(
-                [self._engine / "bin" / "flatten", *map(str, folders)],
-                pass_fds=folders,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            size_bytes = sum(entry.stat().st_size for entry in (*images.iterdir(), *parent.iterdir()))
+            try:
+                done = subprocess.run(
+                    [self._engine / "bin" / "flatten", *map(str, folders)],
+                    pass_fds=folders,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=_copying_seconds(size_bytes),
+                )
+            except subprocess.TimeoutExpired as error:
+                raise IncompleteImages(f"the images could not be completed: {error}") from error
         if done.stdout != "ok\n":
             raise IncompleteImages(
                 f"the images could not be completed: {(done.stdout or done.stderr).strip()}"
