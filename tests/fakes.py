@@ -13,7 +13,7 @@ import shutil
 import socket
 import threading
 import tty
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from waypoint.box.box import Box
@@ -298,6 +298,9 @@ class FakeBuilder:
 
     def remove(self, box: Box) -> None:
         self.boxes.pop(box.id).kill(Home(Path("/")))
+
+    def remove_groups(self, owned: Collection[str]) -> None:
+        pass
 
     def remove_unowned(self, box_id: str, pid: int) -> None:
         self.remove(self.boxes[box_id])

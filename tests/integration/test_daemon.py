@@ -18,6 +18,7 @@ import waypoint
 from waypoint import errors
 from waypoint.box.box import keepers
 from waypoint.home import Home
+from waypoint.kernel import cgroups
 
 
 def daemon_pid() -> int:
@@ -45,6 +46,19 @@ def test_a_killed_daemon_is_followed_by_one_that_carries_on(session: waypoint.Se
     kill_daemon(first)
     assert session.run("echo $x $PWD; jobs -r | wc -l").output == "7 /tmp\n1\n"
     assert daemon_pid() != first
+
+
+def test_a_control_group_that_a_killed_daemon_left_without_a_box_is_removed(
+    session: waypoint.Session, home: Home
+) -> None:
+    kill_daemon(daemon_pid())
+    left = cgroups.create(home.tag, "unowned", cgroups.Limits(None, None, 100))
+    assert left.folders, "there is no group on this machine to leave"
+    try:
+        session.run("true").check()
+        assert not cgroups.find(home.tag, "unowned").folders
+    finally:
+        left.remove()
 
 
 def test_what_a_session_prints_while_there_is_no_daemon_is_not_lost(

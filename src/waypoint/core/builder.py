@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -12,12 +14,15 @@ from waypoint.box.keeper import Keeper
 from waypoint.box.plan import BoxSpec
 from waypoint.box.volume import empty_hidden, examine_base, make_volume, write_first_files
 from waypoint.core.contacts import Contacts
+from waypoint.errors import WaypointError
 from waypoint.home import Home
 from waypoint.kernel import cgroups, locks
 from waypoint.kernel.network.resolver import resolver_config
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import BoxOptions, Record, Size
+
+log = logging.getLogger("waypoint")
 
 
 class BoxFacts(Record, frozen=True):
@@ -52,6 +57,9 @@ class BoxBuilder(Protocol):
 
     def remove_unowned(self, box_id: str, pid: int) -> None:
         """Ends a box that belongs to no session: an earlier daemon died while it was building it."""
+
+    def remove_groups(self, owned: Collection[str]) -> None:
+        """Removes control groups without a box: an earlier daemon died before it started the keeper."""
 
 
 class HostBuilder:
@@ -136,6 +144,13 @@ class HostBuilder:
         end_keeper(self._home, box_id, pid)
         self._network.detach(box_id)
         cgroups.find(self._home.tag, box_id).remove()
+
+    def remove_groups(self, owned: Collection[str]) -> None:
+        for box_id in cgroups.box_ids(self._home.tag) - {*owned}:
+            try:
+                cgroups.find(self._home.tag, box_id).remove()
+            except WaypointError as error:
+                log.warning("a control group without a box is left: %s", error)
 
 
 def _first_files(name: str, options: BoxOptions, base: Path) -> dict[str, str]:

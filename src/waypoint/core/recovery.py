@@ -58,6 +58,7 @@ class Recovery:
             if box_id not in owned:
                 log.info("ending box %s, which belongs to no session", box_id)
                 self._builder.remove_unowned(box_id, pid)
+        self._builder.remove_groups(owned)
         self._clear_run_folder(owned)
         self._adoption.run()
         self._remains.delete_all(self._remains.unknown())

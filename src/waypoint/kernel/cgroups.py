@@ -235,3 +235,12 @@ def find(tag: str, box_id: str, *, trees: list[Hierarchy] | None = None) -> Cgro
     name = _name(tag, box_id)
     trees = hierarchies() if trees is None else trees
     return Cgroup(name, {tree.path / name: tree.version for tree in trees if (tree.path / name).is_dir()})
+
+
+def box_ids(tag: str, *, trees: list[Hierarchy] | None = None) -> set[str]:
+    """The boxes of a home that have a group, whether they run or not."""
+    start, ids = _name(tag), set()
+    for tree in hierarchies() if trees is None else trees:
+        with contextlib.suppress(OSError):
+            ids |= {name.removeprefix(start) for name in os.listdir(tree.path) if name.startswith(start)}
+    return ids
