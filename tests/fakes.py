@@ -255,6 +255,9 @@ class FakeBox(Box):
     def hello(self) -> Hello:
         return Hello(anchor=2, status_pipe=0, master=os.dup(self._master), slave=os.dup(self._slave))
 
+    def ends_within(self, seconds: float) -> bool:
+        return self.killed
+
     def signal_end(self) -> None:
         self.killed = True
 

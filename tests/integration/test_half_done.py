@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -106,3 +106,37 @@ def test_what_a_killed_criu_took_along_is_named_in_the_error(fresh: waypoint.Ses
         assert not gone or "untouched" not in error.hint
         assert all(f"{pid} ({before[pid]})" in error.message for pid in gone)
     assert failures, "no dump was hit"
+
+
+# ---- boxes ---------------------------------------------------------------------------------------
+
+
+VERBS: dict[str, Callable[[waypoint.Session], object]] = {
+    "checkpoint": lambda session: session.checkpoint(),
+    "exec": lambda session: session.run("true"),
+    "restore": lambda session: session.restore("@"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("after_seconds", [0.0, 0.015])
+def test_a_box_that_dies_in_the_middle_of_a_verb_is_a_typed_error(
+    fresh: waypoint.Session, verb: str, after_seconds: float
+) -> None:
+    fresh.checkpoint()
+    keeper = fresh.info.pid
+    assert keeper
+
+    def kill() -> None:
+        time.sleep(after_seconds)
+        os.kill(keeper, signal.SIGKILL)
+
+    def again() -> bool:
+        VERBS[verb](fresh)
+        return fresh.info.pid == keeper
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with contextlib.suppress(errors.SessionDead, errors.CannotCheckpoint):
+        list(iter(again, False))  # a restore leaves the box, and brings back a session that died
+    thread.join()

@@ -118,6 +118,14 @@ class Box:
             return False
         return True
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, or does so in that time: a box that was killed takes a moment to go."""
+        if self._pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
     def hello(self) -> Hello:
         return self.keeper.hello()
 

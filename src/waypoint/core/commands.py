@@ -42,16 +42,18 @@ class Commands:
         actor: Actor = "person",
     ) -> RunResult:
         """A command in the shell of a session."""
-        return self._registry.live(row).terminal.run(
-            secrets.token_hex(6),
-            command,
-            timeout=timeout,
-            stdin=stdin,
-            on_terminal=on_terminal,
-            limit=limit or OUTPUT_LIMIT_BYTES,
-            on_output=on_output,
-            actor=actor,
-        )
+        live = self._registry.live(row)
+        with self._registry.death_named(row, live):
+            return live.terminal.run(
+                secrets.token_hex(6),
+                command,
+                timeout=timeout,
+                stdin=stdin,
+                on_terminal=on_terminal,
+                limit=limit or OUTPUT_LIMIT_BYTES,
+                on_output=on_output,
+                actor=actor,
+            )
 
     def spawn(
         self,

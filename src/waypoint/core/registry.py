@@ -25,7 +25,7 @@ from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store as bases
 from waypoint.core.live import Live
 from waypoint.core.observe import look_at_shell
-from waypoint.errors import NotFound, SessionDead, UsageError
+from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
@@ -37,6 +37,7 @@ from waypoint.store import Store
 from waypoint.store.database import iso
 from waypoint.store.sessions import SessionRow
 
+_DYING_SECONDS = 1.0
 FACTS_FILE = "facts.json"
 """Beside the images of a point: what was observed while its tree stood still."""
 
@@ -183,8 +184,24 @@ class Registry:
             live = self.live(self.find(row.id))
             with live.state:
                 if not live.ended.is_set():
-                    yield live
+                    with self.death_named(row, live):
+                        yield live
                     return
+
+    @contextlib.contextmanager
+    def death_named(self, row: SessionRow, live: Live) -> Iterator[None]:
+        """A verb that fails in an unforeseen way because the box has died under it says so."""
+        try:
+            yield
+        except WaypointError:
+            raise
+        except Exception as error:
+            if not live.box.ends_within(_DYING_SECONDS):
+                raise
+            raise SessionDead(
+                f"session {row.name!r} has ended in the middle of this",
+                hint=Hint(Do("restore", session=row.name, ref="@"), " brings it back"),
+            ) from error
 
     @contextlib.contextmanager
     def using(self, point: Checkpoint) -> Iterator[None]:

@@ -116,7 +116,8 @@ class Restore:
     def _keep_present(self, row: SessionRow, live: Live, point: Checkpoint, verb: str) -> Checkpoint:
         intent = f"before {verb} to {point.name or point.label}"
         try:
-            return self._capture.take(row, live, Wish(intent, kind="safety", actor="automatic"))
+            with self._registry.death_named(row, live):
+                return self._capture.take(row, live, Wish(intent, kind="safety", actor="automatic"))
         except CannotCheckpoint as error:
             error.hint = Hint(
                 "the present could not be saved first: ",
