@@ -101,6 +101,9 @@ class FakePool:
     def sync(self) -> None:
         pass
 
+    def has_stopped(self) -> bool:
+        return False
+
     def reclaim(self) -> None:
         pass
 

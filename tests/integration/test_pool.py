@@ -833,7 +833,7 @@ def test_a_disk_that_fills_up_below_the_pool_is_noticed_in_time(tmp_path: Path) 
         (live / "file").write_text("kept")
         assert store.usage().free_bytes < 600 * MIB
         (where / "other people's").write_bytes(os.urandom(400 * MIB))
-        with pytest.raises(NoSpace, match="disk below the pool"):
+        with pytest.raises(NoSpace, match="disk is almost full"):
             store.snapshot(live, store.root / "checkpoints" / "point", readonly=True)
         (where / "other people's").unlink()
         store.snapshot(live, store.root / "checkpoints" / "point", readonly=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from waypoint.errors import AlreadyExists, DaemonError
+from waypoint.errors import AlreadyExists, DaemonError, NoSpace
 from waypoint.model import BoxOptions
 from waypoint.store import Store
 from waypoint.store.database import MIGRATIONS, SCHEMA_VERSION
@@ -115,4 +115,33 @@ def test_a_transaction_inside_another_is_a_part_of_it(tmp_path: Path) -> None:
     row = store.sessions.find("work")
     assert row
     assert not row.auto, "the outer transaction was rolled back"
+    store.close()
+
+
+def test_after_a_commit_that_failed_the_next_transaction_is_committed(tmp_path: Path) -> None:
+    store = Store(tmp_path / "waypoint.db")
+
+    def fail_at_commit() -> None:
+        with store.database.transaction() as connection:
+            connection.execute("PRAGMA defer_foreign_keys=ON")
+            connection.execute("INSERT INTO tags VALUES ('no session', 'tag', 'no point')")
+
+    with pytest.raises(sqlite3.IntegrityError):
+        fail_at_commit()
+    store.sessions.add("s", "work", BoxOptions(), box="b")
+    with contextlib.closing(sqlite3.connect(tmp_path / "waypoint.db")) as other:
+        assert other.execute("SELECT name FROM sessions").fetchall() == [("work",)]
+    store.close()
+
+
+def test_a_full_disk_below_the_database_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path / "waypoint.db")
+    with store.database.transaction() as connection:
+        connection.execute("PRAGMA max_page_count=1")
+    with pytest.raises(NoSpace, match="host's disk is full"):
+        store.sessions.add("large", "large", BoxOptions(), box="b", policy="x" * 1_000_000)
+    with store.database.transaction() as connection:
+        connection.execute("PRAGMA max_page_count=100000")
+    store.sessions.add("s", "after", BoxOptions(), box="b")
+    assert store.sessions.find("after")
     store.close()

@@ -30,9 +30,10 @@ class Adoption:
     def __init__(self, registry: Registry, pool: Pool, remains: Remains) -> None:
         self._store, self._home, self._pool, self._remains = registry.store, registry.home, pool, remains
 
-    def run(self) -> None:
+    def run(self, *, writes_lost: bool = False) -> None:
+        """`writes_lost`: what was not synced may be gone, although the machine has not been rebooted."""
         boot = self._home.run / BOOT_FILE
-        rebooted = not boot.exists()
+        rebooted = writes_lost or not boot.exists()
         self._drop_rows_without_data(rebooted=rebooted)
         self._adopt(rebooted=rebooted)
         self._drop_notes_of_forgotten()

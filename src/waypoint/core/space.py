@@ -28,7 +28,7 @@ from waypoint.core.live import Live, Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
-from waypoint.errors import NoSpace, UsageError
+from waypoint.errors import MachineError, NoSpace, UsageError
 from waypoint.history.retention import (
     AUTOMATIC,
     RetentionPolicy,
@@ -38,8 +38,9 @@ from waypoint.history.retention import (
 from waypoint.kernel import locks, processes
 from waypoint.kernel.memory import machine_bytes
 from waypoint.kernel.pool import extents
-from waypoint.kernel.pool.btrfs import BtrfsPool
+from waypoint.kernel.pool.btrfs import BtrfsPool, disk_room
 from waypoint.kernel.pool.extents import Growth, Space
+from waypoint.kernel.pool.lifecycle import require_room_to_reopen
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import (
     BaseUse,
@@ -116,14 +117,32 @@ class DiskSpace:
         warnings = list(self._notices)
         if telling:
             self._notices.clear()
+        if self._pool.has_stopped():
+            warnings.append(
+                f"the pool has stopped writing ({self._narrow_place()}): no point can be taken;"
+                " with room on that disk the next request opens the pool again"
+            )
+            return warnings
         pool = self.use()
         if pool.percent >= WARN_PERCENT and not self._has_plenty(pool):
-            left = f"{pool.free_bytes // _MIB:,} MiB left"
+            left = f"{pool.free_bytes // _MIB:,} MiB left in {self._narrow_place()}"
             warnings.append(
                 f"the pool is {pool.percent:.0f}% full ({left}):"
                 " forgetting old points or pruning those taken automatically makes room"
             )
         return warnings
+
+    def _narrow_place(self) -> str:
+        """What runs out first: the pool, or the disk of the host that its file grows on."""
+        image = self._pool.image if isinstance(self._pool, BtrfsPool) else None
+        if image and disk_room(image)[0] <= self._pool.usage().free_bytes:
+            return f"the host's disk, on which {image} grows"
+        return "the pool"
+
+    def notify(self, text: str) -> None:
+        """Something that the next answer reports."""
+        log.warning("%s", text)
+        self._notices.append(text)
 
     def _has_plenty(self, pool: PoolUse) -> bool:
         """For a disk that others fill too, the percentage says little: what counts is what is left."""
@@ -363,12 +382,16 @@ class DiskSpace:
                 self._settle()
         if gone:
             notice = f"the pool was nearly full: {gone} old automatic points were forgotten to make room"
-            log.warning("%s", notice)
-            self._notices.append(notice)
+            self.notify(notice)
 
     def require_room(self, live: Live | None) -> None:
         """Before a checkpoint: NoSpace unless there is room for it, after thinning if need be."""
         pool = self._pool
+        if pool.has_stopped():
+            require_room_to_reopen(self._home.path)
+            raise MachineError(
+                "the pool has stopped writing", hint="the next request from outside opens it again"
+            )
         free = pool.usage().free_bytes
         if free >= MARGIN_BYTES + 2 * _MEMORY_BYTES:  # no need to look
             return
@@ -381,7 +404,7 @@ class DiskSpace:
         if free < need:
             raise NoSpace(
                 f"there is no room for a checkpoint: it may need {need // _MIB:,} MiB"
-                f" and the pool has {free // _MIB:,} MiB left; the session goes on untouched",
+                f" and {self._narrow_place()} has {free // _MIB:,} MiB left; the session goes on untouched",
                 hint=_MAKE_ROOM,
                 need_bytes=need,
                 free_bytes=free,

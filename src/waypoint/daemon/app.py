@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Do, Hint
-from waypoint.core.adoption import Adoption
+from waypoint.box.box import end_keeper, keepers
+from waypoint.core.adoption import BOOT_FILE, Adoption
 from waypoint.core.auto import AutoPoints
 from waypoint.core.background import Background
 from waypoint.core.bisect import Bisect
@@ -38,6 +39,7 @@ from waypoint.core.plans import Plans
 from waypoint.core.recovery import Recovery
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
+from waypoint.core.reopening import Reopening
 from waypoint.core.restore import Restore
 from waypoint.core.sessions import Sessions
 from waypoint.core.space import DiskSpace
@@ -51,7 +53,7 @@ from waypoint.home import Home, Settings
 from waypoint.kernel import atomic
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.veth import Network
-from waypoint.kernel.pool.lifecycle import open_pool
+from waypoint.kernel.pool.lifecycle import has_stopped, open_pool, require_room_to_reopen
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.machine import setup
 from waypoint.store import Store
@@ -171,6 +173,7 @@ class App:
         self.journal = Journal(registry, self.capture, self.restore, self.cards, self.gate)
 
         adoption = Adoption(registry, self.pool, self.remains)
+        self.reopening = Reopening(registry, self.pool, self.sessions, self.spares, self.space, adoption)
         Recovery(
             registry,
             builder,
@@ -197,6 +200,8 @@ class App:
 def this_machine(home: Home, settings: Settings) -> Machine:
     """The machine that the daemon runs on, or an error that says what is missing."""
     engine_folder = _engine_folder(home)
+    if has_stopped(home.path):
+        _end_boxes(home)
     pool = open_pool(home.path, size_bytes=settings.pool_size_bytes)
     network = Network(home.tag)
     kernel_data = _kernel_data(home, engine_folder)
@@ -219,6 +224,14 @@ def _engine_folder(home: Home) -> Path:
     home.path.chmod(0o700)
     home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
     return engine
+
+
+def _end_boxes(home: Home) -> None:
+    """Before a pool that has stopped is opened again. What was not synced is lost, as in a power cut."""
+    require_room_to_reopen(home.path)
+    for box_id, pid in keepers(home).items():
+        end_keeper(home, box_id, pid)
+    (home.run / BOOT_FILE).unlink(missing_ok=True)
 
 
 def _kernel_data(home: Home, engine: Path) -> Path:

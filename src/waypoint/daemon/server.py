@@ -27,6 +27,29 @@ log = logging.getLogger("waypoint")
 
 FOREGROUND_VERBS = frozenset(("new", "exec", "checkpoint", "restore", "undo", "redo", "fork", "park"))
 """Background work is deferred while one of these runs."""
+WRITING_VERBS = frozenset(
+    [
+        "new",
+        "park",
+        "rm",
+        "checkpoint",
+        "restore",
+        "undo",
+        "redo",
+        "fork",
+        "verify",
+        "bisect",
+        "compare",
+        "restore_files",
+        "copy_in",
+        "resume",
+        "forget",
+        "prune",
+        "base_import",
+        "base_rm",
+    ]
+)
+"""Verbs that need a pool that takes writes. A pool that has stopped is opened again before them."""
 _RETRY_SECONDS = 0.1
 _CLOSE_SECONDS = 0.2
 
@@ -114,6 +137,8 @@ class Server:
             verb, request = _decode(body)
             in_foreground = verb in FOREGROUND_VERBS
             with self.app.background.foreground() if in_foreground else contextlib.nullcontext():
+                if verb in WRITING_VERBS:
+                    self.app.reopening.require_writable_pool()
                 result = handler_of(verb)(self.app, connection, request)
                 if isinstance(result, Answered):
                     return True

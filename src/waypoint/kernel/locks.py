@@ -13,6 +13,7 @@ import threading
 from types import TracebackType
 
 ORDER: tuple[str, ...] = (
+    "pool reopening",
     "session move",
     "terminal turn",
     "session state",

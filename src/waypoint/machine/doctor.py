@@ -335,6 +335,13 @@ def _space(home: Path) -> _Result:
 def _pool(home: Path) -> _Result:
     pool, image = home / "pool", home / "pool.img"
     if mount := mounts.mount_at(pool):
+        if os.statvfs(pool).f_flag & os.ST_RDONLY:
+            return _Result(
+                ok=False,
+                version=f"{pool} has stopped writing",
+                fix=f"make room on the disk of {home}; the next checkpoint, restore or new session opens the"
+                " pool again (`dmesg` tells why it stopped)",
+            )
         return _Result(ok=True, version=f"{mount.fstype} at {pool}")
     if image.exists():
         return _Result(ok=True, version=f"{image}, mounted when it is needed")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from waypoint.errors import DaemonError, translated
+from waypoint.errors import DaemonError, MachineError, NoSpace, translated
 from waypoint.kernel import atomic, locks
 
 MIGRATIONS = (
@@ -288,10 +288,32 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self._connection.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                self._roll_back()
+                raise self._meaning(error) from error
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                self._roll_back()
                 raise
-            self._connection.execute("COMMIT")
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:  # SQLite may have ended it by itself
+            self._connection.execute("ROLLBACK")
+
+    def _meaning(self, error: sqlite3.OperationalError) -> Exception:
+        """An error of the disk below as an error of Waypoint's."""
+        if error.sqlite_errorname == "SQLITE_FULL":
+            return NoSpace(
+                f"the host's disk is full: nothing can be stored in {self._path}",
+                hint="make room on that disk",
+                path=str(self._path),
+            )
+        if error.sqlite_errorname.startswith("SQLITE_IOERR"):
+            return MachineError(
+                f"the host's disk fails: nothing can be stored in {self._path} ({error})",
+                path=str(self._path),
+            )
+        return error
 
     def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._lock:

@@ -28,6 +28,9 @@ BTRFS_IOC_SNAP_CREATE_V2 = ioctl_number(1, 0x94, 23, 4096)
 BTRFS_BLOCK_GROUP_COPIES = {1 << 4: 2, 1 << 5: 2, 1 << 6: 2, 1 << 9: 3, 1 << 10: 4}
 BTRFS_SPACE_INFO_GLOBAL_RSV = 1 << 49
 
+REOPEN_BYTES = 32 << 20
+"""With less room on the disk under a sparse pool that has stopped it is not opened again: it would stop at
+its first commit."""
 DISK_RESERVE_BYTES = 256 << 20
 """Below this much room on the disk under a sparse pool nothing new is begun: a disk that runs full
 under btrfs looks like a broken disk to it, and it stops all writing."""
@@ -130,6 +133,9 @@ class BtrfsPool:
         with translated("sync", self.root), opened(self.root) as fd:
             syncfs(fd)
 
+    def has_stopped(self) -> bool:
+        return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+
     def reclaim(self) -> None:
         """The kernel frees deleted subvolumes in the background: start that, and wait until it has ended.
 
@@ -173,7 +179,7 @@ class BtrfsPool:
             free, growth = disk_room(self.image)
             if free < min(growth, DISK_RESERVE_BYTES):
                 raise NoSpace(
-                    f"the disk below the pool is almost full: {free >> 20} MiB left for {self.image}",
+                    f"the host's disk is almost full: {free >> 20} MiB left for {self.image}",
                     hint=Hint("make room on that disk, or free some with ", Do("prune")),
                     path=str(self.image),
                 )

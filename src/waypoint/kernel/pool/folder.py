@@ -96,6 +96,9 @@ class CopyPool:
         with translated("sync", self.root), opened(self.root) as fd:
             syncfs(fd)
 
+    def has_stopped(self) -> bool:
+        return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+
     def reclaim(self) -> None:
         """Nothing to do: space comes back with the deletion."""
 

@@ -13,10 +13,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from waypoint.errors import MachineError, MissingFeature, NotRoot, UsageError, translated
+from waypoint.errors import MachineError, MissingFeature, NoSpace, NotRoot, UsageError, translated
 from waypoint.kernel import mounts
 from waypoint.kernel.pool import loop
-from waypoint.kernel.pool.btrfs import BTRFS_IOC_SUBVOL_CREATE, BtrfsPool, is_btrfs, volume_request
+from waypoint.kernel.pool.btrfs import (
+    BTRFS_IOC_SUBVOL_CREATE,
+    REOPEN_BYTES,
+    BtrfsPool,
+    disk_room,
+    is_btrfs,
+    volume_request,
+)
 from waypoint.kernel.pool.folder import TREE_MARK, CopyPool, ReflinkPool, can_reflink
 from waypoint.kernel.pool.holders import mount_holders
 from waypoint.kernel.pool.image import make_image, mount_image, require_btrfs, resize_image
@@ -131,12 +138,60 @@ def _image_pool(home: Path, size_bytes: int | None) -> BtrfsPool:
         root.mkdir(mode=0o700, exist_ok=True)
         mount_image(image, root)
     if os.statvfs(root).f_flag & os.ST_RDONLY:
+        _remount(home)
+    return BtrfsPool(root, image if image.exists() else None)
+
+
+def require_room_to_reopen(home: Path) -> None:
+    """NoSpace when the host's disk is too full for a pool that has stopped to be opened again."""
+    image = home / "pool.img"
+    if not image.exists():
         raise MachineError(
-            f"the pool {root} has stopped writing",
-            hint="`dmesg` tells why; close it and open it again",
+            f"the file system of the pool {home / 'pool'} takes no writes",
+            hint="`dmesg` tells why; mount it again",
+            path=str(home / "pool"),
+        )
+    if (free := disk_room(image)[0]) < REOPEN_BYTES:
+        raise NoSpace(
+            f"the host's disk is full ({free >> 20} MiB left for {image}), so the pool has stopped writing",
+            hint="make room on that disk: the next request opens the pool again",
+            path=str(image),
+        )
+
+
+def _remount(home: Path) -> None:
+    """Unmounts a pool that has stopped, and mounts it again: btrfs then goes back to its last commit."""
+    root, image = home / "pool", home / "pool.img"
+    require_room_to_reopen(home)
+    if holders := mount_holders(home):
+        raise MachineError(
+            f"the pool {root} has stopped writing, and {holders[0].command} ({holders[0].pid}) keeps it open",
+            hint="end that process: the next request opens the pool again",
             path=str(root),
         )
-    return BtrfsPool(root, image if image.exists() else None)
+    umount(root)
+    if image.exists():
+        loop.is_released(image, patience_s=5)
+        mount_image(image, root)
+    if os.statvfs(root).f_flag & os.ST_RDONLY:
+        raise MachineError(
+            f"the pool {root} has stopped writing, and does so again when it is opened",
+            hint="`dmesg` tells why",
+            path=str(root),
+        )
+
+
+def has_stopped(home: Path) -> bool:
+    """Whether the pool is mounted and takes no writes."""
+    return _is_mounted(home) and bool(os.statvfs(home / "pool").f_flag & os.ST_RDONLY)
+
+
+def reopen_pool(home: Path) -> None:
+    """Opens a pool again that has stopped writing. No box may use it."""
+    home = home.absolute()
+    with translated("open the pool again in", home), _locked(home):
+        if has_stopped(home):
+            _remount(home)
 
 
 def _native_pool(root: Path) -> BtrfsPool:

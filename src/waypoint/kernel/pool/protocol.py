@@ -62,6 +62,10 @@ class Pool(Protocol):
     def sync(self) -> None:
         """Return when everything in the pool is on the disk and would survive a power cut."""
 
+    def has_stopped(self) -> bool:
+        """Whether it takes no writes any more: the disk below has failed or is full. A sparse pool can then
+        be opened again (lifecycle.reopen_pool)."""
+
     def reclaim(self) -> None:
         """Return when the space of what was deleted has come back. Seconds: for the background."""
 
