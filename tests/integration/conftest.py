@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ def home(engine: Path, watch: Watch) -> Iterator[Home]:
         yield found
         waypoint.Client(folder).call("daemon_stop", {"sessions": True})
         assert "OutOfOrder" not in found.log.read_text(), "locks were taken out of order"
+        deadline = time.monotonic() + 30  # a mount namespace of another run may hold a copy of every mount
+        while not close_pool(found.path) and time.monotonic() < deadline:
+            time.sleep(0.1)
         left = [*keepers(found), *watch.remains(found)]
         assert not left, f"left behind: {left}"
 

@@ -17,13 +17,17 @@ import pytest
 from tests.fakes import World
 
 from waypoint.api import requests, wire
+from waypoint.core.background import Background
+from waypoint.core.capture import Wish
 from waypoint.daemon import app as app_module
 from waypoint.daemon import verbs
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.inside.grammar import ALLOWED, parse
 from waypoint.daemon.server import Server
 from waypoint.errors import NotFound, UsageError
+from waypoint.kernel.network.veth import Network
 from waypoint.model import Size
+from waypoint.store import Store
 from waypoint.terminal.terminal import Terminal
 
 
@@ -151,6 +155,23 @@ def test_a_request_from_inside_is_sorted() -> None:
     assert caught.value.hint == "waypoint show REF [--all]"
     with pytest.raises(UsageError, match="too many"):
         parse("status", ["x"], ALLOWED["status"])
+
+
+@pytest.mark.leaks("a daemon inside the test process; its threads end with a process of its own")
+def test_a_home_that_is_torn_down_has_durable_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Terminal, "_foreground_group", lambda _: None)  # there is no process in it
+    monkeypatch.setattr(Background, "sync_when_idle", lambda *_: None)
+    monkeypatch.setattr(Network, "teardown", lambda _: None)
+    world = World(tmp_path)
+    world.app.sessions.new("work", world.options, Size())
+    world.app.capture.checkpoint(world.app.registry.find("work"), Wish("one"))
+    assert world.app.store.points.not_durable()
+    Server(world.app)
+    connection: Any = SimpleNamespace(result=lambda _: None)
+    verbs.handler_of("daemon_stop")(world.app, connection, requests.DaemonStop(sessions=True))
+    store = Store(world.home.database)
+    assert store.points.not_durable() == []
+    store.close()
 
 
 @pytest.mark.leaks("a daemon inside the test process; its threads end with a process of its own")

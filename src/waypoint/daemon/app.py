@@ -104,7 +104,7 @@ class App:
         self.space = DiskSpace(registry, self.pool, self.remains, self.spares, background)
         self.dedupe = Dedupe(home, machine.engine_folder, self.pool, background)
 
-        durability = Durability(self.pool, store, background)
+        self.durability = Durability(self.pool, store, background)
 
         # The verbs.
         self.capture = Capture(
@@ -119,7 +119,7 @@ class App:
             self.dedupe,
             self.cards,
             self.spares,
-            durability,
+            self.durability,
             background,
             always_durable=settings.durable,
         )
@@ -183,7 +183,7 @@ class App:
             self.cards,
             self.remains,
             adoption,
-            durability,
+            self.durability,
         ).run()
         self.spares.start(self.copies.make_spare, self.copies.end_spare)
         for row in store.sessions.all():

@@ -50,7 +50,8 @@ def main() -> int:
             if listener is None:
                 report.write(_READY)
                 return 0
-            failed.callback(_remove_run_folder, home)
+            if not (home.run / BOOT_FILE).exists():  # else an earlier daemon still needs it
+                failed.callback(_remove_run_folder, home)
             logging.basicConfig(
                 filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
             )

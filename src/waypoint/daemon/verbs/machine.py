@@ -116,6 +116,7 @@ def daemon_stop(app: App, connection: Connection, request: api.DaemonStop) -> An
     app.close()
     if request.sessions:
         app.network.teardown()
+        app.durability.reach()  # without its run folder the next daemon cannot tell this end from a power cut
         app.store.close()
         closed = _close_pool(app.home)
         app.server.torn_down = True
