@@ -26,8 +26,6 @@ from waypoint.home import Home
 from waypoint.kernel import processes
 from waypoint.kernel.mounts import Mount, mounts, parse_mountinfo
 
-_MOUNTS = "mounts"
-"""The mount table of a box when it was built. It is in the folder that the box sees read-only."""
 _END_SECONDS = 20.0
 
 
@@ -40,7 +38,7 @@ class Box:
     def __init__(self, home: Home, box_id: str, pid: int, volume: Path) -> None:
         self.id, self.pid, self.volume = box_id, pid, volume
         self.keeper = Keeper(socket_path(home, box_id))
-        self._mounts_file = inside_path(home, box_id) / _MOUNTS
+        self._mounts_file = _mounts_path(home, box_id)
         self._pidfd = os.pidfd_open(pid)
 
     @classmethod
@@ -95,7 +93,7 @@ class Box:
                 raise _build_error(outcome or "failed 0 keeper -")
             if cls.file_limits:
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, cls.file_limits)
-            (spec.inside / _MOUNTS).write_bytes(Path(f"/proc/{pid}/mountinfo").read_bytes())
+            _mounts_path(home, spec.id).write_bytes(Path(f"/proc/{pid}/mountinfo").read_bytes())
             return cls(home, spec.id, pid, spec.volume)
 
     @classmethod
@@ -225,9 +223,15 @@ def socket_path(home: Home, box_id: str) -> Path:
     return home.run / f"{box_id}.sock"
 
 
+def _mounts_path(home: Home, box_id: str) -> Path:
+    """The mount table of a box when it was built."""
+    return home.run / f"{box_id}.mounts"
+
+
 def drop_inside(home: Home, box_id: str) -> None:
-    """Removes the folder through which a box that has ended reached the daemon."""
+    """Removes the folder through which a box that has ended reached the daemon, and its mount table."""
     shutil.rmtree(inside_path(home, box_id), ignore_errors=True)
+    _mounts_path(home, box_id).unlink(missing_ok=True)
 
 
 # ---- keepers that run -----------------------------------------------------------------------------

@@ -87,6 +87,6 @@ class Recovery:
         for path in (*run.glob("*.sock"), *run.glob("*.terminal"), *run.glob(".*.terminal.*")):
             if path != self._home.socket and path.stem not in owned:
                 path.unlink(missing_ok=True)
-        for path in run.glob("*.inside"):
+        for path in (*run.glob("*.inside"), *run.glob("*.mounts")):
             if path.stem not in owned:
                 drop_inside(self._home, path.stem)
