@@ -414,9 +414,13 @@ def test_what_a_killed_shell_leaves_behind_does_not_take_the_terminal_from_the_n
     shell = int(fresh.run("echo $$").output)  # answered before the hook has ended
     keeper = fresh.info.pid
     assert keeper
-    members = processes.below(keeper)
-    assert [one for one in members if one.group == shell and one.pid != shell], "the hook does not run"
-    os.kill(next(one.host_pid for one in members if one.pid == shell), signal.SIGKILL)
+
+    def members() -> list[processes.Process]:
+        """All processes, once the hook runs."""
+        running = processes.below(keeper)
+        return running if any(one.group == shell and one.pid != shell for one in running) else []
+
+    os.kill(next(one.host_pid for one in until(members) if one.pid == shell), signal.SIGKILL)
     until(lambda: _answers(fresh, shell))
     time.sleep(1)
     assert fresh.run("echo answered", timeout=20).output == "answered\n"
