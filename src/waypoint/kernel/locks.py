@@ -22,6 +22,8 @@ ORDER: tuple[str, ...] = (
     "cards",
     "trials",
     "dedupe",
+    "digests",
+    "kept files",
     "gate",
     "terminal typing",
     "network preparation",

@@ -88,6 +88,15 @@ def mount_at(path: Path, table: list[Mount] | None = None) -> Mount | None:
     return next((mount for mount in reversed(table) if mount.path == str(path)), None)
 
 
+def mount_of(path: str, table: list[Mount]) -> Mount | None:
+    """What a path is on: the mount at the nearest folder above it, or at itself."""
+    while True:
+        mount = mount_at(Path(path), table)
+        if mount or path == "/":
+            return mount
+        path = os.path.dirname(path)
+
+
 def mounts_below(folder: str, table: list[Mount]) -> list[Mount]:
     """The mounts strictly below a folder that are reachable (not covered by another), outermost first."""
     prefix = folder.rstrip("/") + "/"

@@ -36,7 +36,7 @@ _HEADER_BYTES = 21
 """struct ovl_fb up to `fid`: version, magic, len, flags, type, uuid."""
 _LENGTH_AT, _FLAGS_AT, _TYPE_AT = 2, 3, 4
 _FLAG_UPPER = 1 << 2
-_FILEID_OVERLAY = 0xF8
+FILEID_OVERLAY = 0xF8
 _PADDING_BYTES = 3
 _FILEID_BTRFS = 0x4D
 """FILEID_BTRFS_WITHOUT_PARENT; its `fid` is objectid (u64), root_objectid (u64), generation (u32)."""
@@ -45,7 +45,7 @@ _MAX_HANDLE_BYTES = 128
 _AT_FDCWD, _AT_SYMLINK_FOLLOW = -100, 0x400
 
 
-def _handle(path: str | Path) -> tuple[int, bytes]:
+def file_handle(path: str | Path) -> tuple[int, bytes]:
     """The kind and the bytes of a file handle; links are followed."""
     room = ctypes.create_string_buffer(struct.pack("Ii", _MAX_HANDLE_BYTES, 0), 8 + _MAX_HANDLE_BYTES)
     mount_id = ctypes.c_int()
@@ -59,18 +59,41 @@ def _handle(path: str | Path) -> tuple[int, bytes]:
 def _subvolume(path: Path) -> bytes | None:
     """The number of the subvolume that a folder is in, as file handles contain it; None when there is
     none."""
-    kind, handle = _handle(path)
+    kind, handle = file_handle(path)
     return handle[8:16] if kind == _FILEID_BTRFS else None
 
 
 def index_name(path: str) -> str | None:
     """The name of a file of an overlay in the index, whether it has an entry or not; None when the file is
     not of an overlay's base."""
-    kind, handle = _handle(path)
-    if kind != _FILEID_OVERLAY:
+    kind, handle = file_handle(path)
+    if kind != FILEID_OVERLAY:
         return None
     lower = handle[_PADDING_BYTES : _PADDING_BYTES + handle[_PADDING_BYTES + _LENGTH_AT]]
     return None if lower[_FLAGS_AT] & _FLAG_UPPER else lower.hex()
+
+
+def lower_handle(path: str) -> tuple[int, bytes] | None:
+    """The kind and the bytes of the handle that a file of an overlay has in its base; None when it is not of
+    the base."""
+    name = index_name(path)
+    if name is None:
+        return None
+    record = bytes.fromhex(name)
+    return record[_TYPE_AT], record[_HEADER_BYTES:]
+
+
+def handle_of_lower(example: str, kind: int, handle: bytes) -> bytes | None:
+    """The handle by which an overlay opens a file of its base, wherever a process has moved it since: made
+    from the handle of the base's file. `example`: any file of the overlay; None when that one is not of its
+    base."""
+    name = index_name(example)
+    if name is None:
+        return None
+    record = bytearray.fromhex(name)[:_HEADER_BYTES]
+    record[_LENGTH_AT] = _HEADER_BYTES + len(handle)
+    record[_TYPE_AT] = kind
+    return bytes(_PADDING_BYTES) + bytes(record) + handle
 
 
 def _links_below(name: str, lower: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from waypoint.kernel.syscalls import pidfd_getfd, pidfd_open
+from waypoint.kernel.syscalls import KCMP_SYSVSEM, kcmp, pidfd_getfd, pidfd_open
 
 _PTS_MAJOR = 136
 
@@ -90,6 +90,23 @@ def read(host_pid: int) -> Process | None:
 def printable(name: str) -> str:
     """A name from the kernel that may be no text, for messages and records."""
     return os.fsencode(name).decode(errors="replace")
+
+
+def shares_undo_list(host_pid: int, other: int) -> bool:
+    """Whether two processes have the same list of what is undone at their end (SEM_UNDO), or none."""
+    try:
+        return kcmp(host_pid, other, KCMP_SYSVSEM)
+    except OSError:  # one has ended, or the kernel cannot compare
+        return True
+
+
+def locks_on_fault(host_pid: int) -> bool:
+    """Whether memory of a process is locked page by page as it is used (MLOCK_ONFAULT). Costs a millisecond
+    for a process that has locked memory, else as good as nothing."""
+    if read_status(host_pid).get("VmLck", "0").split()[0] == "0":
+        return False
+    with open(f"/proc/{host_pid}/smaps", "rb") as file:
+        return any(line.startswith(b"VmFlags:") and b" lf" in line for line in file)
 
 
 def exit_code(status: int) -> int:

@@ -48,6 +48,13 @@ _SYS_FSMOUNT = 432
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
 
+_IPC_RMID = 0
+
+# kcmp(2)
+KCMP_FILE = 0
+KCMP_SYSVSEM = 6
+_SYS_KCMP = {"x86_64": 312, "aarch64": 272}
+
 # renameat2(2)
 RENAME_NOREPLACE = 0x1
 
@@ -131,6 +138,14 @@ def open_by_handle(mount_fd: int, kind: int, handle: bytes) -> int:
     return int(fd)
 
 
+def inotify_add_watch(inotify: int, path: str, mask: int) -> int:
+    """inotify_add_watch(2): the number of the watch."""
+    number = libc.inotify_add_watch(inotify, os.fsencode(path), ctypes.c_uint32(mask))
+    if number < 0:
+        raise oserror("inotify_add_watch", path)
+    return int(number)
+
+
 def renameat2(old_fd: int, old: str, new_fd: int, new: str, flags: int) -> None:
     """renameat2(2): a rename that can refuse to replace an existing file."""
     if libc.renameat2(old_fd, os.fsencode(old), new_fd, os.fsencode(new), flags) < 0:
@@ -171,6 +186,23 @@ def pidfd_getfd(process: int, fd: int) -> int:
     if duplicate < 0:
         raise oserror("pidfd_getfd")
     return int(duplicate)
+
+
+def kcmp(pid: int, other: int, kind: int, fd: int = 0, other_fd: int = 0) -> bool:
+    """kcmp(2): whether two processes share something; of KCMP_FILE, whether two descriptors are one open
+    file."""
+    number = ctypes.c_long(_SYS_KCMP[os.uname().machine])
+    words = (ctypes.c_int(pid), ctypes.c_int(other), ctypes.c_int(kind))
+    result = libc.syscall(number, *words, ctypes.c_ulong(fd), ctypes.c_ulong(other_fd))
+    if result < 0:
+        raise oserror("kcmp")
+    return bool(result == 0)
+
+
+def remove_shared_memory(segment: int) -> None:
+    """shmctl(2), IPC_RMID: it ends when no process has it attached any more."""
+    if libc.shmctl(ctypes.c_int(segment), ctypes.c_int(_IPC_RMID), None) < 0:
+        raise oserror("shmctl")
 
 
 def io_priority(task: int) -> int:

@@ -35,6 +35,8 @@ _BUFFER_BYTES = 1 << 18
 _MAX_RECORDS = 64
 _MAX_JUMPS = 64
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
+CUT_OFF = (struct.error, IndexError, ValueError)
+"""What `parse` raises for a packet that is no whole answer."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,13 @@ def receive(listener: socket.socket) -> Answer | None:
         if error.errno == errno.ENETDOWN:  # reported once when the interface is deleted
             raise BlockingIOError(error.errno, os.strerror(errno.ENETDOWN)) from error
         raise
-    with contextlib.suppress(struct.error, IndexError, ValueError):
+    with contextlib.suppress(*CUT_OFF):
         return parse(packet)
     return None
 
 
 def parse(packet: bytes) -> Answer | None:
-    """An IPv4 packet with an answer in it. struct.error, IndexError or ValueError when it is cut off."""
+    """An IPv4 packet with an answer in it; `CUT_OFF` when it is cut off or no name can be read."""
     start = (packet[0] & 0x0F) * 4 + 8
     message = packet[start:]
     _, flags, questions, answers, _, _ = struct.unpack_from("!6H", message)

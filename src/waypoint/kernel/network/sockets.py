@@ -49,6 +49,7 @@ class _Socket:
     peer: Address
     device: int
     inode: int
+    unread_bytes: int
     unsent_bytes: int
     """With what the kernel adds to them."""
     identity: bytes
@@ -72,6 +73,7 @@ def _list(diag: Netlink, protocols: Sequence[str], states: Iterable[int]) -> Ite
                     peer=_unpack_address(family, body[24:40]),
                     device=struct.unpack_from("=I", body, 40)[0],
                     inode=struct.unpack_from("=I", body, 68)[0],
+                    unread_bytes=struct.unpack_from("=I", body, 56)[0],
                     unsent_bytes=struct.unpack_from("=I", body, 60)[0],
                     identity=body[4:52],
                 )
@@ -107,6 +109,13 @@ def unsent_datagrams(netns_fd: int) -> frozenset[int]:
     with translated("list the sockets of a box"), Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
         open_sockets = _list(diag, _UDP, (TCP_ESTABLISHED, TCP_CLOSE))
         return frozenset(entry.inode for entry in open_sockets if entry.unsent_bytes)
+
+
+def unread_datagrams(netns_fd: int) -> frozenset[int]:
+    """The inodes of UDP sockets with datagrams that wait to be read."""
+    with translated("list the sockets of a box"), Netlink(NETLINK_SOCK_DIAG, netns_fd) as diag:
+        open_sockets = _list(diag, _UDP, (TCP_ESTABLISHED, TCP_CLOSE))
+        return frozenset(entry.inode for entry in open_sockets if entry.unread_bytes)
 
 
 def abort_outside_connections(netns_fd: int) -> int:

@@ -28,12 +28,9 @@ from waypoint.errors import NotFound
 from waypoint.kernel import files
 from waypoint.kernel.files import Entry
 from waypoint.kernel.pool import subvolume
-from waypoint.kernel.pool.subvolume import TOP, Key
 from waypoint.kernel.syscalls import ioctl_number
 
 # <linux/btrfs.h>
-BTRFS_INODE_REF_KEY = 12
-BTRFS_INODE_EXTREF_KEY = 13
 BTRFS_IOC_SEND = ioctl_number(1, 0x94, 38, 72)
 BTRFS_SEND_FLAG_NO_FILE_DATA = 1 << 0
 BTRFS_SEND_STREAM_MAGIC = b"btrfs-stream\0"
@@ -192,6 +189,8 @@ def parse_stream(read: Callable[[], bytes]) -> Iterator[Command]:
             raise CannotCompare(f"command {command} is none of version 1")
         path, other, offset, size = bytearray(), bytearray(), 0, 0
         while at < end:
+            if end - at < _ATTRIBUTE.size:
+                raise CannotCompare("an attribute is cut off")
             kind, count = _ATTRIBUTE.unpack_from(buffer, at)
             at += _ATTRIBUTE.size
             if kind == A_PATH:
@@ -390,7 +389,7 @@ def _compare_replay(replay: _Replay, old: str, new: str, new_fd: int, skip: Skip
         if after.is_folder or after.links < 2 or after.inode in done:
             continue
         done.add(after.inode)
-        for path in _names_of(new_fd, after.inode):
+        for path in subvolume.names_of(new_fd, after.inode):
             if path not in comparison.compared and not skip(_first(path)):
                 nodes[path] = nodes[known]
                 before = replay.find(path).origin
@@ -405,32 +404,6 @@ def _first(path: str) -> str:
 
 def _order(delta: Delta) -> tuple[str, bool]:
     return delta.path, delta.after is not None
-
-
-def _names_of(fd: int, inode: int) -> list[str]:
-    """All paths of a file in a subvolume."""
-    paths: list[str] = []
-    folders: dict[int, str] = {}
-    first, last = Key(inode, BTRFS_INODE_REF_KEY, 0), Key(inode, BTRFS_INODE_EXTREF_KEY, TOP)
-    for item in subvolume.items(fd, first, last):
-        for folder, name in _references(item.key, bytes(item.data)):
-            if folder not in folders:
-                folders[folder] = subvolume.folder_path(fd, folder)
-            paths.append(_joined(folders[folder], name))
-    return paths
-
-
-def _references(key: Key, item: bytes) -> Iterator[tuple[int, str]]:
-    """The names in an INODE_REF or INODE_EXTREF item, each with its folder's inode."""
-    at = 0
-    while key.kind in (BTRFS_INODE_REF_KEY, BTRFS_INODE_EXTREF_KEY) and at < len(item):
-        folder = key.offset
-        if key.kind == BTRFS_INODE_EXTREF_KEY:
-            folder = struct.unpack_from("<Q", item, at)[0]
-            at += 8
-        count = struct.unpack_from("<QH", item, at)[1]
-        yield folder, os.fsdecode(item[at + 10 : at + 10 + count])
-        at += 10 + count
 
 
 # ---- the walk -----------------------------------------------------------------------------------

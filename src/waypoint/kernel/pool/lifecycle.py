@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from waypoint.errors import MachineError, MissingFeature, NoSpace, NotRoot, UsageError, translated
-from waypoint.kernel import mounts
+from waypoint.kernel import homes, mounts
 from waypoint.kernel.pool import loop
 from waypoint.kernel.pool.btrfs import (
     BTRFS_IOC_SUBVOL_CREATE,
@@ -31,7 +31,7 @@ from waypoint.kernel.pool.protocol import SCRATCH, Pool, opened
 from waypoint.kernel.syscalls import umount
 
 KINDS = ("btrfs", "reflink", "copy")
-LAYOUT = ("bases", "beginnings", "checkpoints", "sessions", "staging")
+LAYOUT = ("bases", "beginnings", "checkpoints", "kept", "sessions", "staging")
 COMPRESSED = ("checkpoints", "staging")
 """Where memory images are written."""
 
@@ -129,6 +129,14 @@ def _existing_kind(home: Path) -> str:
         return ""
 
 
+def written_kind(home: Path) -> str | None:
+    """The kind that is written down in a pool; None when that cannot be read."""
+    try:
+        return (home / "pool" / _KIND_FILE).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def _image_pool(home: Path, size_bytes: int | None) -> BtrfsPool:
     root, image = home / "pool", home / "pool.img"
     if not _is_mounted(home):
@@ -163,13 +171,15 @@ def _remount(home: Path) -> None:
     """Unmounts a pool that has stopped, and mounts it again: btrfs then goes back to its last commit."""
     root, image = home / "pool", home / "pool.img"
     require_room_to_reopen(home)
-    if holders := mount_holders(home):
-        raise MachineError(
-            f"the pool {root} has stopped writing, and {holders[0].command} ({holders[0].pid}) keeps it open",
-            hint="end that process: the next request opens the pool again",
-            path=str(root),
-        )
-    umount(root)
+    with homes.changing():
+        if holders := mount_holders(home):
+            holder = f"{holders[0].command} ({holders[0].pid})"
+            raise MachineError(
+                f"the pool {root} has stopped writing, and {holder} keeps it open",
+                hint="end that process: the next request opens the pool again",
+                path=str(root),
+            )
+        umount(root)
     if image.exists():
         loop.is_released(image, patience_s=5)
         mount_image(image, root)
@@ -259,14 +269,16 @@ def close_pool(home: Path) -> bool:
         image, root = home / "pool.img", home / "pool"
         if not _is_mounted(home):
             return not image.exists() or loop.is_released(image, patience_s=0)
-        if mount_holders(home):
-            return False
-        try:
-            umount(root)
-        except OSError as error:
-            if error.errno == errno.EBUSY:
+        # A box that is being built, of any home, has a copy of every mount of the machine.
+        with homes.changing():
+            if mount_holders(home):
                 return False
-            raise
+            try:
+                umount(root)
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    return False
+                raise
         return not image.exists() or loop.is_released(image, patience_s=5)
 
 

@@ -39,6 +39,16 @@ def _device(number: int) -> Path:
     return device
 
 
+def devices_of(file: Path) -> list[str]:
+    """The names of all loop devices that a file is attached to."""
+    names = []
+    for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # it may be released meanwhile
+            if entry.read_text().strip() == str(file):
+                names.append(entry.parts[3])
+    return sorted(names)
+
+
 def attached_to(file: Path) -> tuple[Path, int] | None:
     """The loop device that a file is attached to: its path, and an open descriptor that keeps it."""
     wanted = os.stat(file)

@@ -17,6 +17,8 @@ BTRFS_IOC_SUBVOL_SETFLAGS = ioctl_number(1, 0x94, 26, 8)
 BTRFS_IOC_FS_INFO = ioctl_number(2, 0x94, 31, 1024)
 BTRFS_IOC_GET_SUBVOL_INFO = ioctl_number(2, 0x94, 60, 504)
 BTRFS_SUBVOL_RDONLY = 1 << 1
+BTRFS_INODE_REF_KEY = 12
+BTRFS_INODE_EXTREF_KEY = 13
 BTRFS_FIRST_FREE_OBJECTID = 256
 """The inode number of the root of every subvolume."""
 
@@ -79,13 +81,38 @@ def tree_id(fd: int) -> int:
 
 def folder_path(fd: int, inode: int) -> str:
     """The path of a folder in the subvolume."""
-    return os.fsdecode(bytes(_lookup(fd, inode)[16:]).split(b"\0")[0]).rstrip("/")
+    return os.fsdecode(bytes(_lookup(fd, inode)[16:]).partition(b"\0")[0]).rstrip("/")
 
 
 def _lookup(fd: int, inode: int) -> bytearray:
     request = bytearray(struct.pack("=QQ4080x", 0, inode))
     fcntl.ioctl(fd, BTRFS_IOC_INO_LOOKUP, request)
     return request
+
+
+def names_of(fd: int, inode: int) -> Iterator[str]:
+    """The paths of a file in the subvolume, one after the other: a caller that needs one reads no more."""
+    folders: dict[int, str] = {}
+    first, last = Key(inode, BTRFS_INODE_REF_KEY, 0), Key(inode, BTRFS_INODE_EXTREF_KEY, TOP)
+    for item in items(fd, first, last):
+        for folder, name in _references(item.key, bytes(item.data)):
+            if folder not in folders:
+                folders[folder] = folder_path(fd, folder)
+            above = folders[folder]
+            yield f"{above}/{name}" if above else name
+
+
+def _references(key: Key, item: bytes) -> Iterator[tuple[int, str]]:
+    """The names in an INODE_REF or INODE_EXTREF item, each with its folder's inode."""
+    at = 0
+    while key.kind in (BTRFS_INODE_REF_KEY, BTRFS_INODE_EXTREF_KEY) and at < len(item):
+        folder = key.offset
+        if key.kind == BTRFS_INODE_EXTREF_KEY:
+            folder = struct.unpack_from("<Q", item, at)[0]
+            at += 8
+        count = struct.unpack_from("<QH", item, at)[1]
+        yield folder, os.fsdecode(item[at + 10 : at + 10 + count])
+        at += 10 + count
 
 
 def made_in(fd: int) -> int:
