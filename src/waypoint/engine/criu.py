@@ -25,6 +25,7 @@ from typing import Self
 from waypoint.box.box import Box
 from waypoint.box.plan import ENGINE_IN_BOX
 from waypoint.engine.images import Message, decode, encode
+from waypoint.kernel import faults
 
 SILENCE_SECONDS = 60.0
 """How long CRIU may take from one stage to the next, plus the time to copy the tree's memory."""
@@ -167,7 +168,7 @@ class Conversation:
         self, box: Box, pid: int, connection: socket.socket, request: bytes, size_bytes: int
     ) -> None:
         self._box, self._pid, self._socket = box, pid, connection
-        self._seconds = SILENCE_SECONDS + size_bytes / _SLOWEST_BYTES_PER_SECOND
+        self._seconds = faults.limit(SILENCE_SECONDS) + size_bytes / _SLOWEST_BYTES_PER_SECOND
         self._waits_for_answer = False
         connection.settimeout(self._seconds)
         self._send(request)

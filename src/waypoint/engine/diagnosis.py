@@ -29,10 +29,19 @@ _DYING_SECONDS, _LOOK_SECONDS = 0.25, 0.02
 """How long processes are watched after a CRIU that ended in the middle of a dump."""
 _TRANSIENT = ("In-flight connection", "in-flight socket")
 """CRIU's words for a connection that is not accepted yet. Mostly it is a moment later."""
-_NOT_ACCEPTED = "a connection to it waits to be accepted"
+_TRANSIENT_REASONS = {
+    unrestorable.UNSENT,
+    unrestorable.VFORK,
+    unrestorable.NOT_ACCEPTED,
+    unrestorable.UNREAD_CREDENTIALS,
+    unrestorable.IN_FLIGHT,
+    unrestorable.IN_FLIGHT_BEHIND,
+    unrestorable.IN_FLIGHT_FIFO,
+}
 _IN_WORDS = {
     "packetized mode for pipes": "it uses a pipe in packet mode (O_DIRECT)",
     "corked dgram socket": unrestorable.UNSENT,
+    "Control messages in queue": unrestorable.UNREAD_CREDENTIALS,
 }
 """What CRIU refuses in its own terms, and what that is."""
 _HARMLESS = ("rlimit: Can't setup RLIMIT_NOFILE for self", "No parent image found, though parent directory")
@@ -57,7 +66,7 @@ def is_transient(error: CannotCheckpoint) -> bool:
     """Whether the same dump is likely to succeed a moment later."""
     reasons = [culprit["reason"] for culprit in error.details.get("processes", ())]
     lines = error.details.get("log", ())
-    return not {unrestorable.UNSENT, unrestorable.VFORK}.isdisjoint(reasons) or any(
+    return not _TRANSIENT_REASONS.isdisjoint(reasons) or any(
         words in line for line in lines for words in _TRANSIENT
     )
 
@@ -187,7 +196,7 @@ def _find_in_log(box: Box, lines: Sequence[str]) -> list[tuple[processes.Process
     for line in lines:
         if match := re.search(r"\(pid: (\d+)\)", line):
             known = (words for term, words in _IN_WORDS.items() if term in lines[0])
-            reason = _NOT_ACCEPTED if transient else next(known, lines[0])
+            reason = unrestorable.NOT_ACCEPTED if transient else next(known, lines[0])
             return [(process, reason) for process in processes.below(box.pid) if process.pid == int(match[1])]
     return []
 

@@ -4,6 +4,7 @@ CRIU does the bulk. Here is what it does not save, or saves wrongly without an e
 
 - POSIX locks are read from the kernel: CRIU overlooks those held through an inherited descriptor, and
   loses those on files that are also mapped (native/relock.c);
+- who made a unix connection (peers.py), and what SQLite remembers of its files (sqlite.py);
 - input that was typed and not yet read is taken out of the terminals at the freeze;
 - timers, traits of processes, and files that come from the base are recorded beside CRIU's images.
 """
@@ -14,8 +15,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import socket
-import struct
 import termios
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -25,21 +24,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from waypoint.api.hints import Do, Hint
 from waypoint.box.box import Box
 from waypoint.box.keeper import Hello
-from waypoint.engine import criu, diagnosis, images, traits, unrestorable
+from waypoint.engine import (
+    criu,
+    diagnosis,
+    images,
+    ipc,
+    peers,
+    sessions,
+    socket_options,
+    traits,
+    unrestorable,
+    watches,
+)
 from waypoint.engine.criu import Stage
 from waypoint.engine.diagnosis import FILES_ONLY
 from waypoint.engine.images import DumpStats, Lock, TreeState
 from waypoint.engine.memory import Memory
 from waypoint.errors import CannotCheckpoint
-from waypoint.kernel import overlay, processes, tty
+from waypoint.kernel import faults, overlay, processes, tty
 from waypoint.kernel.network import sockets
 from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 
 log = logging.getLogger("waypoint")
 
+_IN_ONESHOT = 0x80000000
 _RETRY_SECONDS = (0.02, 0.1, 0.3)
 """The pauses between attempts when the cause of a failure is likely to pass."""
 _MAX_TERMINALS = 128
@@ -77,6 +90,7 @@ class Dump:
         self._box, self._folder = box, folder
         self._outside_pipes, self._shell = outside_pipes, shell
         self._memory, self._complete_folder = memory, complete_folder or folder
+        self._file_records = memory.file_records if memory else None
         self._pauses = self._all_pauses()
 
     def __enter__(self) -> Self:
@@ -132,33 +146,45 @@ class Dump:
         request = criu.dump_request(
             hello.anchor, lock_network=lock_network, track=tracked, with_parent=parent is not None
         )
+        faults.reach("dump.begun")
         state: TreeState | None = None
         tree: list[processes.Process] = []
         typed: dict[int, bytes] = {}
         obstacles: list[unrestorable.Obstacle] = []
+        makers: dict[int, images.Maker] = {}
+        open_files = _OpenFiles([])
+        socket_watches: tuple[images.SocketWatch, ...] = ()
         try:
             with (
                 _open_folder(parent) as inherited,
+                os.fdopen(os.memfd_create("peers"), "rb") as records,
                 criu.start(
                     box,
                     folder,
                     request,
                     ipc="keep" if saves_ipc else "join",
                     size_bytes=sum(process.rss_bytes for process in members),
-                    env=["WAYPOINT_TRACK=1"] if tracked else [],
-                    inherited=inherited,
+                    env=[
+                        *(["WAYPOINT_TRACK=1"] if tracked else []),
+                        f"WAYPOINT_PEERS={criu.FIRST_INHERITED_FD + len(inherited)}",
+                    ],
+                    inherited=[*inherited, records.fileno()],
                 ) as conversation,
             ):
+                faults.reach("dump.started")
                 for stage in conversation.stages():
                     match stage:
                         case Stage.FROZEN:
                             typed = _take_typed(box)
+                            faults.reach("dump.frozen")
                             conversation.proceed()  # it reports DUMPED before it lets the tree run
                             tree = processes.below(anchor.host_pid)
                             open_files = _OpenFiles.of(tree)
                             obstacles = unrestorable.find(
-                                anchor, open_files.by_process, box.pid, _unsent_datagrams(box)
+                                anchor, open_files.by_process, _unsent_datagrams(box)
                             )
+                            socket_watches, unknown = watches.find(open_files.by_process, box.pid)
+                            obstacles += unknown
                             if obstacles:
                                 continue
                             state = self._describe(
@@ -170,8 +196,10 @@ class Dump:
                         case Stage.DUMPED if made := box.mounts_made_inside():
                             raise diagnosis.cannot_save_mounts(made)
                         case Stage.DUMPED:
+                            faults.reach("dump.written")
                             put_typed(box, typed)
                             typed = {}
+                            makers = peers.read_makers(records.fileno())
                             if images.has_link_remaps(folder):
                                 yield processes.below(anchor.host_pid)
         except criu.CriuFailed as failure:
@@ -182,8 +210,10 @@ class Dump:
         finally:
             put_typed(box, typed)
         assert state, "CRIU has reported no freeze"
+        faults.reach("dump.ended")
         if memory and parent:
             memory.complete_images(folder, parent, self._complete_folder)
+        faults.reach("dump.completed")
         if max(images.inner_terminals(folder), default=0) >= _MAX_TERMINALS:
             raise CannotCheckpoint(
                 f"more than {_MAX_TERMINALS - 1} terminals are open in the session (tmux, screen, script)",
@@ -192,8 +222,19 @@ class Dump:
                 ),
             )
         images.correct_timers(folder)
-        images.correct_sessions(folder)
+        watches.correct_images(folder, socket_watches)
+        made_again = sessions.correct_images(folder)
+        moved = (
+            f"process {pid} has ended and is not collected: after a restore it is in its parent's session"
+            for pid in made_again.moved
+        )
+        state = msgspec.structs.replace(
+            state, watches=socket_watches, sessions=made_again, notes=(*state.notes, *moved)
+        )
         images.correct_inventory(folder)
+        state = _with_peers(state, folder, makers, open_files)
+        images.correct_unix_sockets(folder)
+        faults.reach("dump.corrected")
         images.write_state(folder, state)
         self.state, self.stats = state, images.dump_stats(folder)
 
@@ -208,6 +249,9 @@ class Dump:
     ) -> TreeState:
         box = self._box
         tree = [process for process, _ in open_files.by_process]
+        file_records, unknown = (
+            self._file_records.find(open_files.by_process) if self._file_records else ((), ())
+        )
         return TreeState(
             anchor=hello.anchor,
             status_pipe=hello.status_pipe,
@@ -222,8 +266,32 @@ class Dump:
             processes=len(tree),
             open_files=tuple(sorted(set(open_files.from_base()))),
             traits=traits.read(tree, box.pid),
-            notes=(*open_files.unread_inotify(), *open_files.credentials_of_peers(), *_personalities(tree)),
+            file_records=file_records,
+            socket_options=socket_options.read(open_files.by_process),
+            exit_codes=_long_exit_codes(tree),
+            ended_ids=_ended_ids(tree),
+            removed_segments=_removed_segments(tree) if saves_ipc else (),
+            notes=(
+                *open_files.inotify(),
+                *_unread_datagrams(box, open_files),
+                *_losses(tree, saves_ipc=saves_ipc),
+                *unknown,
+            ),
         )
+
+
+def _with_peers(
+    state: TreeState, folder: Path, makers: dict[int, images.Maker], open_files: _OpenFiles
+) -> TreeState:
+    """With how the unix connections of the tree are made again."""
+    tree = [process for process, _ in open_files.by_process]
+    try:
+        made_again = peers.correct_images(folder, makers, tree)
+    except peers.CannotMake as error:
+        holder = open_files.holder(error.inode)
+        raise diagnosis.cannot_save([(holder, error.reason)] if holder else []) from error
+    differences = peers.describe_differences(makers, made_again, open_files.by_process)
+    return msgspec.structs.replace(state, peers=made_again, notes=(*state.notes, *differences))
 
 
 @contextlib.contextmanager
@@ -351,12 +419,67 @@ def _keeper_pipes(box: Box) -> set[int]:
     return {int(target[6:-1]) for target in targets if target.startswith("pipe:[")}
 
 
-def _personalities(tree: list[processes.Process]) -> Iterator[str]:
-    """CRIU does not save flags of personality(2), and only a process itself can set them."""
+def _long_exit_codes(tree: list[processes.Process]) -> dict[int, int]:
+    """Exit codes of eight bits that no process has waited for. CRIU saves seven."""
+    codes = {}
     for process in tree:
+        if process.state == "Z":
+            with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/stat", "rb") as file:
+                status = int(file.read().rpartition(b")")[2].split()[-1])
+                if not status & 0x7F and status >> 8 > 0x7F:
+                    codes[process.pid] = status >> 8
+    return codes
+
+
+def _ended_ids(tree: list[processes.Process]) -> dict[int, tuple[int, ...]]:
+    """Users and groups of processes that have ended. CRIU does not save them."""
+    result = {}
+    for process in tree:
+        if process.state == "Z":
+            with contextlib.suppress(OSError):
+                status = processes.read_status(process.host_pid)
+                ids = tuple(int(word) for name in ("Uid", "Gid") for word in status[name].split()[:4])
+                if any(ids):
+                    result[process.pid] = ids
+    return result
+
+
+def _removed_segments(tree: list[processes.Process]) -> tuple[int, ...]:
+    """The System V shared memory that was removed while processes use it. CRIU would bring it back as if it
+    was to stay."""
+    if not tree:
+        return ()
+    with ThreadPoolExecutor(1) as executor:  # the kernel keeps an IPC namespace per thread
+        return executor.submit(ipc.removed_segments, tree[0].parent_host_pid).result()
+
+
+def _losses(tree: list[processes.Process], *, saves_ipc: bool) -> Iterator[str]:
+    """What CRIU does not save, and only a process itself could set: flags of personality(2), that locked
+    memory is only what was used, and what its end would undo."""
+    for process in tree:
+        name = f"process {process.pid} ({process.command})"
         with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/personality") as file:
             if int(file.read(), 16):
-                yield f"process {process.pid} ({process.command}) loses its personality flags (setarch)"
+                yield f"{name} loses its personality flags (setarch)"
+        with contextlib.suppress(OSError):
+            if processes.locks_on_fault(process.host_pid):
+                yield f"{name} locks memory as it is used (MLOCK_ONFAULT): after a restore all of it is used"
+
+        # The anchor has no such list, and is the parent of the first of its descendants.
+        if saves_ipc and not processes.shares_undo_list(process.host_pid, tree[0].parent_host_pid):
+            yield f"{name}: at its end changes of semaphores are not undone after a restore (SEM_UNDO)"
+
+
+def _unread_datagrams(box: Box, open_files: _OpenFiles) -> Iterator[str]:
+    """UDP datagrams that wait to be read are not saved."""
+    namespace = box.open_namespace("net")
+    try:
+        inodes = sockets.unread_datagrams(namespace)
+    finally:
+        os.close(namespace)
+    for inode in sorted(inodes):
+        if process := open_files.holder(inode):
+            yield f"UDP datagrams that process {process.pid} ({process.command}) had not read yet are lost"
 
 
 @dataclass(frozen=True)
@@ -399,12 +522,14 @@ class _OpenFiles:
                         if name := overlay.index_name(f"/proc/{process.host_pid}/fd/{fd}"):
                             yield name
 
-    def unread_inotify(self) -> Iterator[str]:
-        """Notices of file changes that a process has not read. They cannot be put back into the kernel."""
+    def inotify(self) -> Iterator[str]:
+        """What inotify descriptors lose: notices of changes that were not read, which cannot be put back into
+        the kernel; and that a watch is for one event (IN_ONESHOT)."""
         for process, targets in self.by_process:
             for fd, target in targets.items():
                 if target != "anon_inode:inotify":
                     continue
+                name = f"process {process.pid} ({process.command})"
                 with contextlib.suppress(OSError):
                     inotify = processes.duplicate(process.host_pid, fd)
                     try:
@@ -412,29 +537,13 @@ class _OpenFiles:
                     finally:
                         os.close(inotify)
                     if any(unread):
-                        name = f"process {process.pid} ({process.command})"
                         yield f"file changes that {name} had not read yet (inotify) are forgotten"
+                with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
+                    masks = [word for line in lines for word in line.split() if word.startswith("mask:")]
+                    if any(int(mask[5:], 16) & _IN_ONESHOT for mask in masks):
+                        yield f"{name} watches for one file change (IN_ONESHOT): after a restore, for all"
 
-    def credentials_of_peers(self) -> Iterator[str]:
-        """SO_PEERCRED of unix sockets, where it is not root: CRIU connects all of them as root."""
-        if not any(process.uid for process, _ in self.by_process):
-            return
-        for process, targets in self.by_process:
-            # dict: each sentence once, in the order of the descriptors.
-            yield from dict.fromkeys(
-                f"process {process.pid} ({process.command}): after a restore {peer}"
-                for fd, target in targets.items()
-                if target.startswith("socket:[")
-                for peer in _describe_peer(process.host_pid, fd)
-            )
-
-
-def _describe_peer(host_pid: int, fd: int) -> Iterator[str]:
-    with contextlib.suppress(OSError), socket.socket(fileno=processes.duplicate(host_pid, fd)) as end:
-        if end.family != socket.AF_UNIX or end.type == socket.SOCK_DGRAM:
-            return
-        pid, uid, _ = struct.unpack("iII", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if pid and uid and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            yield f"clients of its unix socket see root, not user {uid} (SO_PEERCRED)"
-        elif pid and uid:
-            yield f"the other end of a unix connection is root, not user {uid} (SO_PEERCRED)"
+    def holder(self, inode: int) -> processes.Process | None:
+        """A process that holds a socket."""
+        target = f"socket:[{inode}]"
+        return next((process for process, targets in self.by_process if target in targets.values()), None)

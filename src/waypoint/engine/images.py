@@ -17,13 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from waypoint.api.hints import Arg, Hint
+from waypoint.engine.socket_options import SocketOptions
 from waypoint.engine.traits import Traits
 from waypoint.errors import CannotRestore
-from waypoint.model import Record
+from waypoint.model import MALFORMED, Record
 
 # ---- protocol buffers ----------------------------------------------------------------------------
 
@@ -69,23 +71,28 @@ def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """The fields of a message in order: varints and fixed numbers as int, the rest as bytes."""
+    for number, value, _ in spans(data):
+        yield number, value
+
+
+def spans(data: bytes) -> Iterator[tuple[int, int | bytes, int]]:
+    """The same, each with the place where it ends."""
     at = 0
     while at < len(data):
         key, at = _decode_varint(data, at)
         wire_type = key & 7
+        value: int | bytes
         if wire_type == 0:
             value, at = _decode_varint(data, at)
-            yield key >> 3, value
         elif wire_type == 2:
             length, at = _decode_varint(data, at)
-            yield key >> 3, data[at : at + length]
-            at += length
+            value, at = data[at : at + length], at + length
         elif wire_type in (1, 5):
             size = 8 if wire_type == 1 else 4
-            yield key >> 3, int.from_bytes(data[at : at + size], "little")
-            at += size
+            value, at = int.from_bytes(data[at : at + size], "little"), at + size
         else:
             raise ValueError(f"protobuf wire type {wire_type}")
+        yield key >> 3, value, at
 
 
 def decode(data: int | bytes | None) -> dict[int, int | bytes]:
@@ -97,6 +104,8 @@ def decode(data: int | bytes | None) -> dict[int, int | bytes]:
 
 _STATE_FILE = "tree.json"
 _SIZES_FILE = "sizes.json"
+WRITTEN_BY_RESTORES = frozenset({"restore.log", "stats-restore"})
+"""What CRIU leaves beside the images when it restores them: no part of the dump."""
 RESTORE_FILES_ONLY = Hint(
     "nothing has changed; ", Arg("restore", files_only=True), " brings back the files with a fresh shell"
 )
@@ -110,6 +119,90 @@ class Lock(Record, frozen=True):
     write: bool
     start: int
     length: int
+
+
+class FileRecord(Record, frozen=True):
+    """What SQLite remembers in a process of a file that is open as `fd`, and where (engine/sqlite.py)."""
+
+    pid: int
+    fd: int
+    device: int
+    inode: int
+    address: int
+    holder: int
+
+
+class SocketWatch(Record, frozen=True):
+    """An inotify watch on the path of a bound socket (engine/watches.py)."""
+
+    pid: int
+    fd: int
+    number: int
+    mask: int
+    inode: int
+    path: bytes
+
+
+class Birth(Record, frozen=True):
+    """A process that its session's leader has to fork for the leader's own parent (engine/sessions.py)."""
+
+    pid: int
+    session: int
+    dead: bool = False
+    """Whether the leader has ended, and is made once more for it."""
+
+
+class DeadSession(Record, frozen=True):
+    """A session whose leader has ended, and what CRIU takes for it."""
+
+    session: int
+    shown_session: int
+    shown_group: int
+
+
+class Sessions(Record, frozen=True):
+    """What the shim has to know of sessions to make them again."""
+
+    births: tuple[Birth, ...] = ()
+    dead: tuple[DeadSession, ...] = ()
+    moved: tuple[int, ...] = ()
+    """Zombies that get the session of their parent."""
+
+
+class Maker(Record, frozen=True):
+    """The process that made one end of a connection. Its number is 0 where it is not known."""
+
+    pid: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+class Listener(Record, frozen=True):
+    maker: Maker
+    type: int
+    name: bytes = b""
+    folder: str = ""
+
+
+class Pair(Record, frozen=True):
+    """A connection. Its ends have the numbers 2n and 2n + 1. With a `listener` the first one was connected
+    to it; without one, socketpair() made both."""
+
+    type: int
+    maker: Maker
+    listener: Listener | None = None
+    name: bytes = b""
+    """The first end's own."""
+    folder: str = ""
+
+
+class Peers(Record, frozen=True):
+    """What makes the unix connections of a tree again."""
+
+    pairs: tuple[Pair, ...] = ()
+    listeners: tuple[Maker, ...] = ()
+    """Who called listen(): those that a restore has to act as."""
 
 
 class TreeState(Record, frozen=True):
@@ -131,6 +224,17 @@ class TreeState(Record, frozen=True):
     processes: int = 0
     open_files: tuple[str, ...] = ()
     traits: tuple[Traits, ...] = ()
+    watches: tuple[SocketWatch, ...] = ()
+    sessions: Sessions = Sessions()
+    peers: Peers = Peers()
+    file_records: tuple[FileRecord, ...] = ()
+    socket_options: tuple[SocketOptions, ...] = ()
+    exit_codes: dict[int, int] = msgspec.field(default_factory=dict)
+    """Of processes that have ended and were not waited for: those that CRIU would cut short, by pid."""
+    ended_ids: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    """Of all that are not root's, by pid: users (real, effective, saved, of files), and four groups."""
+    removed_segments: tuple[int, ...] = ()
+    """System V shared memory that goes with its last user (IPC_RMID)."""
     notes: tuple[str, ...] = ()
     """What a restore will bring back differently, one sentence each."""
 
@@ -140,7 +244,10 @@ def write_state(images: Path, state: TreeState) -> None:
 
 
 def read_state(images: Path) -> TreeState:
-    return msgspec.json.decode((images / _STATE_FILE).read_bytes(), type=TreeState)
+    try:
+        return msgspec.json.decode((images / _STATE_FILE).read_bytes(), type=TreeState)
+    except (OSError, *MALFORMED) as error:
+        raise _damaged(str(error)) from error
 
 
 def record_sizes(images: Path) -> None:
@@ -155,14 +262,14 @@ def check_sizes(images: Path) -> None:
     try:
         sizes = msgspec.json.decode((images / _SIZES_FILE).read_bytes(), type=dict[str, int])
         wrong = [name for name, size in sizes.items() if (images / name).stat().st_size != size]
-    except (OSError, msgspec.DecodeError) as error:
-        raise CannotRestore(f"the checkpoint is damaged: {error}", hint=RESTORE_FILES_ONLY) from error
+    except (OSError, *MALFORMED) as error:
+        raise _damaged(str(error)) from error
     if wrong:
-        raise CannotRestore(
-            f"the checkpoint is damaged: {wrong[0]} is not what was written",
-            hint=RESTORE_FILES_ONLY,
-            files=wrong,
-        )
+        raise _damaged(f"{wrong[0]} is not what was written", files=wrong)
+
+
+def _damaged(reason: str, **details: Any) -> CannotRestore:
+    return CannotRestore(f"the checkpoint is damaged: {reason}", hint=RESTORE_FILES_ONLY, **details)
 
 
 # ---- CRIU's images -------------------------------------------------------------------------------
@@ -172,13 +279,14 @@ _IMAGES_VERSION = 2
 
 
 # The numbers of fields, and values of theirs, by message.
-_FILE_TYPE, _FILE_ISK, _FILE_TFD = 1, 4, 12  # file_entry
-_FILE_TYPE_INETSK, _FILE_TYPE_TIMERFD = 4, 17
+_FILE_TYPE, _FILE_ISK, _FILE_TFD, _FILE_USK = 1, 4, 12, 16  # file_entry
+_FILE_TYPE_INETSK, _FILE_TYPE_UNIXSK, _FILE_TYPE_TIMERFD = 4, 5, 17
+_USK_STATE, _USK_PEER, _USK_NAME, _USK_NAME_DIR, _USK_DELETED = 4, 8, 11, 14, 15  # unix_sk_entry
+_USK_ESTABLISHED = 1
 _SOCKET_SRC_ADDR = 11  # inet_sk_entry
 _TIMER_TICKS, _TIMER_SETTIME_FLAGS = 5, 6  # timerfd_entry
 _TIMER_VSEC, _TIMER_VNSEC, _TIMER_ISEC, _TIMER_INSEC = 7, 8, 9, 10  # the time left, and the period
 _TFD_TIMER_ABSTIME = 1
-_PSTREE_PID, _PSTREE_SID = 1, 4  # pstree_entry
 _INVENTORY_IMG_VERSION, _INVENTORY_DUMP_UPTIME = 1, 8  # inventory_entry
 _LONG_AFTER = 1 << 60
 _PAGEMAP_HEAD_PAGES_ID = 1  # pagemap_head
@@ -186,6 +294,7 @@ _PAGEMAP_VADDR, _PAGEMAP_COMPAT_NR_PAGES, _PAGEMAP_FLAGS, _PAGEMAP_NR_PAGES = 1,
 _PAGEMAP_PRESENT = 4
 _REMAP_TYPE, _REMAP_TYPE_LINKED = 3, 0  # remap_file_path_entry
 _TTY_ID, _TTY_SID = 1, 6  # tty_info_entry; the id is twice the index, plus one for a master
+_CORE_TC, _TC_STATE, _TASK_STOPPED = 3, 1, 3  # core_entry, and in it a task_core_entry
 _STATS_DUMP = 1  # stats_entry, and in it a dump_stats_entry:
 _STATS_FREEZING_TIME, _STATS_FROZEN_TIME, _STATS_PAGES_SKIPPED_PARENT, _STATS_PAGES_WRITTEN = 1, 2, 6, 7
 
@@ -234,6 +343,16 @@ def inner_terminals(images: Path) -> dict[int, int]:
     """The terminals that live wholly inside a dumped tree: index → session leader, 0 where there is none."""
     infos = [(int(entry[_TTY_ID]), int(entry[_TTY_SID])) for entry in read_image(images / "tty-info.img")]
     return {tty_id >> 1: session for tty_id, session in infos if tty_id & 1}
+
+
+def stopped_pids(images: Path) -> frozenset[int]:
+    """The processes that were suspended when the tree was frozen: /proc does not tell while it is."""
+    stopped = set()
+    for path in images.glob("core-*.img"):
+        for entry in read_image(path):
+            if decode(entry.get(_CORE_TC)).get(_TC_STATE) == _TASK_STOPPED:
+                stopped.add(int(path.stem.removeprefix("core-")))
+    return frozenset(stopped)
 
 
 def bound_addresses(images: Path) -> list[str]:
@@ -292,24 +411,27 @@ def correct_timers(images: Path) -> None:
         path.write_bytes(data)
 
 
-def correct_sessions(images: Path) -> None:
-    """Makes the anchor the leader of the session that the tree was started in. Its real leader is the keeper,
-    which is not saved, and CRIU restores a session only if an ancestor leads it. (native/shim.c keeps the
-    anchor from creating a session when it is restored.)"""
-    path = images / "pstree.img"
+def correct_unix_sockets(images: Path) -> None:
+    """Takes the name from the ends of unix connections whose other end is closed and whose name has no file
+    any more. CRIU does not give it back to them, and waits for ever until it is there."""
+    path = images / "files.img"
     data = path.read_bytes()
-    entries = []
-    at = 8
+    out = [data[:8]]
+    at, changed = 8, False
     while at + 4 <= len(data):
         start, at = at + 4, at + 4 + int.from_bytes(data[at : at + 4], "little")
-        entries.append(list(fields(data[start:at])))
-    anchor = dict(entries[0])
-    keepers, anchors = (_PSTREE_SID, anchor[_PSTREE_SID]), (_PSTREE_SID, anchor[_PSTREE_PID])
-    body = b""
-    for entry in entries:
-        message = b"".join(encode(dict([anchors if field == keepers else field])) for field in entry)
-        body += struct.pack("<I", len(message)) + message
-    path.write_bytes(data[:8] + body)
+        body = data[start:at]
+        if body[:2] == bytes((_FILE_TYPE << 3, _FILE_TYPE_UNIXSK)):
+            entry = decode(decode(body)[_FILE_USK])
+            is_left = entry[_USK_STATE] == _USK_ESTABLISHED and not entry[_USK_PEER]
+            if is_left and entry.get(_USK_DELETED):
+                changed = True
+                entry = {**entry, _USK_NAME: b"", _USK_DELETED: 0}
+                entry.pop(_USK_NAME_DIR, None)
+                body = encode({**decode(body), _FILE_USK: encode({**entry})})
+        out += [len(body).to_bytes(4, "little"), body]
+    if changed:
+        path.write_bytes(b"".join(out))
 
 
 def correct_inventory(images: Path) -> None:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from waypoint.engine.images import write_memory
+from waypoint.engine.sqlite import FileRecords
 from waypoint.errors import CannotCheckpoint
 from waypoint.kernel import processes
 from waypoint.kernel.syscalls import ioctl_number
@@ -172,6 +173,7 @@ class Memory:
 
     def __init__(self, engine: Path) -> None:
         self._engine = engine
+        self.file_records = FileRecords(engine)
         self._tracked: dict[_Task, int] = {}
         """The userfaultfd of each process whose writes are noticed."""
         self._refused: set[_Task] = set()

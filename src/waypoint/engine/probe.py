@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from waypoint.engine.dump import Dump
 from waypoint.engine.revive import hold
 from waypoint.errors import WaypointError
 from waypoint.home import Home
+from waypoint.kernel import readiness
 from waypoint.model import BoxOptions, Size
 
 _SECONDS = 20.0
@@ -89,7 +89,7 @@ def _terminal(home: Home, box: Box) -> Iterator[tuple[int, int]]:
 def _expect(terminal: int, word: str) -> None:
     text = b""
     while word.encode() not in text:
-        if not select.select([terminal], [], [], _SECONDS)[0]:
+        if not readiness.readable(terminal, _SECONDS):
             raise TimeoutError(
                 f"expected {word!r} from the program, got {text.decode(errors='replace')[-300:]!r}"
             )

@@ -5,10 +5,13 @@ CRIU cannot restore is put right:
 
 - the foreground job of the terminal is set again, or a program would find itself in the background and its
   read would fail;
+- unix connections are made in advance, as the processes that had made them (peers.py);
 - POSIX locks are taken again inside the processes that held them (native/relock.c);
 - terminals that live wholly inside the tree (tmux's panes) are created before the tree is forked, so that
   its session leaders have them before they have children (native/shim.c);
-- typed input is put back into the terminals, traits are set again.
+- watches on the paths of sockets are added again (watches.py);
+- typed input is put back into the terminals, traits are set again;
+- SQLite is told the device numbers that its files have now (sqlite.py), when the tree is released.
 """
 
 from __future__ import annotations
@@ -16,22 +19,30 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from waypoint.box.box import Box
 from waypoint.box.plan import ENGINE_IN_BOX
-from waypoint.engine import criu, diagnosis, traits
+from waypoint.engine import (
+    criu,
+    diagnosis,
+    ipc,
+    peers,
+    sessions,
+    socket_options,
+    sqlite,
+    traits,
+    watches,
+)
 from waypoint.engine.criu import Stage
 from waypoint.engine.dump import put_typed
 from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state
 from waypoint.errors import CannotRestore
-from waypoint.kernel import processes, timers
+from waypoint.kernel import faults, processes, readiness, timers
 from waypoint.kernel.network import firewall
 
-_FAR_PID = 3_000_000
-"""CRIU's own helpers get pids above this: no process of a tree has one that large."""
 _RELOCK_SECONDS = 30.0
 
 
@@ -41,14 +52,18 @@ class HeldTree:
     def __init__(self, box: Box, state: TreeState, conversation: criu.Conversation, images: Path) -> None:
         self.box, self.state, self._conversation, self._images = box, state, conversation, images
         self._stopped_timers: list[timers.Stopped] = []
-        self._members = [process.host_pid for process in processes.below(box.pid) if process.state != "Z"]
+        tree = list(_find_members(box, state.anchor))
+        self._members = [process.host_pid for process in tree if process.state != "Z"]
+        self._host_pids = {process.pid: process.host_pid for process in tree}
+        _check_sessions(tree, state)
+        sqlite.check_records(self._host_pids, state.file_records)
         self.released = False
 
     @property
     def complete(self) -> bool:
         """Whether all its processes, and CRIU, are still alive. The kernel may have killed one when memory
         ran out; CRIU would wait for it until its time limit."""
-        return not any(processes.is_over(host_pid) for host_pid in self._members)
+        return bool(self._members) and not any(map(processes.is_over, self._members))
 
     def runs(self, pid: int) -> bool:
         """Whether it has a process of that number (in the box) which has not ended."""
@@ -65,14 +80,18 @@ class HeldTree:
     def release(self) -> None:
         """Lets the tree run."""
         with self._conversation:
+            # Not before: memory that is tracked has to notice it.
+            sqlite.renumber(self._host_pids, self.state.file_records)
             while self._stopped_timers:
                 self._stopped_timers.pop().resume()
             try:
+                faults.reach("revive.releasing")
                 for _ in self._conversation.stages():
                     pass
             except criu.CriuFailed as failure:
                 raise diagnosis.cannot_restore(self._images, failure) from failure
             self.released = True
+        faults.reach("revive.released")
         self.box.keeper.adopt(self.state.anchor)
 
     def close(self) -> None:
@@ -86,19 +105,46 @@ def hold(box: Box, images: Path) -> HeldTree:
     """Restores the tree into a fresh box, up to the moment before its first instruction."""
     state = read_state(images)
     terminals = inner_terminals(images)
-    box.keeper.set_last_pid(_FAR_PID)
+    faults.reach("revive.begun")
+    box.keeper.set_last_pid(peers.FIRST_HELPER_PID)
     try:
         with contextlib.ExitStack() as undo:
-            conversation = undo.enter_context(_start_criu(box, images, state, terminals))
-            _follow_to_hold(conversation, box, lock_network=state.network_locked)
+            with peers.made(box, state.peers) as peers_env:
+                env = [*peers_env, *sessions.environment(state.sessions)]
+                conversation = undo.enter_context(_start_criu(box, images, state, terminals, env))
+                faults.reach("revive.started")
+                _follow_to_hold(conversation, box, lock_network=state.network_locked)
+            faults.reach("revive.held")
             _complete(box, state, drop_ptys=bool(terminals))
+            faults.reach("revive.completed")
+            held = HeldTree(box, state, conversation, images)
             undo.pop_all()
     except criu.CriuFailed as failure:
         raise diagnosis.cannot_restore(images, failure) from failure
-    return HeldTree(box, state, conversation, images)
+    return held
 
 
-def _start_criu(box: Box, images: Path, state: TreeState, terminals: dict[int, int]) -> criu.Conversation:
+def _check_sessions(tree: Sequence[processes.Process], state: TreeState) -> None:
+    """Refuses a tree in which a session is not what it was."""
+    by_pid = {process.pid: process for process in tree}
+    for birth in state.sessions.births:
+        if birth.pid not in by_pid or by_pid[birth.pid].session != birth.session:
+            raise CannotRestore(f"process {birth.pid} is not in its session {birth.session}")
+
+
+def _find_members(box: Box, anchor: int) -> Iterator[processes.Process]:
+    """The processes of a held tree, and CRIU, which is the anchor's parent."""
+    everything = processes.below(box.pid)
+    members = {process.parent_host_pid for process in everything if process.pid == anchor}
+    for process in everything:  # parents before children
+        if process.host_pid in members or process.parent_host_pid in members:
+            members.add(process.host_pid)
+            yield process
+
+
+def _start_criu(
+    box: Box, images: Path, state: TreeState, terminals: dict[int, int], env: Sequence[str]
+) -> criu.Conversation:
     with contextlib.ExitStack() as opened:
         status_pipe = box.keeper.status_pipe()
         opened.callback(os.close, status_pipe)
@@ -111,7 +157,13 @@ def _start_criu(box: Box, images: Path, state: TreeState, terminals: dict[int, i
             inherited += [null] * len(state.outside_pipes)  # CRIU wants a descriptor of its own for each
         inodes = [state.status_pipe, *state.outside_pipes]
         names = [(f"pipe:[{inode}]", criu.FIRST_INHERITED_FD + at) for at, inode in enumerate(inodes)]
-        env: list[str] = []
+        env = list(env)
+        if state.exit_codes:
+            codes = ",".join(f"{pid}:{code}" for pid, code in state.exit_codes.items())
+            env.append(f"WAYPOINT_EXITS={codes}")
+        if state.ended_ids:
+            ended = ",".join(":".join(map(str, (pid, *ids))) for pid, ids in state.ended_ids.items())
+            env.append(f"WAYPOINT_ENDED={ended}")
         if terminals:
             leaders = [f"{leader}:{index}" for index, leader in terminals.items() if leader]
             env.append("WAYPOINT_PTYS=" + ",".join(box.keeper.hold_ptys(sorted(terminals))))
@@ -149,10 +201,24 @@ def _complete(box: Box, state: TreeState, *, drop_ptys: bool) -> None:
     if drop_ptys:
         box.keeper.drop_ptys()
     _retake_locks(box, state.locks)
-    traits.apply(processes.below(box.pid) if state.traits else (), state.traits)
+    if state.watches:
+        host_pids = {process.pid: process.host_pid for process in processes.below(box.pid)}
+        watches.add_again(Path(f"/proc/{box.pid}/root"), host_pids, state.watches)
+    faults.reach("revive.relocked")
+    tree = processes.below(box.pid) if state.traits or state.socket_options or state.removed_segments else []
+    traits.apply(tree, state.traits)
+    socket_options.apply(tree, state.socket_options)
+    _remove_segments(tree, state)
     with contextlib.suppress(OSError):  # the foreground group may have no process any more
         box.keeper.set_foreground(state.foreground)
     box.keeper.set_last_pid(state.last_pid)
+
+
+def _remove_segments(tree: Sequence[processes.Process], state: TreeState) -> None:
+    anchors = [process.host_pid for process in tree if process.pid == state.anchor]
+    if state.removed_segments and anchors:
+        with ThreadPoolExecutor(1) as executor:  # the kernel keeps an IPC namespace per thread
+            executor.submit(ipc.remove_segments, anchors[0], state.removed_segments).result()
 
 
 def _retake_locks(box: Box, locks: Sequence[Lock]) -> None:
@@ -167,7 +233,7 @@ def _retake_locks(box: Box, locks: Sequence[Lock]) -> None:
         finally:
             os.close(writer)
         # It writes one line, at its end.
-        ready = select.select([report], [], [], _RELOCK_SECONDS)[0]
+        ready = readiness.readable(reader, faults.limit(_RELOCK_SECONDS))
         result = report.read() if ready else "no answer in time"
     if result != "ok\n":
         raise CannotRestore(f"file locks could not be taken again: {result.strip() or 'no answer'}")

@@ -6,26 +6,39 @@ these things only when it restores. Each is looked for in /proc, beside CRIU's o
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
 import os
+import socket
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from waypoint.kernel import mounts, processes
+from waypoint.engine import sessions
+from waypoint.kernel import processes
 from waypoint.kernel.processes import Process
-from waypoint.kernel.syscalls import open_by_handle
+from waypoint.kernel.syscalls import KCMP_FILE, kcmp
 
 _NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "time", "cgroup")
 NESTED = "it lives in a nested pid namespace, which cannot be saved"
 UNSENT = "it has a UDP datagram that is not sent yet (UDP_CORK, MSG_MORE)"
 """CRIU would drop it. It may be sent a moment later."""
+NOT_ACCEPTED = "a connection to it waits to be accepted"
+UNREAD_CREDENTIALS = "it has not read messages that tell who sent them (SO_PASSCRED)"
 VFORK = "it waits for a child (vfork) that has not started a program yet, and cannot be stopped"
 """Mostly the child does so a moment later."""
 _VFORK_CALLS = (b"56", b"58", b"435")
 """clone, vfork, clone3"""
-_INOTIFY = "anon_inode:inotify"
-_NO_LEADER = "the leader of its session ({session}) is none of its ancestors"
+_MOST_EVENTS = 1 << 31
+_TOO_MANY_EVENTS = "it has an eventfd with a count of 2147483648 or more"
+"""CRIU would restore the lower 32 bits, and the highest of these is the shim's."""
+IN_FLIGHT = "a descriptor that other processes have too is on its way to it (SCM_RIGHTS)"
+IN_FLIGHT_FIFO = "a named pipe (mkfifo) is on its way to it (SCM_RIGHTS)"
+IN_FLIGHT_BEHIND = "a descriptor is on its way to it, and there may be data in front of it (SCM_RIGHTS)"
+"""It may be received a moment later."""
+_MOST_DESCRIPTORS = 253
+_SO_PEEK_OFF = 42
+_LOCKED_OBJECT = "it has locked what is no file (an eventfd, epoll, timerfd or the like)"
 
 
 Obstacle = tuple[Process, str]
@@ -35,7 +48,6 @@ Obstacle = tuple[Process, str]
 def find(
     anchor: Process,
     tree: Sequence[tuple[Process, Mapping[int, str]]],
-    keeper_pid: int,
     unsent: Collection[int],
 ) -> list[Obstacle]:
     """The processes below the anchor that cannot be restored. `tree`: parents before children, each with
@@ -43,9 +55,7 @@ def find(
     members = [process for process, _ in tree]
     if nested := nested_processes(anchor, members):
         return [(process, NESTED) for process in nested]
-    obstacles = [
-        (process, _NO_LEADER.format(session=process.session)) for process in without_leader(anchor, members)
-    ]
+    obstacles = list(without_leader(anchor, members))
     usual = _namespaces(anchor.host_pid)
     for process in members:
         own = [kind for kind, name in _namespaces(process.host_pid).items() if name != usual.get(kind)]
@@ -53,10 +63,89 @@ def find(
             obstacles.append((process, f"it lives in a {own[0]} namespace of its own, which cannot be saved"))
     lost = {f"socket:[{inode}]" for inode in unsent}
     obstacles += [(process, UNSENT) for process, targets in tree if not lost.isdisjoint(targets.values())]
-    watchers = [
-        (process, fd) for process, targets in tree for fd, target in targets.items() if target == _INOTIFY
+    objects = [
+        (process, fd)
+        for process, targets in tree
+        for fd, target in targets.items()
+        if target.startswith("anon_inode:")
     ]
-    return [*obstacles, *_watches(watchers, keeper_pid)]
+    return [*obstacles, *_objects(objects), *_in_flight(tree)]
+
+
+def _objects(descriptors: Sequence[tuple[Process, int]]) -> Iterator[Obstacle]:
+    """Objects of the kernel that CRIU cannot restore as they are, by descriptors that lead to one. All such
+    objects of the machine are one file to the kernel: a lock on one is a lock on all."""
+    for process, fd in descriptors:
+        with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
+            for line in lines:
+                if line.startswith("lock:"):
+                    yield process, _LOCKED_OBJECT
+                key, _, value = line.partition(":")
+                if key == "eventfd-count" and int(value, 16) >= _MOST_EVENTS:
+                    yield process, _TOO_MANY_EVENTS
+
+
+def _in_flight(tree: Sequence[tuple[Process, Mapping[int, str]]]) -> Iterator[Obstacle]:
+    """Sockets with a descriptor in an unread message (SCM_RIGHTS) that several processes have. CRIU drops
+    such a message, and those behind it, without a word."""
+    seen: set[str] = set()
+    for process, targets in tree:
+        for fd, target in targets.items():
+            if not target.startswith("socket:[") or target in seen:
+                continue
+            seen.add(target)
+            with contextlib.suppress(OSError):
+                count = _sent_descriptors(process.host_pid, fd)
+                if count and (reason := _why_not_saved(process.host_pid, fd, count, tree)):
+                    yield process, reason
+
+
+def _sent_descriptors(host_pid: int, fd: int) -> int:
+    """How many descriptors wait in the messages of a socket."""
+    with open(f"/proc/{host_pid}/fdinfo/{fd}") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("scm_fds:")), 0)
+
+
+def _why_not_saved(
+    host_pid: int, fd: int, count: int, tree: Sequence[tuple[Process, Mapping[int, str]]]
+) -> str | None:
+    """CRIU saves descriptors that wait in a socket if all are in its first message, and at most one process
+    has them. A look into a stream goes up to the first message with descriptors, and what lies in front of it
+    (CRIU would send all as one message) is known to be nothing only where that is one byte."""
+    with socket.socket(fileno=processes.duplicate(host_pid, fd)) as end:
+        if end.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:
+            return IN_FLIGHT_BEHIND  # a look would move it
+        # (socket.recv_fds does not pass its flags on, and would take the message.)
+        flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        data, control, _, _ = end.recvmsg(2, socket.CMSG_LEN(_MOST_DESCRIPTORS * 4), flags)
+        may_be_behind = end.type == socket.SOCK_STREAM and len(data) > 1
+    copies = array.array("i")
+    for level, kind, sent in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            copies.frombytes(sent[: len(sent) // copies.itemsize * copies.itemsize])
+    try:
+        if may_be_behind or len(copies) != count:
+            return IN_FLIGHT_BEHIND
+        if any(_is_named_pipe(copy) for copy in copies):
+            return IN_FLIGHT_FIFO  # CRIU would crash when it restores it
+        holders = [
+            sum(any(_is_open_in(process, targets, copy)) for process, targets in tree) for copy in copies
+        ]
+        return IN_FLIGHT if any(number > 1 for number in holders) else None
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
+def _is_named_pipe(fd: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(fd).st_mode) and not os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:")
+
+
+def _is_open_in(process: Process, targets: Mapping[int, str], copy: int) -> Iterator[bool]:
+    name = os.readlink(f"/proc/self/fd/{copy}")
+    for fd, target in targets.items():
+        if target == name or target.startswith("/"):
+            yield kcmp(os.getpid(), process.host_pid, KCMP_FILE, copy, fd)
 
 
 def find_unstoppable(tree: Sequence[Process]) -> list[Obstacle]:
@@ -86,80 +175,15 @@ def _namespaces(host_pid: int) -> dict[str, str]:
     return {kind: name for kind, name in found if name}
 
 
-def without_leader(anchor: Process, tree: Sequence[Process]) -> Iterator[Process]:
-    """The processes whose session CRIU cannot bring back. A session is inherited at fork, so CRIU looks for
-    its leader among the ancestors, and has them fork before they call setsid() where necessary. (The anchor
-    leads its own session: images.correct_sessions.) Only for children of the anchor it makes up for a leader
-    that has ended."""
+def without_leader(anchor: Process, tree: Sequence[Process]) -> Iterator[Obstacle]:
+    """The processes whose session cannot be made again."""
     by_host_pid = {process.host_pid: process for process in (anchor, *tree)}
-    born_in: dict[int, int] = {}
+    members = [sessions.Member(anchor.pid, 0, anchor.group, anchor.pid)]
     for process in tree:
         parent = by_host_pid.get(process.parent_host_pid, anchor)
-        if process.session in (process.pid, parent.session) or parent is anchor:
-            continue
-        while parent is not anchor and parent.pid != process.session:
-            if born_in.setdefault(parent.pid, process.session) != process.session:
-                yield process
-                break
-            above = by_host_pid.get(parent.parent_host_pid, anchor)
-            if above is anchor and parent.session == process.session:
-                break
-            parent = above
-        else:
-            if parent is anchor and process.session != anchor.session:
-                yield process
-
-
-class _FileSystems:
-    """The file systems of a box by device number, each as an open folder of it."""
-
-    def __init__(self, keeper_pid: int) -> None:
-        self._root = f"/proc/{keeper_pid}/root"
-        self._paths: dict[str, list[str]] = {}
-        self._folders: dict[str, int] = {}
-        for mount in mounts.mounts(keeper_pid):
-            self._paths.setdefault(mount.device, []).append(mount.path)
-
-    def folder(self, device: str) -> int:
-        if device not in self._folders:
-            for path in self._paths.get(device, ()):
-                with contextlib.suppress(OSError):  # a file may be mounted too
-                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                    self._folders[device] = os.open(self._root + path, flags)
-                    break
-            else:
-                raise FileNotFoundError(device)
-        return self._folders[device]
-
-    def close(self) -> None:
-        while self._folders:
-            os.close(self._folders.popitem()[1])
-
-
-def _watches(watchers: Sequence[tuple[Process, int]], keeper_pid: int) -> Iterator[Obstacle]:
-    """Watches that CRIU cannot set again: it creates the path of a socket only later. `watchers`: inotify
-    descriptors."""
-    if not watchers:
-        return
-    with contextlib.closing(_FileSystems(keeper_pid)) as file_systems:
-        for process, fd in watchers:
-            with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
-                # inotify wd:1 ino:a3 sdev:2a mask:100 ignored_mask:0 fhandle-type:1 f_handle:a3
-                watches = [line.split()[1:] for line in lines if line.startswith("inotify ")]
-                for words in watches:
-                    kind = _watched_kind(dict(word.split(":", 1) for word in words), file_systems)
-                    if kind == stat.S_IFSOCK:
-                        yield process, "it watches the path of a socket (inotify), which cannot be restored"
-
-
-def _watched_kind(watch: Mapping[str, str], file_systems: _FileSystems) -> int:
-    """The kind of file that a watch is on; 0 when it cannot be found out (CRIU then refuses it itself)."""
-    device = int(watch["sdev"], 16)
-    with contextlib.suppress(OSError):
-        folder = file_systems.folder(f"{device >> 20}:{device & 0xFFFFF}")
-        file = open_by_handle(folder, int(watch["fhandle-type"], 16), bytes.fromhex(watch["f_handle"]))
-        try:
-            return stat.S_IFMT(os.fstat(file).st_mode)
-        finally:
-            os.close(file)
-    return 0
+        # The anchor takes the place of the keeper, who leads its session and is not saved.
+        session = anchor.pid if process.session == anchor.session else process.session
+        is_zombie = process.state == "Z"
+        members.append(sessions.Member(process.pid, parent.pid, process.group, session, is_zombie))
+    refused = sessions.plan(members).refused
+    yield from ((process, refused[process.pid]) for process in tree if process.pid in refused)

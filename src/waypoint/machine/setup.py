@@ -88,6 +88,7 @@ def uninstall(home: Path, progress: Progress) -> None:
     """Removes all of a home: checkpoints, sessions' files, and the engine if it is in there. The daemon and
     its sessions must have ended before."""
     from waypoint.home import Home
+    from waypoint.kernel import homes
     from waypoint.kernel.pool.holders import pool_holders
     from waypoint.kernel.pool.lifecycle import close_pool
 
@@ -103,6 +104,7 @@ def uninstall(home: Path, progress: Progress) -> None:
             # The daemon removes its run folder when it ends: both may do so at the same time.
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(folder)
+    homes.forget(Home(home.absolute()))
 
 
 def ensure_packages(progress: Progress) -> None:

@@ -484,6 +484,36 @@ static int split_words(char *packet, size_t length, char **words)
 	return count;
 }
 
+/* mask PATH KIND HANDLE: covers a folder with an empty one: PATH itself, or the folder with that file handle (in
+   hexadecimal) on the file system that is mounted at PATH. 0, or -1 with errno. */
+static int mask_folder(char **words)
+{
+	union {
+		struct file_handle header;
+		char room[sizeof(struct file_handle) + MAX_HANDLE_SZ];
+	} handle = { .header = { .handle_bytes = strlen(words[3]) / 2, .handle_type = atoi(words[2]) } };
+	int place = open_in_root(words[1], O_RDONLY | O_DIRECTORY), fd = -1, result = -1;
+	unsigned int bytes = handle.header.handle_bytes, read = 0;
+
+	if (place < 0)
+		return -1;
+	while (bytes <= MAX_HANDLE_SZ && read < bytes &&
+	       sscanf(words[3] + 2 * read, "%2hhx", handle.header.f_handle + read) == 1)
+		read++;
+	if (!bytes)
+		fd = dup(place);
+	else if (read == bytes)
+		fd = open_by_handle_at(place, &handle.header, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	else
+		errno = EINVAL;
+	close(place);
+	if (fd < 0)
+		return -1;
+	result = cover_folder(fd);
+	close(fd);
+	return result;
+}
+
 /* run IPC ENVC ENV... ARGV...: copies the variables and a NULL to `env` and returns ARGV; NULL if it is malformed. */
 static char **read_run(char **words, int count, char **env)
 {
@@ -568,6 +598,8 @@ static void act(int client, char *packet, size_t length, int *fds, int fd_count)
 			answer_error(client, errno, "ptys");
 		else
 			answer_ptys(client);
+	} else if (!strcmp(words[0], "mask") && count == 4) {
+		answer_result(client, mask_folder(words), "mask");
 	} else if (!strcmp(words[0], "drop-ptys")) {
 		drop_ptys();
 		answer(client, "ok");

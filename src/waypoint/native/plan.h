@@ -230,6 +230,12 @@ static int op_in_node(char **a)
 	return result;
 }
 
+/* Mounts an empty read-only folder over one that is open. */
+static int cover_folder(int fd)
+{
+	return mount("none", proc_path(fd), "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=0,mode=755");
+}
+
 /* Hides a path behind an empty read-only folder or file. A path that does not exist needs no mask. */
 static int op_in_mask(char **a)
 {
@@ -238,16 +244,25 @@ static int op_in_mask(char **a)
 
 	if (fd < 0)
 		return errno == ENOENT || errno == ENOTDIR ? 0 : -1;
-	if (fstat(fd, &info)) {
-		close(fd);
-		return -1;
-	}
-	if (S_ISDIR(info.st_mode))
-		result = mount("none", proc_path(fd), "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=0,mode=755");
-	else
+	result = fstat(fd, &info);
+	if (!result && S_ISDIR(info.st_mode))
+		result = cover_folder(fd);
+	else if (!result)
 		result = mount("/dev/null", proc_path(fd), NULL, MS_BIND, NULL);
 	close(fd);
 	return result;
+}
+
+/* Takes a mount away, with all that is mounted below it. */
+static int op_in_unmount(char **a)
+{
+	int fd = open_in_root(a[0], O_PATH | O_NOFOLLOW), result;
+
+	if (fd < 0)
+		return errno == ENOENT || errno == ENOTDIR ? 0 : -1;
+	result = umount2(proc_path(fd), MNT_DETACH);
+	close(fd);
+	return result && errno != EINVAL ? -1 : 0; /* EINVAL: it went with its parent */
 }
 
 static int op_in_readonly(char **a)
@@ -396,7 +411,8 @@ static const struct operation {
 	{ "in-folder", 2, 0, op_in_folder },   { "in-file", 1, 0, op_in_file },
 	{ "in-symlink", 2, 1, op_in_symlink },
 	{ "in-node", 4, 0, op_in_node },       { "in-mask", 1, 0, op_in_mask },
-	{ "in-readonly", 1, 0, op_in_readonly }, { "unshare", 1, 0, op_unshare },
+	{ "in-readonly", 1, 0, op_in_readonly }, { "in-unmount", 1, 0, op_in_unmount },
+	{ "unshare", 1, 0, op_unshare },
 	{ "fork", 0, -1, op_fork },
 	{ "root", 1, 0, op_root },             { "pivot", 0, -1, op_pivot },
 	{ "hostname", 1, 0, op_hostname },     { "capabilities", 1, 0, op_capabilities },

@@ -26,6 +26,12 @@
    session (engine/images.py), and CRIU finds it. When CRIU then has the anchor call setsid(), no session is created: the
    anchor is in the keeper's from its birth, and getsid() calls that one the anchor's.
 
+   Leaders that are no ancestors. A process that a subreaper has adopted may be in a session whose leader is beside it, or
+   has ended. CRIU is shown another tree, in which it finds its way (engine/sessions.py). When it forks such a process from
+   the leader (WAYPOINT_BIRTHS), the process gets the leader's parent for its own. A leader that has ended is made once more
+   and forks the first member of its session; as long as they are made, CRIU takes the session and its group for those of
+   the parent (WAYPOINT_DEAD_SESSIONS).
+
    Programs in a memfd. CRIU saves the file of a program as one that has a name, or had one. It is shown a copy of the
    memfd, a file that was created without a name.
 
@@ -40,6 +46,20 @@
    Stopped tasks. CRIU knows tasks that SIGSTOP or SIGTSTP has stopped. A background job that used the terminal was
    stopped by SIGTTIN or SIGTTOU; it continues in the same way.
 
+   Exit codes. CRIU gives a process that has ended, and that its parent has not waited for, an exit code of seven bits; it
+   may have eight (a command that a signal has ended: 128 and more). The codes are in WAYPOINT_EXITS.
+   It belongs to root then, as CRIU does; a parent learns its user from waitid(2). The users and groups are in
+   WAYPOINT_ENDED.
+
+   Removed folders. CRIU makes a folder that was removed, and removes it again at the end, in the order of its images: it
+   may come before the files that were removed from it, and is not empty then. It goes after them.
+
+   Flags of pidfds and inotify. CRIU makes them with all the flags that they have, and the kernel takes only two of them
+   there. The others are set afterwards, as the program did.
+
+   Semaphores. CRIU knows the count of an eventfd, and not whether it is a semaphore (EFD_SEMAPHORE). It is shown a count
+   with the highest of 32 bits set, and creates it with that count.
+
    Locks. CRIU waits for a file lock that it does not get at once. On a file that is shared with the outside (a bind
    mount) the holder may be the very session that is being forked, and CRIU would wait without end.
 
@@ -49,30 +69,43 @@
    CRIU as the other: "written" where it asks for "soft-dirty", and when it clears the bits of a task, all pages that were
    written are protected again. Memory that is not registered counts as written.
 
+   Peers of unix sockets. A process asks with SO_PEERCRED who made the other end of a connection. CRIU does not save that,
+   and makes all connections itself. When a tree is saved the shim writes down what the kernel knows of each unix socket
+   (WAYPOINT_PEERS). Before a tree is restored all connections were made by native/peers.c (WAYPOINT_HOLDER), and the
+   shim returns those where CRIU wants a pair; what listens does so in the name of its user (WAYPOINT_LISTENERS). Which
+   one is meant is in the saved type of the socket, which CRIU passes on.
+
    Everything here is raw system calls and a buffer on the stack. CRIU calls syscall() in places where neither malloc nor
    stdio may be used. And the shim is compiled with the libc of this machine and loaded with another one, so it uses
-   nothing of either but errno and environ. */
+   nothing of either but errno, environ and fflush(). */
 
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* libc's headers would define what is defined here */
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/futex.h>
+#include <linux/sched.h>
+#include <linux/securebits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "waypoint.h"
@@ -241,6 +274,84 @@ static int equals(const char *text, long length, const char *word)
 	return !length && !*word;
 }
 
+/* ---- births ---------------------------------------------------------------------------------- */
+
+#define MAX_BIRTHS 128 /* MAX_BIRTHS in engine/sessions.py */
+
+static struct birth { /* dead: its session's leader has ended */
+	int pid, session, dead;
+} births[MAX_BIRTHS];
+static struct dead_session {
+	int session, shown_session, shown_group;
+} dead_sessions[MAX_BIRTHS];
+static int birth_count, dead_count;
+
+static const struct birth *birth_of(int pid)
+{
+	for (int i = 0; i < birth_count; i++)
+		if (births[i].pid == pid)
+			return &births[i];
+	return NULL;
+}
+
+static const struct dead_session *dead_session_of(int session)
+{
+	for (int i = 0; i < dead_count; i++)
+		if (dead_sessions[i].session == session)
+			return &dead_sessions[i];
+	return NULL;
+}
+
+/* The leader comes to life once more, forks the process for its own parent and ends. As clone3(2): returns twice. */
+static long fork_in_session(pid_t session, const struct clone_args *wanted)
+{
+	struct clone_args leader = { .flags = wanted->flags & (CLONE_FILES | CLONE_FS), .exit_signal = SIGCHLD,
+				     .set_tid = (uintptr_t)&session, .set_tid_size = 1 };
+	struct clone_args child = *wanted;
+	uint64_t blocked = 1ULL << (SIGCHLD - 1), before = 0;
+	int status = 0;
+	long result;
+
+	child.flags |= CLONE_PARENT;
+	child.exit_signal = 0; /* the leader's own */
+	kernel(SYS_rt_sigprocmask, SIG_BLOCK, (long)&blocked, (long)&before, sizeof(before), 0, 0);
+	result = kernel(SYS_clone3, (long)&leader, sizeof(leader), 0, 0, 0, 0);
+	if (!result) {
+		result = kernel(SYS_setsid, 0, 0, 0, 0, 0, 0);
+		if (result > 0)
+			result = kernel(SYS_clone3, (long)&child, sizeof(child), 0, 0, 0, 0);
+		while (result)
+			kernel(SYS_exit_group, result < 0 ? -result : 0, 0, 0, 0, 0, 0);
+	} else if (result > 0) {
+		long pid = result;
+
+		do
+			result = kernel(SYS_wait4, pid, (long)&status, 0, 0, 0, 0);
+		while (result == -EINTR);
+		if (result == pid)
+			result = status ? -(status >> 8 & 0xff ? status >> 8 & 0xff : EINTR) : *(pid_t *)wanted->set_tid;
+	}
+	kernel(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof(before), 0, 0);
+	return result;
+}
+
+static long set_flags(long fd, long flags)
+{
+	if (fd >= 0)
+		kernel(SYS_fcntl, fd, F_SETFL, flags, 0, 0, 0);
+	return fd;
+}
+
+static long open_pidfd(long pid, long flags)
+{
+	return set_flags(kernel(SYS_pidfd_open, pid, flags & (O_NONBLOCK | O_EXCL /* PIDFD_THREAD */), 0, 0, 0, 0), flags);
+}
+
+int inotify_init1(int flags)
+{
+	return (int)libc_result(set_flags(kernel(SYS_inotify_init1, flags & (O_NONBLOCK | O_CLOEXEC), 0, 0, 0, 0, 0), flags));
+}
+
 /* Replaces libc's. Six arguments are read for every call; the kernel ignores those it does not need. */
 long syscall(long number, ...)
 {
@@ -256,6 +367,19 @@ long syscall(long number, ...)
 	f = va_arg(arguments, long);
 	va_end(arguments);
 
+	if (number == SYS_clone3 && birth_count) {
+		struct clone_args *wanted = (struct clone_args *)a;
+		const struct birth *birth = wanted->set_tid_size == 1 ? birth_of(*(pid_t *)wanted->set_tid) : NULL;
+
+		if (birth && birth->dead)
+			return libc_result(fork_in_session(birth->session, wanted));
+		if (birth) {
+			wanted->flags |= CLONE_PARENT;
+			wanted->exit_signal = 0;
+		}
+	}
+	if (number == SYS_pidfd_open)
+		return libc_result(open_pidfd(a, b));
 	result = kernel(number, a, b, c, d, e, f);
 	if (number == SYS_prlimit64 && result == -EPERM && !c && d &&
 	    read_limit((int)a, (int)b, (struct limit *)d))
@@ -274,24 +398,48 @@ static struct leader {
 	int pid, index;
 } leaders[MAX_PTYS];
 static int pty_count, leader_count;
+static int peers_fd = -1, holder; /* see "peers" */
+static char listeners[LISTENERS_BYTES]; /* a copy: CRIU writes the name of its task over the environment */
 static long criu;
 static int tracking; /* see "dirty memory" */
 
-/* Reads "1:2:3,4:5:6" into records of `width` numbers each; returns how many. */
-static int read_records(const char *text, int *numbers, int width)
+/* Reads "1:2:3" up to the end or a comma; returns how many numbers. */
+static int read_numbers(const char **text, int *numbers, int most)
+{
+	const char *at = *text;
+	int count = 0;
+
+	while (count < most && *at >= '0' && *at <= '9') {
+		unsigned int number = 0; /* a user's number needs all bits */
+
+		while (*at >= '0' && *at <= '9')
+			number = number * 10 + (unsigned int)(*at++ - '0');
+		numbers[count++] = (int)number;
+		if (*at == ':')
+			at++;
+	}
+	*text = at;
+	return count;
+}
+
+/* Reads "1:2:3,4:5:6" into at most `room` records of `width` numbers each; returns how many. */
+static int read_records(const char *text, int *numbers, int room, int width)
 {
 	int count = 0;
 
-	while (count < MAX_PTYS * width && *text >= '0' && *text <= '9') {
-		int number = 0;
-
-		while (*text >= '0' && *text <= '9')
-			number = number * 10 + *text++ - '0';
-		numbers[count++] = number;
-		if (*text)
+	while (count < room && read_numbers(&text, numbers + count * width, width) == width) {
+		count++;
+		if (*text == ',')
 			text++;
 	}
-	return count / width;
+	return count;
+}
+
+static int read_number(const char *text, int otherwise)
+{
+	int number;
+
+	return read_numbers(&text, &number, 1) ? number : otherwise;
 }
 
 static const char *value_of(const char *name)
@@ -311,9 +459,18 @@ static const char *value_of(const char *name)
 
 __attribute__((constructor)) static void read_environment(void)
 {
-	pty_count = read_records(value_of("WAYPOINT_PTYS"), &ptys[0].index, 3);
-	leader_count = read_records(value_of("WAYPOINT_LEADERS"), &leaders[0].pid, 2);
+	const char *text;
+
+	pty_count = read_records(value_of("WAYPOINT_PTYS"), &ptys[0].index, MAX_PTYS, 3);
+	leader_count = read_records(value_of("WAYPOINT_LEADERS"), &leaders[0].pid, MAX_PTYS, 2);
 	criu = kernel(SYS_getpid, 0, 0, 0, 0, 0, 0);
+	text = value_of("WAYPOINT_LISTENERS");
+	for (size_t i = 0; text[i] && i < sizeof(listeners) - 1; i++)
+		listeners[i] = text[i];
+	birth_count = read_records(value_of("WAYPOINT_BIRTHS"), &births[0].pid, MAX_BIRTHS, 3);
+	dead_count = read_records(value_of("WAYPOINT_DEAD_SESSIONS"), &dead_sessions[0].session, MAX_BIRTHS, 3);
+	holder = read_number(value_of("WAYPOINT_HOLDER"), 0);
+	peers_fd = read_number(value_of("WAYPOINT_PEERS"), -1);
 	tracking = *value_of("WAYPOINT_TRACK") != 0;
 }
 
@@ -325,15 +482,15 @@ static const struct pty *pty_of(int index)
 	return NULL;
 }
 
-/* A copy of one of the keeper's descriptors, closed on exec; or minus errno. */
-static long copy_from_keeper(int fd)
+/* A copy of a descriptor of another process, closed on exec; or minus errno. */
+static long copy_from(int pid, int fd)
 {
-	long keeper = kernel(SYS_pidfd_open, KEEPER, 0, 0, 0, 0, 0), result;
+	long process = kernel(SYS_pidfd_open, pid, 0, 0, 0, 0, 0), result;
 
-	if (keeper < 0)
-		return keeper;
-	result = kernel(SYS_pidfd_getfd, keeper, fd, 0, 0, 0, 0);
-	kernel(SYS_close, keeper, 0, 0, 0, 0, 0);
+	if (process < 0)
+		return process;
+	result = kernel(SYS_pidfd_getfd, process, fd, 0, 0, 0, 0);
+	kernel(SYS_close, process, 0, 0, 0, 0, 0);
 	return result;
 }
 
@@ -368,7 +525,7 @@ pid_t setsid(void)
 
 		if (!pty)
 			continue;
-		slave = copy_from_keeper(pty->slave);
+		slave = copy_from(KEEPER, pty->slave);
 		if (slave < 0) {
 			result = slave;
 			break;
@@ -467,7 +624,7 @@ static int open_at(int folder, const char *path, int flags, int mode)
 		note_opened(folder, path, fd);
 		return (int)libc_result(fd);
 	}
-	fd = copy_from_keeper(pty->master);
+	fd = copy_from(KEEPER, pty->master);
 	if (fd >= 0) {
 		kernel(SYS_fcntl, fd, F_SETFL, flags & settable, 0, 0, 0);
 		kernel(SYS_fcntl, fd, F_SETFD, flags & O_CLOEXEC ? FD_CLOEXEC : 0, 0, 0, 0);
@@ -628,10 +785,13 @@ ssize_t write(int fd, const void *data, size_t length)
 	return (ssize_t)length;
 }
 
+static void mark_semaphore(char *text, long length);
+
 ssize_t read(int fd, void *data, size_t length)
 {
 	long result = kernel(SYS_read, fd, (long)data, length, 0, 0, 0);
 
+	mark_semaphore(data, result);
 	if (pretending && result == sizeof(uint64_t) && length == sizeof(uint64_t)) {
 		*(uint64_t *)data |= SOFT_DIRTY_BIT;
 		pretending = 0;
@@ -698,7 +858,18 @@ pid_t getsid(pid_t pid)
 	if (is_root())
 		prepare_root();
 	session = kernel(SYS_getsid, pid, 0, 0, 0, 0, 0);
+	if (!pid && dead_count && dead_session_of((int)session))
+		return dead_session_of((int)session)->shown_session;
 	return (pid_t)libc_result(anchor && session == KEEPER ? anchor : session);
+}
+
+/* CRIU asks this to see whether a process has to join a group. */
+pid_t getpgrp(void)
+{
+	long group = kernel(SYS_getpgid, 0, 0, 0, 0, 0, 0);
+	const struct dead_session *dead = dead_count ? dead_session_of((int)group) : NULL;
+
+	return (pid_t)(dead ? dead->shown_group : group);
 }
 
 /* ---- tasks: interrupted calls, stop signals -------------------------------------------------- */
@@ -771,6 +942,143 @@ long ptrace(enum __ptrace_request request, ...)
 	return libc_result(result);
 }
 
+/* ---- removed folders ------------------------------------------------------------------------- */
+
+#define MAX_FOLDERS 64
+
+static char folders[MAX_FOLDERS][PATH_MAX];
+static int folder_count;
+
+int rmdir(const char *path)
+{
+	long result = kernel(SYS_rmdir, (long)path, 0, 0, 0, 0, 0);
+	size_t length = 0;
+
+	while (path[length])
+		length++;
+	if (result == -ENOTEMPTY && folder_count < MAX_FOLDERS && length < PATH_MAX) {
+		for (size_t i = 0; i <= length; i++)
+			folders[folder_count][i] = path[i];
+		folder_count++;
+		result = 0;
+	}
+	return (int)libc_result(result);
+}
+
+int unlink(const char *path)
+{
+	long result = kernel(SYS_unlink, (long)path, 0, 0, 0, 0, 0);
+
+	for (int i = folder_count - 1; !result && i >= 0; i--)
+		if (folders[i][0] && !kernel(SYS_rmdir, (long)folders[i], 0, 0, 0, 0, 0))
+			folders[i][0] = 0;
+	return (int)libc_result(result);
+}
+
+/* ---- processes that have ended --------------------------------------------------------------- */
+
+#define IDS 8
+
+/* Finds what is told of this process in a list of "PID:NUMBER:NUMBER...,". */
+static int find_own(const char *at, long *numbers, int count)
+{
+	long pid = kernel(SYS_getpid, 0, 0, 0, 0, 0, 0);
+
+	while (*at >= '0' && *at <= '9') {
+		long found[1 + IDS] = { 0 };
+
+		for (int i = 0; i <= count; i++) {
+			while (*at >= '0' && *at <= '9')
+				found[i] = found[i] * 10 + *at++ - '0';
+			if (*at)
+				at++;
+		}
+		if (found[0] == pid) {
+			for (int i = 0; i < count; i++)
+				numbers[i] = found[i + 1];
+			return 1;
+		}
+	}
+	return 0;
+}
+
+static void take_ids(void)
+{
+	long ids[IDS]; /* users: real, effective, saved, of file systems; groups */
+
+	if (find_own(value_of("WAYPOINT_ENDED"), ids, IDS)) {
+		/* Without the capabilities the user of file systems could not be set. */
+		kernel(SYS_prctl, PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0, 0);
+		kernel(SYS_setresgid, ids[4], ids[5], ids[6], 0, 0, 0);
+		kernel(SYS_setfsgid, ids[7], 0, 0, 0, 0, 0);
+		kernel(SYS_setresuid, ids[0], ids[1], ids[2], 0, 0, 0);
+		kernel(SYS_setfsuid, ids[3], 0, 0, 0, 0, 0);
+	}
+}
+
+int kill(pid_t pid, int number)
+{
+	if (pid == kernel(SYS_getpid, 0, 0, 0, 0, 0, 0)) /* one that a signal had ended */
+		take_ids();
+	return (int)libc_result(kernel(SYS_kill, pid, number, 0, 0, 0, 0));
+}
+
+void exit(int code)
+{
+	long own;
+
+	if (find_own(value_of("WAYPOINT_EXITS"), &own, 1)) /* "17:130,18:255" */
+		code = (int)own;
+	take_ids();
+	fflush(NULL);
+	for (;;)
+		kernel(SYS_exit_group, code, 0, 0, 0, 0, 0);
+}
+
+/* ---- semaphores ------------------------------------------------------------------------------ */
+
+#define SEMAPHORE_BIT 0x80000000u
+#define COUNT_DIGITS 16
+
+/* The place behind `word` in a text of that length, or NULL. */
+static char *find_behind(char *text, long length, const char *word)
+{
+	for (char *at = text; at < text + length; at++) {
+		char *end = at;
+
+		for (const char *wanted = word; end < text + length && *wanted && *end == *wanted; wanted++)
+			end++;
+		if ((size_t)(end - at) == __builtin_strlen(word))
+			return end;
+	}
+	return NULL;
+}
+
+/* A descriptor's entry in /proc/PID/fdinfo, when CRIU reads one. (engine/unrestorable.py refuses larger counts.) */
+static void mark_semaphore(char *text, long length)
+{
+	char *count;
+
+	if (length < 8 || !equals(text, 5, "pos:\t") || !find_behind(text, length, "eventfd-semaphore: 1"))
+		return;
+	count = find_behind(text, length, "eventfd-count: ");
+	if (!count || text + length - count < COUNT_DIGITS)
+		return;
+	for (int i = COUNT_DIGITS / 2; i < COUNT_DIGITS; i++)
+		if (count[i] == ' ')
+			count[i] = '0';
+	count[COUNT_DIGITS / 2] = "89abcdef"[(count[COUNT_DIGITS / 2] - '0') & 7];
+}
+
+int eventfd(unsigned int count, int flags)
+{
+	if (count & SEMAPHORE_BIT) {
+		count &= ~SEMAPHORE_BIT;
+		flags |= EFD_SEMAPHORE;
+	}
+	return (int)libc_result(kernel(SYS_eventfd2, count, flags, 0, 0, 0, 0));
+}
+
 /* ---- locks ----------------------------------------------------------------------------------- */
 
 /* (CRIU does not use F_GETOWN, whose result may be a negative number.) */
@@ -792,4 +1100,149 @@ int fcntl64(int fd, int command, ...) __attribute__((alias("fcntl")));
 int flock(int fd, int operation)
 {
 	return (int)libc_result(kernel(SYS_flock, fd, operation | LOCK_NB, 0, 0, 0, 0));
+}
+
+/* ---- peers ----------------------------------------------------------------------------------- */
+
+#define NO_USER 65534 /* by convention this user owns no files */
+#define MAX_GROUPS 1024
+
+/* What engine/peers.py reads for each unix socket that has a peer, with `count` groups behind it. */
+static struct peer {
+	uint32_t inode;
+	struct ucred credentials;
+	uint32_t count, groups[MAX_GROUPS];
+} peer;
+
+static void note_peer(int fd)
+{
+	socklen_t length = sizeof(peer.credentials), groups_length = sizeof(peer.groups), domain_length = sizeof(int);
+	struct stat info;
+	int domain = 0;
+
+	if (kernel(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, (long)&domain, (long)&domain_length, 0) ||
+	    domain != AF_UNIX || kernel(SYS_fstat, fd, (long)&info, 0, 0, 0, 0) ||
+	    kernel(SYS_getsockopt, fd, SOL_SOCKET, SO_PEERCRED, (long)&peer.credentials, (long)&length, 0))
+		return;
+	if (kernel(SYS_getsockopt, fd, SOL_SOCKET, SO_PEERGROUPS, (long)peer.groups, (long)&groups_length, 0))
+		groups_length = 0;
+	peer.inode = (uint32_t)info.st_ino;
+	peer.count = groups_length / sizeof(peer.groups[0]);
+	kernel(SYS_write, peers_fd, (long)&peer, (long)(offsetof(struct peer, groups) + groups_length), 0, 0, 0);
+}
+
+/* When CRIU saves a socket it reads this option of unix and netlink sockets only, and once of each. */
+int getsockopt(int fd, int level, int option, void *value, socklen_t *length)
+{
+	if (peers_fd >= 0 && level == SOL_SOCKET && option == SO_PASSCRED)
+		note_peer(fd);
+	return (int)libc_result(kernel(SYS_getsockopt, fd, level, option, (long)value, (long)length, 0));
+}
+
+/* Lets this task act as a user for the kernel, and as root again. (CRIU sets the groups of each task at its end.) */
+static long act_as(int uid, int gid, const int *groups, int count)
+{
+	long result = kernel(SYS_setgroups, count, (long)groups, 0, 0, 0, 0);
+
+	if (!result)
+		result = kernel(SYS_setresgid, -1, gid, -1, 0, 0, 0);
+	return result ? result : kernel(SYS_setresuid, -1, uid, -1, 0, 0, 0);
+}
+
+static long act_as_root(void)
+{
+	long result = kernel(SYS_setresuid, -1, 0, -1, 0, 0, 0);
+
+	return result ? result : kernel(SYS_setresgid, -1, 0, -1, 0, 0, 0);
+}
+
+int socketpair(int domain, int type, int protocol, int fds[2])
+{
+	int number = (type & ~PEER_MARK) >> PEER_SHIFT;
+	long result, second;
+
+	if (domain == AF_UNIX && type & PEER_MARK) {
+		result = copy_from(holder, PEERS_FD + number);
+		second = result < 0 ? result : copy_from(holder, PEERS_FD + (number ^ 1));
+		fds[0] = (int)result;
+		fds[1] = (int)second;
+		return (int)libc_result(second < 0 ? second : 0);
+	}
+	/* Where CRIU needs a pair to restore a socket that had no peer. It must not seem to have root for one. */
+	if (domain == AF_UNIX && type == SOCK_DGRAM && peers_fd < 0) {
+		result = act_as(NO_USER, NO_USER, NULL, 0);
+		second = result ? result : kernel(SYS_socketpair, domain, type, protocol, (long)fds, 0, 0);
+		result = act_as_root();
+		return (int)libc_result(second ? second : result);
+	}
+	return (int)libc_result(kernel(SYS_socketpair, domain, type, protocol, (long)fds, 0, 0));
+}
+
+static int listening_fd = -1; /* CRIU binds it, and calls listen() next */
+static struct listener { /* who had called listen() */
+	int uid, gid, pid, groups[MAX_GROUPS];
+} listening;
+static int group_count;
+
+/* Finds a record by its number: UID:GID:PID:GROUP... */
+static int read_listener(unsigned int number)
+{
+	const char *text = listeners;
+	int count;
+
+	for (; *text && number; text++)
+		number -= *text == ',';
+	count = number ? 0 : read_numbers(&text, &listening.uid, 3 + MAX_GROUPS);
+	group_count = count - 3;
+	return group_count >= 0;
+}
+
+int socket(int domain, int type, int protocol)
+{
+	unsigned int number = (unsigned int)(type & ~(PEER_MARK | PEER_LISTENER)) >> PEER_SHIFT;
+	int is_listener = domain == AF_UNIX && type & PEER_MARK && type & PEER_LISTENER;
+	long fd;
+
+	if (is_listener && !read_listener(number))
+		return (int)libc_result(-EINVAL);
+	fd = kernel(SYS_socket, domain, is_listener ? type & PEER_TYPE : type, protocol, 0, 0, 0);
+	if (is_listener)
+		listening_fd = (int)fd;
+	return (int)libc_result(fd);
+}
+
+static long listen_as_user(int fd, int backlog)
+{
+	long result = act_as(listening.uid, listening.gid, listening.groups, group_count), failed;
+
+	if (!result)
+		result = kernel(SYS_listen, fd, backlog, 0, 0, 0, 0);
+	failed = act_as_root();
+	return result ? result : failed;
+}
+
+/* The process that called listen() may have ended (a daemon calls it, then leaves its parent behind). */
+int listen(int fd, int backlog)
+{
+	pid_t pid = listening.pid;
+	struct clone_args wanted = { .flags = CLONE_FILES, .set_tid = (uintptr_t)&pid, .set_tid_size = 1 };
+	long child = -EEXIST, result;
+	int status = 0;
+
+	if (fd < 0 || fd != listening_fd)
+		return (int)libc_result(kernel(SYS_listen, fd, backlog, 0, 0, 0, 0));
+	listening_fd = -1;
+	if (pid && pid != kernel(SYS_getpid, 0, 0, 0, 0, 0, 0))
+		child = kernel(SYS_clone3, (long)&wanted, sizeof(wanted), 0, 0, 0, 0);
+	if (!child) {
+		result = listen_as_user(fd, backlog);
+		for (;;)
+			kernel(SYS_exit_group, result ? 1 : 0, 0, 0, 0, 0, 0);
+	}
+	if (child < 0) /* its number is in use: engine/peers.py says so in the coverage */
+		return (int)libc_result(listen_as_user(fd, backlog));
+	do
+		result = kernel(SYS_wait4, child, (long)&status, __WALL, 0, 0, 0);
+	while (result == -EINTR);
+	return (int)libc_result(result < 0 ? result : status ? -EACCES : 0);
 }

@@ -16,6 +16,15 @@
 #define MAX_WORDS (PACKET_BYTES / 8)
 #define MAX_PTYS 128 /* _MAX_TERMINALS in engine/dump.py */
 
+/* The type of a saved unix socket that peers.c makes again (engine/peers.py): what it is, its number, and the mark. */
+#define PEER_MARK (1 << 30)     /* one end of a connection, its descriptor in peers.c is PEERS_FD and its number */
+#define PEER_LISTENER (1 << 29) /* besides: it listens, and its number is that of a listener */
+#define PEER_SHIFT 4
+#define PEER_TYPE 0xf
+#define MAX_PEERS ((1 << 24) - 1)
+#define PEERS_FD 64
+#define LISTENERS_BYTES (96 << 10) /* room for _MAX_LISTENER_NUMBERS in engine/peers.py */
+
 #define PAGE 4096ULL
 #define END_OF_MEMORY 0x7ffffffff000ULL
 
