@@ -24,7 +24,7 @@ import msgspec
 from waypoint.api.hints import Do, Hint
 from waypoint.bases.images import Progress, Unpacker, import_error, is_kept, unpack
 from waypoint.errors import AlreadyExists, InvalidName, NotFound, UsageError, translated
-from waypoint.kernel import copytree
+from waypoint.kernel import copytree, faults
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 from waypoint.model import Base
@@ -60,8 +60,8 @@ def list_bases(pool: Pool) -> list[Base]:
     return bases
 
 
-def remove_base(pool: Pool, name: str, *, used_by: Sequence[str] = ()) -> None:
-    """Removes a base, unless sessions (`used_by`) still need it."""
+def remove_base(pool: Pool, name: str, *, used_by: Sequence[str] = ()) -> Path:
+    """Takes the name of a base, unless sessions (`used_by`) still need it. Returns what is to be deleted."""
     path = base_path(pool, name).parent
     if used_by:
         raise UsageError(
@@ -72,7 +72,8 @@ def remove_base(pool: Pool, name: str, *, used_by: Sequence[str] = ()) -> None:
     removed = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
     with translated(f"remove the base {name}"):
         os.rename(path, removed)  # from here on it does not exist, whatever happens to the rest
-    pool.delete(removed)
+    faults.reach("base.unnamed")
+    return removed
 
 
 def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = lambda _: None) -> Base:
@@ -97,15 +98,20 @@ def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = la
         with translated(f"import {source.name} as the base {name}"):
             staged.mkdir(mode=0o700)
             pool.create(staged / "files")
+            faults.reach("base.staged")
             if source.is_dir():
                 base = _import_folder(pool.root.parent, name, source, staged, progress)
             else:
                 base = _import_file(name, source, staged, progress)
+            faults.reach("base.unpacked")
             _write_record(staged / RECORD, base)
             progress("making it durable")
             pool.seal(staged / "files")
+            faults.reach("base.sealed")
             pool.sync()
+            faults.reach("base.synced")
             os.rename(staged, pool.root / "bases" / name)
+            faults.reach("base.named")
             pool.sync()
     except BaseException:
         pool.delete(staged)

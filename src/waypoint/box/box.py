@@ -8,25 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import resource
-import select
 import shutil
 import signal
 import socket
 import subprocess
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from waypoint.api.hints import Do, Hint
 from waypoint.box.keeper import Hello, Keeper
+from waypoint.box.masks import mask_home
 from waypoint.box.plan import BoxSpec, inside_path, write_plan
-from waypoint.errors import MachineError, MissingFeature, NoSpace
+from waypoint.errors import BaseChanged, MachineError, MissingFeature, NoSpace
 from waypoint.home import Home
-from waypoint.kernel import processes
+from waypoint.kernel import atomic, faults, homes, processes, readiness
+from waypoint.kernel.homes import KnownHome
 from waypoint.kernel.mounts import Mount, mounts, parse_mountinfo
 
+log = logging.getLogger("waypoint")
+
 _END_SECONDS = 20.0
+_BUILD_SECONDS = 60.0
+"""How long a keeper may take for a box: a few milliseconds, unless a mount of the host does not answer."""
+_MASK_SECONDS = 2.0
+"""A keeper of another home that does not answer (its box is frozen) must not keep this one from opening."""
 
 
 class Box:
@@ -38,7 +48,7 @@ class Box:
     def __init__(self, home: Home, box_id: str, pid: int, volume: Path) -> None:
         self.id, self.pid, self.volume = box_id, pid, volume
         self.keeper = Keeper(socket_path(home, box_id))
-        self._mounts_file = _mounts_path(home, box_id)
+        self._mounts_file = _mounts_path(home.run, box_id)
         self._pidfd = os.pidfd_open(pid)
 
     @classmethod
@@ -46,7 +56,8 @@ class Box:
         """Starts a keeper and waits until it has built the box. A failure leaves nothing in the run
         folder."""
         try:
-            return cls._build(spec)
+            with homes.reading():
+                return cls._build(spec)
         except BaseException:
             socket_path(spec.home, spec.id).unlink(missing_ok=True)
             drop_inside(spec.home, spec.id)
@@ -66,7 +77,7 @@ class Box:
             undo.callback(os.close, plan_fd)
             os.write(plan_fd, plan.encode())
             reader, writer = os.pipe()
-            report = undo.enter_context(os.fdopen(reader))
+            undo.callback(os.close, reader)
             fds = (plan_fd, listener.fileno(), writer)
             try:
                 starter = subprocess.Popen(
@@ -82,19 +93,40 @@ class Box:
                 )
             finally:
                 os.close(writer)
-            pid, outcome = 0, ""
-            for line in report:  # from two processes, in any order
-                if line.startswith("pid "):
-                    pid = int(line[4:])
-                else:
-                    outcome = line.strip()
+            pid, outcome, ended = _read_report(reader, faults.limit(_BUILD_SECONDS))
+            if not ended:
+                for process in filter(None, (pid, starter.pid)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
             starter.wait()
+            if not ended:
+                raise MachineError(
+                    f"a box was not built within {_BUILD_SECONDS:g} s: its keeper does not answer",
+                    hint=Hint(Do("doctor"), " may find the cause"),
+                )
             if outcome != "ready":
                 raise _build_error(outcome or "failed 0 keeper -")
             if cls.file_limits:
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, cls.file_limits)
-            _mounts_path(home, spec.id).write_bytes(Path(f"/proc/{pid}/mountinfo").read_bytes())
-            return cls(home, spec.id, pid, spec.volume)
+            box = cls(home, spec.id, pid, spec.volume)
+            try:
+                box._mask_other_homes(home)
+                _mounts_path(home.run, spec.id).write_bytes(Path(f"/proc/{pid}/mountinfo").read_bytes())
+            except BaseException:
+                box.kill(home)
+                raise
+            return box
+
+    def _mask_other_homes(self, home: Home) -> None:
+        for other in homes.known_homes():
+            if other.path != home.path:
+                try:
+                    mask_home(self.pid, self.keeper, other)
+                except OSError as error:
+                    raise MachineError(
+                        f"the Waypoint home {other.path} cannot be hidden from the box: {error}",
+                        hint=Hint(Do("doctor"), " may find the cause"),
+                    ) from error
 
     @classmethod
     def find(cls, home: Home, box_id: str, volume: Path) -> Box | None:
@@ -120,9 +152,7 @@ class Box:
         """Whether it has ended, or does so in that time: a box that was killed takes a moment to go."""
         if self._pidfd < 0:
             return True
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return readiness.readable(self._pidfd, seconds)
 
     def hello(self) -> Hello:
         return self.keeper.hello()
@@ -144,6 +174,14 @@ class Box:
     def mounts_made_inside(self) -> list[Mount]:
         """What was mounted after the box was built: by a process in it, or by another one on the host. (A box
         that an earlier version has built is not known to have any.)"""
+        made = self._mounts_not_built()
+        if made:
+            # It may be the mask of a home that is being registered: that is done and noted under this lock.
+            with homes.reading():
+                made = self._mounts_not_built()
+        return made
+
+    def _mounts_not_built(self) -> list[Mount]:
         try:
             text = os.fsdecode(self._mounts_file.read_bytes())
         except FileNotFoundError:
@@ -180,7 +218,7 @@ class Box:
             os.close(pidfd)
 
 
-def _build_error(report: str) -> MachineError:
+def _build_error(report: str) -> MachineError | BaseChanged:
     """What a keeper reported when it could not carry out its plan, as an error with a useful hint."""
     _, number, operation, path = report.split(" ", 3)
     code, path = int(number), path.strip()
@@ -194,6 +232,12 @@ def _build_error(report: str) -> MachineError:
             f"cannot mount {path}: {os.strerror(code)}",
             hint=Hint(Do("doctor"), " lists what this kernel lacks"),
         )
+    if operation in ("mount", "in-mount") and code == errno.ESTALE:
+        return BaseChanged(
+            f"{path if operation == 'in-mount' else 'the base'} is not what the session was made with: it is"
+            " another file system, or another folder",
+            hint="nothing has changed; the point can be restored when it is there again",
+        )
     return MachineError(
         f"cannot build the box: {operation} {path}: {os.strerror(code)}",
         hint=Hint(Do("doctor"), " may find the cause"),
@@ -202,9 +246,7 @@ def _build_error(report: str) -> MachineError:
 
 def _wait_for_end(pidfd: int) -> None:
     """A pidfd is readable when its process has ended; pid 1 ends after all others of its namespace."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    if not poll.poll(_END_SECONDS * 1000):
+    if not readiness.readable(pidfd, _END_SECONDS):
         raise MachineError(
             "a box does not end: one of its processes hangs in the kernel", hint="see `ps` for state D"
         )
@@ -218,20 +260,40 @@ def allow_many_files() -> None:
     Box.file_limits = (soft, hard)
 
 
+def _read_report(reader: int, seconds: float) -> tuple[int, str, bool]:
+    """What a keeper reports: its pid, what became of the box, and whether the report came to its end in time.
+    It comes from two processes, in any order, and ends when both have closed it."""
+    deadline, text = time.monotonic() + seconds, b""
+    while chunk := _read_until(reader, deadline):
+        text += chunk
+    pid, outcome = 0, ""
+    for line in text.decode(errors="replace").splitlines():
+        if line.startswith("pid "):
+            pid = int(line[4:])
+        else:
+            outcome = line.strip()
+    return pid, outcome, chunk is not None
+
+
+def _read_until(reader: int, deadline: float) -> bytes | None:
+    """What can be read; empty at the end, None when nothing came before the deadline."""
+    return os.read(reader, 4096) if readiness.readable(reader, deadline - time.monotonic()) else None
+
+
 def socket_path(home: Home, box_id: str) -> Path:
     """Where a box's keeper listens."""
     return home.run / f"{box_id}.sock"
 
 
-def _mounts_path(home: Home, box_id: str) -> Path:
-    """The mount table of a box when it was built."""
-    return home.run / f"{box_id}.mounts"
+def _mounts_path(run: Path, box_id: str) -> Path:
+    """The mount table of a box when it was built, and what was masked in it since."""
+    return run / f"{box_id}.mounts"
 
 
 def drop_inside(home: Home, box_id: str) -> None:
     """Removes the folder through which a box that has ended reached the daemon, and its mount table."""
     shutil.rmtree(inside_path(home, box_id), ignore_errors=True)
-    _mounts_path(home, box_id).unlink(missing_ok=True)
+    _mounts_path(home.run, box_id).unlink(missing_ok=True)
 
 
 # ---- keepers that run -----------------------------------------------------------------------------
@@ -239,15 +301,49 @@ def drop_inside(home: Home, box_id: str) -> None:
 
 def keepers(home: Home) -> dict[str, int]:
     """The boxes of this home that run now, by the names of their keepers: box id → host pid."""
-    boxes: dict[str, int] = {}
+    return {box_id: pid for tag, box_id, pid in _all_keepers() if tag == home.tag}
+
+
+def _all_keepers() -> Iterator[tuple[str, str, int]]:
+    """The boxes of every home that run now: the tag of the home, the id of the box, the keeper's host pid."""
     for entry in _process_entries():
         with contextlib.suppress(OSError):
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")[0].decode(errors="replace").split(" ")
             # Any process in a box may use the name of a keeper, but only one is pid 1.
-            if len(words) == 3 and words[:2] == ["waypoint-keeper", home.tag] and _innermost_pid(entry) == 1:
-                boxes[words[2]] = int(entry)
-    return boxes
+            if len(words) == 3 and words[0] == "waypoint-keeper" and _innermost_pid(entry) == 1:
+                yield words[1], words[2], int(entry)
+
+
+def hide_home(known: KnownHome) -> None:
+    """Masks a home that is new on this machine in the boxes of all other homes. A box that a version without
+    masks has built cannot do it, and goes on seeing the folder."""
+    own = Home(known.path)
+    for tag, box_id, pid in _all_keepers():
+        if tag == own.tag:
+            continue
+        run = own.run.parent / tag
+        try:
+            keeper = Keeper(run / f"{box_id}.sock", answer_seconds=_MASK_SECONDS)
+            try:
+                before = {mount.mount_id for mount in mounts(pid)}
+                mask_home(pid, keeper, known)
+                _note_masks(_mounts_path(run, box_id), pid, before)
+            finally:
+                keeper.close()
+        except OSError as error:
+            log.warning("box %s of another home sees this one: %s", box_id, error)
+
+
+def _note_masks(file: Path, pid: int, before: Collection[int]) -> None:
+    """Adds the masks to the mount table of a box, or they would count as mounts that its session has made."""
+    with contextlib.suppress(FileNotFoundError):
+        table = file.read_bytes()
+        for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines(keepends=True):
+            (mount,) = parse_mountinfo(os.fsdecode(line))
+            if mount.mount_id not in before and mount.fstype == "tmpfs":
+                table += line
+        atomic.write(file, table)
 
 
 def _process_entries() -> list[str]:

@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from waypoint.kernel import locks
+from waypoint.kernel import faults, locks
 
 PROTOCOL = "1"
 """The version of the requests and answers; The C programs in native/ have the same constant."""
 _PACKET_BYTES = 1 << 18
 _ANSWER_SECONDS = 30.0
+
+
+class OtherProtocol(OSError):
+    """Raised when a keeper speaks another version of the protocol than this daemon."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,10 @@ class Hello:
 class Keeper:
     """A connection to one keeper. Requests may come from several threads."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, answer_seconds: float | None = None) -> None:
+        self._path, self._answer_seconds = path, answer_seconds
         self._lock = locks.lock("keeper")
-        self._socket = _connect(path)
+        self._socket = _connect(path, answer_seconds)
         self._answer_missing = False
         """Whether an answer to an earlier request may still come on this connection."""
 
@@ -58,7 +62,7 @@ class Keeper:
             if self._answer_missing:
                 # It would be taken for the answer to this request.
                 self._socket.close()
-                self._socket = _connect(self._path)
+                self._socket = _connect(self._path, self._answer_seconds)
             self._answer_missing = True
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             self._socket.sendmsg([packet], rights)
@@ -77,12 +81,14 @@ class Keeper:
         return rest, list(received)
 
     def hello(self) -> Hello:
-        """Asks the keeper for its terminal. OSError when it speaks another version of the protocol."""
+        """Asks the keeper for its terminal. OtherProtocol when it speaks another version."""
         words, fds = self.ask("hello")
         if words[0] != PROTOCOL:
             for fd in fds:
                 os.close(fd)
-            raise OSError(errno.EPROTO, f"the keeper speaks protocol {words[0]}, this daemon {PROTOCOL}")
+            raise OtherProtocol(
+                errno.EPROTO, f"its keeper speaks protocol {words[0]}, this daemon {PROTOCOL}"
+            )
         return Hello(anchor=int(words[1]), status_pipe=int(words[2]), master=fds[0], slave=fds[1])
 
     def serve(self) -> bytes:
@@ -145,14 +151,19 @@ class Keeper:
         are the keeper's own descriptors."""
         return self.ask("ptys", *(str(index) for index in indices))[0]
 
+    def mask(self, path: str, kind: int = 0, handle: bytes = b"") -> None:
+        """Covers a folder of the box with an empty one that cannot be written. With a handle: the folder that
+        has this file handle in the file system that is mounted at `path`."""
+        self.ask("mask", path, str(kind), handle.hex())
+
     def drop_ptys(self) -> None:
         self.ask("drop-ptys")
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(path: Path, answer_seconds: float | None) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
-        connection.settimeout(_ANSWER_SECONDS)
+        connection.settimeout(faults.limit(answer_seconds or _ANSWER_SECONDS))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _PACKET_BYTES)
         # A path of any length: AF_UNIX allows 108 bytes, a folder descriptor is always short.
         folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)

@@ -18,10 +18,17 @@ from pathlib import Path
 import msgspec
 
 from waypoint.api.hints import Do, Hint
-from waypoint.box.volume import Layer, examine_base, hidden_paths, prepare_layers
+from waypoint.box.volume import (
+    Layer,
+    examine_base,
+    hidden_for_good,
+    mounts_of_homes_below,
+    own_paths_below,
+    prepare_layers,
+)
 from waypoint.errors import NotFound, UsageError
 from waypoint.home import Home
-from waypoint.kernel import confinement, processes
+from waypoint.kernel import confinement, homes, processes
 from waypoint.kernel.syscalls import (
     CLONE_NEWNET,
     CLONE_NEWNS,
@@ -35,7 +42,7 @@ from waypoint.kernel.syscalls import (
     MS_RDONLY,
     MS_REC,
 )
-from waypoint.model import BoxOptions, Size
+from waypoint.model import Bind, BoxOptions, Size
 
 OVERLAY_OPTIONS = "xino=on,index=on,nfs_export=on,redirect_dir=on,volatile"
 """xino: without it /proc/locks and inotify name other inodes than stat(2), and CRIU loses file locks
@@ -68,6 +75,8 @@ STATE_IN_BOX = Path("/dev/waypoint.state")
 """Part of the snapshot: the shell may be writing there when a checkpoint is taken."""
 INSIDE_IN_BOX = Path("/dev/waypoint.inside")
 """Where the daemon listens to this box alone, and answers: daemon/inside/doors.py."""
+KEPT_IN_BOX = Path("/dev/waypoint.kept")
+"""Files of an earlier base that restored processes have mapped or open: core/kept.py."""
 _SAFE = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 
@@ -146,6 +155,7 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     plan.overlay(first, root=root)
     plan.add("root", root)
     for layer in others:
+        plan.add("in-folder", layer.target, "755")  # the host may have removed it since
         plan.overlay(layer)
     for path in base_mounts.read_only:
         plan.mount(base / path.lstrip("/"), path, flags=MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
@@ -170,21 +180,18 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     plan.mount(spec.engine, ENGINE_IN_BOX, flags=MS_BIND | MS_RDONLY | MS_NOSUID)
     _make_inside(spec.inside)
     plan.mount(spec.inside, INSIDE_IN_BOX, flags=MS_BIND | MS_RDONLY | _SAFE)
+    if (volume / "kept").is_dir():
+        plan.add("in-folder", KEPT_IN_BOX, "755")
+        plan.mount(volume / "kept", KEPT_IN_BOX, flags=MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     if spec.kdat:
         plan.add("in-file", KDAT_IN_BOX)
         plan.mount(spec.kdat, KDAT_IN_BOX, flags=MS_BIND | MS_RDONLY | MS_NOSUID)
 
     # What the options hide and show.
-    for path in hidden_paths(options, base, spec.home, base_mounts):
+    for path in hidden_for_good(options, base, spec.home):
         plan.add("in-mask", path)
     for bind in options.binds:
-        if os.path.isdir(bind.host):
-            plan.add("in-folder", bind.box, "755")
-        else:
-            plan.add("in-folder", os.path.dirname(bind.box), "755")
-            plan.add("in-file", bind.box)
-        flags = MS_BIND | MS_REC | MS_NODEV | (MS_RDONLY if bind.readonly else 0)
-        plan.add("in-bind", bind.host, bind.box, flags)
+        _bind(plan, bind, spec.home)
 
     # From here on the host's files are out of reach.
     plan.add("pivot")
@@ -206,6 +213,21 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     return plan
 
 
+def _bind(plan: BoxPlan, bind: Bind, home: Home) -> None:
+    """A folder or file of the host, without what is mounted there for Waypoint homes."""
+    if os.path.isdir(bind.host):
+        plan.add("in-folder", bind.box, "755")
+    else:
+        plan.add("in-folder", os.path.dirname(bind.box), "755")
+        plan.add("in-file", bind.box)
+    flags = MS_BIND | MS_REC | MS_NODEV | (MS_RDONLY if bind.readonly else 0)
+    plan.add("in-bind", bind.host, bind.box, flags)
+    for below in mounts_of_homes_below(bind.host):
+        plan.add("in-unmount", os.path.normpath(bind.box + "/" + below))
+    for below in own_paths_below(Path(bind.host), home):
+        plan.add("in-mask", os.path.normpath(bind.box + "/" + below))
+
+
 def inside_path(home: Home, box_id: str) -> Path:
     """The folder through which programs in a box reach the daemon."""
     return home.run / f"{box_id}.inside"
@@ -221,7 +243,7 @@ def _make_inside(folder: Path) -> None:
 # ---- options --------------------------------------------------------------------------------------
 
 
-def check_options(options: BoxOptions, base: Path) -> None:
+def check_options(options: BoxOptions, base: Path, home: Home) -> None:
     """Refuses what cannot become a box, before anything is made."""
     if not base.is_dir():
         raise NotFound(
@@ -234,9 +256,16 @@ def check_options(options: BoxOptions, base: Path) -> None:
         raise UsageError(
             f"the base {base} has no /bin/bash", hint="a session's shell is bash: install it in the base"
         )
+    waypoint_folders = [known.path for known in homes.known_homes()]
     for bind in options.binds:
         if not os.path.exists(bind.host):
             raise NotFound(f"cannot bind {bind.host}: it does not exist")
+        host = Path(os.path.realpath(bind.host))
+        if any(host.is_relative_to(path) for path in (*waypoint_folders, home.path, home.run.parent)):
+            raise UsageError(
+                f"cannot bind {bind.host}: it is part of a Waypoint home",
+                hint="a session sees no home: copy what it needs to another folder",
+            )
         if not bind.box.startswith("/") or os.path.normpath(bind.box) in ("/", "/proc", "/dev", "/sys"):
             raise UsageError(
                 f"cannot bind to {bind.box}",
@@ -271,7 +300,7 @@ def lost_from_dev(keeper_pid: int) -> tuple[str, ...]:
     that is in use is restored with the process that uses it.)"""
     own = {*(name for name, *_ in _DEVICES), *(link.removeprefix("/dev/") for _, link in _DEVICE_LINKS)}
     own |= {"pts", "shm", "waypoint.sock"}
-    own |= {path.name for path in (ENGINE_IN_BOX, KDAT_IN_BOX, STATE_IN_BOX, INSIDE_IN_BOX)}
+    own |= {path.name for path in (ENGINE_IN_BOX, KDAT_IN_BOX, STATE_IN_BOX, INSIDE_IN_BOX, KEPT_IN_BOX)}
     names = sorted(set(os.listdir(f"/proc/{keeper_pid}/root/dev")) - own)
     notes = (f"/dev/{name} is not kept: /dev is made anew in every box" for name in names)
     return tuple(map(processes.printable, notes))

@@ -4,7 +4,10 @@
     mounts/NAME/      the writable layer over a file system that is mounted below the base, one each
     shm/              /dev/shm
     state/            what the shell reports about itself, seen in the box at /dev/waypoint.state
+    kept/             files of an earlier base that processes have mapped or open, if any
     moved.json        which of those mounts are at another path by now, if any
+    filesystems.json  what was mounted below the base when the last box was built
+    hidden.json       the paths that were hidden from the session when it began
     work-now/         overlayfs's own folders, one for each layer; fresh for each box, except for the index
     work-old-BOX/     those of the box before: a snapshot contains them, they are removed in the background
 
@@ -24,14 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from waypoint.errors import MachineError
+from waypoint.box.filesystems import changed_file_systems, detach_from_base, note_file_systems
 from waypoint.home import Home
-from waypoint.kernel import mounts, overlay
+from waypoint.kernel import homes, mounts, overlay
 from waypoint.kernel.pool.lifecycle import is_pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 from waypoint.model import BoxOptions
 
 _MOVED = "moved.json"
+_HIDDEN = "hidden.json"
 _WORK = "work-now"
 
 
@@ -45,26 +49,30 @@ class BaseMounts:
     left_out: tuple[tuple[str, str], ...]
     """Path and type of those that no box shows."""
     other_homes: tuple[str, ...]
-    """Folders of other Waypoint homes on this machine: a box must neither see nor hold them."""
+    """Folders of other Waypoint homes on this machine, which no box sees."""
 
 
 def examine_base(base: Path, home: Home) -> BaseMounts:
     """Sorts the mounts below a base by how a box shows them."""
-    layered, read_only, left_out, other_homes = [], [], [], []
-    for mount in mounts.mounts_below(str(base), mounts.mounts()):
-        if mount.path == str(home.path) or mount.path.startswith(f"{home.path}/"):
+    layered, read_only, left_out = [], [], []
+    table = mounts.mounts()
+    known = homes.known_homes(table)
+    pools = homes.devices_of_homes(known, table)
+    folders = {home.path, *(other.path for other in known)}
+    for mount in mounts.mounts_below(str(base), table):
+        if mount.device in pools or any(Path(mount.path).is_relative_to(folder) for folder in folders):
+            continue
+        if is_pool(Path(mount.path), mount.source):  # of a home that no version with a registry has opened
             continue
         inside = "/" + os.path.relpath(mount.path, base)
-        if is_pool(Path(mount.path), mount.source):
-            if os.path.exists(Home(Path(mount.path).parent).database):
-                other_homes.append(os.path.dirname(inside))
-        elif mount.fstype in mounts.LAYERED and os.path.isdir(mount.path):
+        if mount.fstype in mounts.LAYERED and os.path.isdir(mount.path):
             layered.append(inside)
         elif mount.fstype in mounts.READ_ONLY and os.path.isdir(mount.path):
             read_only.append(inside)
         elif not f"{inside}/".startswith(("/proc/", "/sys/", "/dev/", "/run/")):
             left_out.append((inside, mount.fstype))
-    return BaseMounts(tuple(layered), tuple(read_only), tuple(left_out), tuple(other_homes))
+    others = tuple(_inside(folder, base) for folder in folders - {home.path} if folder.is_relative_to(base))
+    return BaseMounts(tuple(layered), tuple(read_only), tuple(left_out), others)
 
 
 def hidden_paths(
@@ -73,8 +81,47 @@ def hidden_paths(
     """What a session must not see of its base: the folders of every Waypoint home, and what its options
     hide."""
     base_mounts = base_mounts or examine_base(base, home)
-    own = [path for path in (home.path, home.run.parent) if path.is_relative_to(base)]
-    return [*("/" + os.path.relpath(path, base) for path in own), *base_mounts.other_homes, *options.hide]
+    return [*hidden_for_good(options, base, home), *base_mounts.other_homes]
+
+
+def hidden_for_good(options: BoxOptions, base: Path, home: Home) -> list[str]:
+    """What a session never sees, for its whole life. (Other homes come and go: masks.py.)"""
+    return [*own_paths_below(base, home), *options.hide]
+
+
+def own_paths_below(folder: Path, home: Home) -> list[str]:
+    """Where Waypoint keeps things, as far as it is below a folder; as paths in that folder."""
+    own = (home.path, home.run.parent, homes.REGISTRY)
+    return [_inside(path, folder) for path in own if path.is_relative_to(folder)]
+
+
+def mounts_of_homes_below(folder: str) -> list[str]:
+    """What is mounted for homes below a folder of the host, relative to it; innermost first. A bind mount of
+    that folder would carry it along, and no home could close its pool."""
+    table = mounts.mounts()
+    known = homes.known_homes(table)
+    pools = homes.devices_of_homes(known, table)
+    prefix = folder.rstrip("/") + "/"
+    below = [mount.path for mount in table if mount.device in pools and mount.path.startswith(prefix)]
+    return [os.path.relpath(path, folder) for path in reversed(below)]
+
+
+def _inside(path: Path, base: Path) -> str:
+    return "/" + os.path.relpath(path, base)
+
+
+def note_hidden(volume: Path, paths: Collection[str]) -> None:
+    """Records what is hidden when a session begins: it stays no part of the session, whatever is mounted
+    later."""
+    (volume / _HIDDEN).write_text(json.dumps(sorted(paths)))
+
+
+def noted_hidden(volume: Path, base: Path) -> list[str]:
+    """What was hidden when the session of a volume began, as far as the base still has it."""
+    noted: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        noted = json.loads((volume / _HIDDEN).read_text())
+    return [path for path in noted if os.path.lexists(base / path.lstrip("/"))]
 
 
 # ---- a new volume ---------------------------------------------------------------------------------
@@ -120,7 +167,7 @@ def _make_parents(upper: Path, lower: Path, inside: Path) -> None:
 
 
 def empty_hidden(volume: Path, base: Path, home: Home, options: BoxOptions) -> None:
-    """Makes every hidden path empty in the session's own layer, before anything runs in it.
+    """Makes every path that is hidden for good empty in the session's own layer, before anything runs in it.
 
     A mask is mounted over it in every box as well, but a mount belongs to a path: after a folder above it was
     renamed, the next box would have the mask at the old path and the hidden files at the new one.
@@ -128,7 +175,7 @@ def empty_hidden(volume: Path, base: Path, home: Home, options: BoxOptions) -> N
     base_mounts = examine_base(base, home)
     root = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for path in hidden_paths(options, base, home, base_mounts):
+        for path in hidden_for_good(options, base, home):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 target = openat2(root, path, os.O_PATH, resolve=RESOLVE_IN_ROOT)
                 try:
@@ -184,6 +231,8 @@ def prepare_layers(
         work.rename(old_work)
     work.mkdir(mode=0o700)
 
+    changed = changed_file_systems(volume, base, base_mounts.layered)
+
     def layer(name: str, lower: Path, upper: Path, target: str) -> Layer:
         (work / name).mkdir(mode=0o700)
         overlay.carry_index(old_work / name / "index", work / name / "index", upper, lower, keep=open_files)
@@ -191,8 +240,15 @@ def prepare_layers(
 
     layers = [layer("base", base, volume / "upper", "/")]
     for path, target in _mount_targets(volume, base_mounts):
-        upper = _mount_layer(volume, path)
-        layers.append(layer(upper.name, base / path.lstrip("/"), upper, target))
+        upper, lower = _mount_layer(volume, path), base / path.lstrip("/")
+        if not lower.is_dir():
+            lower = work / f"{upper.name}.empty"
+            lower.mkdir(mode=0o755)
+        if path in changed:
+            detach_from_base(upper, lower)
+            shutil.rmtree(old_work / upper.name, ignore_errors=True)  # its index belongs to the other one
+        layers.append(layer(upper.name, lower, upper, target))
+    note_file_systems(volume, base, base_mounts.layered)
     return layers
 
 
@@ -208,13 +264,8 @@ def _mount_targets(volume: Path, base_mounts: BaseMounts) -> list[tuple[str, str
     targets = []
     for layer in (volume / "mounts").iterdir():
         path = unquote(layer.name)
-        if path in base_mounts.layered:
+        if path in base_mounts.layered or any(layer.iterdir()):
             targets.append((path, moved.get(path, path)))
-        elif any(layer.iterdir()):
-            raise MachineError(
-                f"{path} is no longer mounted, and the session has changed files in it",
-                hint="mount it again",
-            )
     return sorted(targets, key=lambda target: target[1])
 
 
