@@ -13,8 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from waypoint.errors import DaemonError, MachineError, NoSpace, translated
-from waypoint.kernel import atomic, locks
+import msgspec
+
+from waypoint.api.hints import Do, Hint
+from waypoint.errors import DaemonError, DatabaseDamaged, MachineError, NoSpace, translated
+from waypoint.kernel import atomic, faults, locks
 
 MIGRATIONS = (
     """
@@ -225,15 +228,75 @@ MIGRATIONS = (
     ALTER TABLE checkpoints ADD COLUMN restorable TEXT NOT NULL DEFAULT 'unproven';
     ALTER TABLE checkpoints ADD COLUMN restore_error TEXT;
     """,
+    # A command that took too long, or that ended with 125 (it cannot tell), has not failed.
+    """
+    ALTER TABLE verdicts RENAME TO old_verdicts;
+    CREATE TABLE verdicts (
+        id          INTEGER PRIMARY KEY,
+        checkpoint  TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        command     TEXT NOT NULL,
+        state       TEXT NOT NULL,
+        exit_code   INTEGER,
+        duration_ms REAL,
+        output      TEXT NOT NULL DEFAULT ''
+    );
+    INSERT INTO verdicts (id, checkpoint, at, command, state, exit_code, duration_ms, output)
+        SELECT id, checkpoint, at, command,
+            CASE WHEN state != 'failed' THEN state
+                WHEN output LIKE '%[waypoint: it took longer than % s]' THEN 'timeout'
+                WHEN exit_code = 125 THEN 'unclear' ELSE state END,
+            exit_code, duration_ms, output FROM old_verdicts;
+    DROP TABLE old_verdicts;
+    CREATE INDEX verdicts_by_checkpoint ON verdicts (checkpoint, id);
+    """,
+    """
+    ALTER TABLE checkpoints ADD COLUMN digest TEXT;
+    ALTER TABLE checkpoints ADD COLUMN damage TEXT;
+    ALTER TABLE checkpoints ADD COLUMN platform TEXT;
+    """,
 )
 """One script for each version of the schema. A script is never changed once it was released: homes that were
 made with it exist."""
 SCHEMA_VERSION = len(MIGRATIONS)
+_SUMMARY = """
+    ALTER TABLE checkpoints ADD COLUMN summary TEXT;
+    UPDATE checkpoints SET summary =
+        (SELECT json_extract(card, '$.summary') FROM cards WHERE checkpoint = checkpoints.id);
+    CREATE INDEX IF NOT EXISTS tags_by_checkpoint ON tags (checkpoint);
+    ALTER TABLE cards DROP COLUMN summary;
+"""
+"""The first form of schema 4 had the summaries beside the cards."""
 
 
 def iso(seconds: float) -> str:
     """A time as it is sent: UTC, to the millisecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading raises. SQLite's message may name a table by a damaged name, which is then no text."""
+
+
+def damaged(path: Path, why: object) -> DatabaseDamaged:
+    """The error for a database that cannot be read."""
+    return DatabaseDamaged(
+        f"the database {path} is damaged: {why}",
+        hint=Hint(Do("recover"), " rebuilds it from the points, beside a copy of the damaged one"),
+        path=str(path),
+    )
+
+
+@contextlib.contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Turns what a broken row raises when it is decoded into DatabaseDamaged."""
+    try:
+        yield
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
+        raise DatabaseDamaged(
+            f"the database is damaged: {what} cannot be read: {error}",
+            hint=Hint(Do("check"), " lists what is damaged, ", Do("recover"), " repairs what can be"),
+        ) from error
 
 
 class Database:
@@ -243,11 +306,18 @@ class Database:
         self._lock = locks.rlock("store")
         self._path, self._names_synced = path, False
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        path.chmod(0o600)
-        self._connection.row_factory = sqlite3.Row
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
-            self._connection.execute(f"PRAGMA {pragma}")
-        self._migrate()
+        try:
+            path.chmod(0o600)
+            self._connection.row_factory = sqlite3.Row
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
+                self._connection.execute(f"PRAGMA {pragma}")
+            self._migrate()
+        except _UNREADABLE as error:
+            self._connection.close()
+            raise self._meaning(error) from error
+        except BaseException:
+            self._connection.close()
+            raise
 
     def close(self) -> None:
         with self._lock:
@@ -277,6 +347,10 @@ class Database:
             )
         for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
             self._connection.executescript(f"BEGIN; {script} PRAGMA user_version={number}; COMMIT;")
+        if version and "summary" not in {
+            row["name"] for row in self._connection.execute("PRAGMA table_info(checkpoints)")
+        }:
+            self._connection.executescript(f"BEGIN; {_SUMMARY} COMMIT;")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -287,9 +361,11 @@ class Database:
                 return
             self._connection.execute("BEGIN IMMEDIATE")
             try:
+                faults.reach("store.begun")
                 yield self._connection
+                faults.reach("store.written")
                 self._connection.execute("COMMIT")
-            except sqlite3.OperationalError as error:
+            except _UNREADABLE as error:
                 self._roll_back()
                 raise self._meaning(error) from error
             except BaseException:
@@ -300,15 +376,20 @@ class Database:
         if self._connection.in_transaction:  # SQLite may have ended it by itself
             self._connection.execute("ROLLBACK")
 
-    def _meaning(self, error: sqlite3.OperationalError) -> Exception:
-        """An error of the disk below as an error of Waypoint's."""
-        if error.sqlite_errorname == "SQLITE_FULL":
+    def _meaning(self, error: sqlite3.DatabaseError | UnicodeDecodeError) -> Exception:
+        """An error of the disk below, or of what is on it, as an error of Waypoint's."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return damaged(self._path, error)
+        if isinstance(error, UnicodeDecodeError) or str(error).startswith("Could not decode to UTF-8"):
+            return damaged(self._path, "a text in it is none")
+        name = getattr(error, "sqlite_errorname", "")  # none when it is Python's own error
+        if name == "SQLITE_FULL":
             return NoSpace(
                 f"the host's disk is full: nothing can be stored in {self._path}",
                 hint="make room on that disk",
                 path=str(self._path),
             )
-        if error.sqlite_errorname.startswith("SQLITE_IOERR"):
+        if name.startswith("SQLITE_IOERR"):
             return MachineError(
                 f"the host's disk fails: nothing can be stored in {self._path} ({error})",
                 path=str(self._path),
@@ -317,7 +398,10 @@ class Database:
 
     def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._lock:
-            return self._connection.execute(query, values).fetchall()
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except _UNREADABLE as error:
+                raise self._meaning(error) from error
 
     def row(self, query: str, *values: Any) -> sqlite3.Row | None:
         """The first row of the result."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from waypoint.errors import AlreadyExists
-from waypoint.model import Actor, Checkpoint, IntentFrom, Kind, Note, Record, Verdict
-from waypoint.store.database import Database, iso
+from waypoint.history.verdicts import deciding, standing
+from waypoint.model import Actor, Checkpoint, IntentFrom, Kind, Note, Platform, Record, Verdict, VerdictState
+from waypoint.store.database import Database, iso, readable
 from waypoint.store.events import Blob, EventTable, NewEvent
 
 
@@ -46,17 +47,18 @@ class NewPoint(Record, frozen=True):
     state: AgentState | None = None
     tasks: str = "[]"
     """The session's tasks as JSON."""
+    platform: Platform | None = None
 
 
-# The last verdict and the card's summary are part of it: a log of a thousand points is one query.
+# The verdicts and the card's summary are part of it: a log of a thousand points is one query.
 _POINTS = """
     SELECT c.*, s.name AS session_name,
-           v.id AS v_id, v.command AS v_command, v.state AS v_state, v.at AS v_at,
-           v.exit_code AS v_exit_code, v.duration_ms AS v_duration_ms, v.output AS v_output,
+           (SELECT json_group_array(json_object('id', v.id, 'command', v.command, 'state', v.state,
+                'at', v.at, 'exit_code', v.exit_code, 'duration_ms', v.duration_ms, 'output', v.output))
+            FROM (SELECT * FROM verdicts WHERE checkpoint = c.id ORDER BY id) v) AS verdicts,
            (SELECT group_concat(t.name, ' ') FROM tags t WHERE t.checkpoint = c.id) AS tags
     FROM checkpoints c
     JOIN sessions s ON s.id = c.session
-    LEFT JOIN verdicts v ON v.id = (SELECT max(id) FROM verdicts WHERE checkpoint = c.id)
 """
 
 
@@ -71,11 +73,11 @@ class PointTable:
         """Those of a session, or of all sessions; oldest first."""
         where, values = ("WHERE c.session = ?", [session_id]) if session_id else ("", [])
         rows = self._database.rows(f"{_POINTS} {where} ORDER BY c.created_at, c.number", *values)
-        return [_checkpoint(row) for row in rows]
+        return [read_point(row) for row in rows]
 
     def find(self, checkpoint_id: str) -> Checkpoint | None:
         row = self._database.row(f"{_POINTS} WHERE c.id = ?", checkpoint_id)
-        return _checkpoint(row) if row else None
+        return read_point(row) if row else None
 
     def likely_targets(self, session_id: str, most: int) -> list[tuple[str, int]]:
         """The whole points that the session is most likely restored to next, with their sizes: the one it
@@ -137,6 +139,7 @@ class PointTable:
                     "agent_state_kind": new.state.kind if new.state else None,
                     "agent_version": new.state.version if new.state else None,
                     "tasks": self._session_tasks(new.session),
+                    "platform": msgspec.json.encode(new.platform).decode() if new.platform else None,
                 }
                 columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
                 connection.execute(f"INSERT INTO checkpoints ({columns}) VALUES ({marks})", values)
@@ -202,11 +205,82 @@ class PointTable:
         self._database.execute("UPDATE checkpoints SET pinned = ? WHERE id = ?", int(pinned), checkpoint_id)
 
     def set_restorable(self, checkpoint_id: str, error: str | None) -> None:
-        """What a restore has shown of it: `error` says why it failed, None that it succeeded."""
+        """What a restore has shown of it: `error` says why it failed, None that it succeeded. A point that is
+        damaged stays failed."""
         self._database.execute(
-            "UPDATE checkpoints SET restorable = ?, restore_error = ? WHERE id = ?",
+            "UPDATE checkpoints SET restorable = ?, restore_error = ? WHERE id = ? AND damage IS NULL",
             "proven" if error is None else "failed",
             error,
+            checkpoint_id,
+        )
+
+    # ---- what it held when it was made ---------------------------------------------------------
+
+    def set_digest(self, checkpoint_id: str, digest: str | None) -> None:
+        """The digest of the list of its digests (core/manifest.py); None: they are to be made again."""
+        self._database.execute("UPDATE checkpoints SET digest = ? WHERE id = ?", digest, checkpoint_id)
+
+    def digest(self, checkpoint_id: str) -> str | None:
+        row = self._database.row("SELECT digest FROM checkpoints WHERE id = ?", checkpoint_id)
+        return row["digest"] if row else None
+
+    def as_new(self, checkpoint_id: str) -> NewPoint:
+        """What its row was made from, for its folder (core/pointfile.py)."""
+        point = self.find(checkpoint_id)
+        row = self._database.row(
+            "SELECT c.session, c.number, c.tasks, c.created_at, b.hash, b.size, b.data FROM checkpoints c"
+            " LEFT JOIN blobs b ON b.hash = c.agent_state WHERE c.id = ?",
+            checkpoint_id,
+        )
+        assert point
+        assert row
+        state = None
+        if row["hash"] and point.agent_state_kind:
+            blob = Blob(hash=row["hash"], size=row["size"], data=row["data"])
+            state = AgentState(kind=point.agent_state_kind, blob=blob, version=point.agent_version)
+        return NewPoint(
+            id=point.id,
+            session=row["session"],
+            number=row["number"],
+            name=point.name,
+            intent=point.intent,
+            kind=point.kind,
+            parent=point.parent,
+            created_at=row["created_at"],
+            pause_ms=point.pause_ms,
+            total_ms=point.total_ms,
+            size_bytes=point.size_bytes,
+            processes=point.processes,
+            files_only=point.files_only,
+            coverage=point.coverage,
+            actor=point.actor,
+            intent_from=point.intent_from,
+            state=state,
+            tasks=row["tasks"],
+            platform=point.platform,
+        )
+
+    def without_digest(self) -> list[str]:
+        """Points of which no digests were made yet, the newest first."""
+        rows = self._database.rows(
+            "SELECT id FROM checkpoints WHERE digest IS NULL AND damage IS NULL ORDER BY created_at DESC"
+        )
+        return [row["id"] for row in rows]
+
+    def set_damage(self, checkpoint_id: str, damage: str) -> None:
+        """It is not what was written. Nothing relies on it from now on."""
+        self._database.execute(
+            "UPDATE checkpoints SET damage = ?, restorable = 'failed', restore_error = ? WHERE id = ?",
+            damage,
+            f"it is damaged: {damage}",
+            checkpoint_id,
+        )
+
+    def clear_damage(self, checkpoint_id: str) -> None:
+        """It is what was written again. Whether it can be restored has to be shown anew."""
+        self._database.execute(
+            "UPDATE checkpoints SET damage = NULL, restorable = 'unproven', restore_error = NULL"
+            " WHERE id = ? AND damage IS NOT NULL",
             checkpoint_id,
         )
 
@@ -269,7 +343,13 @@ class PointTable:
             return number
 
     def finish_verdict(
-        self, verdict_id: int, state: str, *, exit_code: int | None, duration_ms: float | None, output: str
+        self,
+        verdict_id: int,
+        state: VerdictState,
+        *,
+        exit_code: int | None,
+        duration_ms: float | None,
+        output: str,
     ) -> None:
         self._database.execute(
             "UPDATE verdicts SET state = ?, exit_code = ?, duration_ms = ?, output = ? WHERE id = ?",
@@ -295,7 +375,7 @@ class PointTable:
     def verdicts(self, checkpoint_id: str) -> list[Verdict]:
         """All of a checkpoint, oldest first."""
         rows = self._database.rows("SELECT * FROM verdicts WHERE checkpoint = ? ORDER BY id", checkpoint_id)
-        return [_verdict(row) for row in rows]
+        return [_verdict(dict(row)) for row in rows]
 
     # ---- tags and notes ----------------------------------------------------------------------
 
@@ -345,7 +425,13 @@ class PointTable:
         self._database.execute("UPDATE checkpoints SET tasks = ? WHERE id = ?", tasks.decode(), checkpoint_id)
 
 
+def read_point(row: sqlite3.Row) -> Checkpoint:
+    with readable(f"checkpoint {row['id']}"):
+        return _checkpoint(row)
+
+
 def _checkpoint(row: sqlite3.Row) -> Checkpoint:
+    verdicts = standing([_verdict(fields) for fields in msgspec.json.decode(row["verdicts"])])
     return Checkpoint(
         id=row["id"],
         name=row["name"],
@@ -365,7 +451,8 @@ def _checkpoint(row: sqlite3.Row) -> Checkpoint:
         intent_from=row["intent_from"],
         pinned=bool(row["pinned"]),
         tags=tuple(row["tags"].split(" ")) if row["tags"] else (),
-        verdict=_verdict(row, "v_") if row["v_id"] is not None else None,
+        verdict=deciding(verdicts),
+        verdicts=verdicts,
         summary=row["summary"],
         position=row["position"],
         agent_state_kind=row["agent_state_kind"],
@@ -373,16 +460,19 @@ def _checkpoint(row: sqlite3.Row) -> Checkpoint:
         durable=bool(row["durable"]),
         restorable=row["restorable"],
         restore_error=row["restore_error"],
+        digested=row["digest"] is not None,
+        damage=row["damage"],
+        platform=msgspec.json.decode(row["platform"], type=Platform) if row["platform"] else None,
     )
 
 
-def _verdict(row: sqlite3.Row, prefix: str = "") -> Verdict:
+def _verdict(fields: Mapping[str, Any]) -> Verdict:
     return Verdict(
-        id=row[f"{prefix}id"],
-        command=row[f"{prefix}command"],
-        state=row[f"{prefix}state"],
-        at=iso(row[f"{prefix}at"]),
-        exit_code=row[f"{prefix}exit_code"],
-        duration_ms=row[f"{prefix}duration_ms"],
-        output=row[f"{prefix}output"],
+        id=fields["id"],
+        command=fields["command"],
+        state=fields["state"],
+        at=iso(fields["at"]),
+        exit_code=fields["exit_code"],
+        duration_ms=fields["duration_ms"],
+        output=fields["output"],
     )

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from waypoint.errors import AlreadyExists
-from waypoint.history.facts import ShellFact
+from waypoint.history.shell import ShellFact
 from waypoint.model import Actor, BoxOptions, Record, State
-from waypoint.store.database import Database
+from waypoint.store.database import Database, readable
 from waypoint.store.events import EventTable, NewEvent
 
 
@@ -49,14 +49,13 @@ class SessionTable:
 
     def all(self) -> list[SessionRow]:
         """Oldest first."""
-        return [
-            _session(row) for row in self._database.rows("SELECT * FROM sessions ORDER BY created_at, name")
-        ]
+        rows = self._database.rows("SELECT * FROM sessions ORDER BY created_at, name")
+        return [read_session(row) for row in rows]
 
     def find(self, name: str) -> SessionRow | None:
         """By name or by id."""
         row = self._database.row("SELECT * FROM sessions WHERE name = ? OR id = ?", name, name)
-        return _session(row) if row else None
+        return read_session(row) if row else None
 
     def add(
         self,
@@ -121,6 +120,10 @@ class SessionTable:
     def set_state(self, session_id: str, state: State, *, box: str | None) -> None:
         self._database.execute("UPDATE sessions SET state = ?, box = ? WHERE id = ?", state, box, session_id)
 
+    def set_head(self, session_id: str, checkpoint_id: str) -> None:
+        """For a session that was brought back from its points: where it stands."""
+        self._database.execute("UPDATE sessions SET head = ? WHERE id = ?", checkpoint_id, session_id)
+
     def set_auto(self, session_id: str, *, auto: bool) -> None:
         self._database.execute("UPDATE sessions SET auto = ? WHERE id = ?", int(auto), session_id)
 
@@ -150,6 +153,11 @@ class SessionTable:
             # Effects that are known to have acted outside stay on record. Those that only may have do not.
             connection.execute("DELETE FROM effects WHERE session = ? AND class = 'unknown'", (session_id,))
             self._events.sweep()
+
+
+def read_session(row: sqlite3.Row) -> SessionRow:
+    with readable(f"session {row['id']}"):
+        return _session(row)
 
 
 def _session(row: sqlite3.Row) -> SessionRow:

@@ -1,0 +1,92 @@
+BEGIN TRANSACTION;
+CREATE TABLE cards (
+        checkpoint  TEXT PRIMARY KEY REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        card        TEXT NOT NULL
+    , summary TEXT);
+INSERT INTO "cards" VALUES('c00000000001',1763283606.0,'{"summary": "+1 file"}','+1 file');
+CREATE TABLE checkpoints (
+        id          TEXT PRIMARY KEY,
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        number      INTEGER NOT NULL,
+        name        TEXT,
+        intent      TEXT NOT NULL,
+        kind        TEXT NOT NULL CHECK (kind IN ('manual', 'safety', 'park', 'auto')),
+        parent      TEXT,
+        created_at  REAL NOT NULL,
+        pause_ms    REAL NOT NULL,
+        total_ms    REAL NOT NULL,
+        size_bytes  INTEGER NOT NULL,
+        processes   INTEGER NOT NULL,
+        files_only  INTEGER NOT NULL,
+        coverage    TEXT NOT NULL, actor TEXT NOT NULL DEFAULT 'person', intent_from TEXT NOT NULL DEFAULT 'given', pinned INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (session, number),
+        UNIQUE (session, name)
+    );
+INSERT INTO "checkpoints" VALUES('c00000000001','aaaaaaaaaaaa',1,'start','because','manual',NULL,1763283602.0,4.2,31.0,866304,2,0,'[]','person','given',0);
+INSERT INTO "checkpoints" VALUES('c00000000002','aaaaaaaaaaaa',2,NULL,'and on','manual','c00000000001',1763283603.0,4.2,31.0,866304,2,0,'[]','person','given',0);
+CREATE TABLE landed (
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        path        BLOB NOT NULL,
+        stamp       TEXT NOT NULL,
+        PRIMARY KEY (session, path)
+    );
+CREATE TABLE notes (
+        id          INTEGER PRIMARY KEY,
+        checkpoint  TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        text        TEXT NOT NULL
+    );
+INSERT INTO "notes" VALUES(1,'c00000000001',1763283605.0,'a note');
+CREATE TABLE operations (
+        id          INTEGER PRIMARY KEY,
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        verb        TEXT NOT NULL,
+        target      TEXT,
+        before      TEXT,
+        undone      INTEGER NOT NULL DEFAULT 0
+    , head TEXT);
+INSERT INTO "operations" VALUES(1,'aaaaaaaaaaaa',1763283608.0,'restore','c00000000001','c00000000002',0,NULL);
+CREATE TABLE plans (
+        id          TEXT PRIMARY KEY,
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        target      TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        ground      TEXT NOT NULL
+    );
+CREATE TABLE sessions (
+        id          TEXT PRIMARY KEY,
+        name        TEXT NOT NULL UNIQUE,
+        state       TEXT NOT NULL CHECK (state IN ('live', 'parked', 'dead')),
+        created_at  REAL NOT NULL,
+        options     TEXT NOT NULL,
+        head        TEXT,
+        forked_from TEXT,
+        box         TEXT,
+        points      INTEGER NOT NULL DEFAULT 0
+    , auto INTEGER NOT NULL DEFAULT 0, began TEXT);
+INSERT INTO "sessions" VALUES('aaaaaaaaaaaa','work','live',1763283601.0,'{"base":"/","net":"none","hide":[],"binds":[],"memory_bytes":null,"cpus":null,"pids":null,"confined":true}','c00000000001',NULL,'b00000000003',2,0,NULL);
+INSERT INTO "sessions" VALUES('bbbbbbbbbbbb','other','live',1763283607.0,'{"base":"/","net":"none","hide":[],"binds":[],"memory_bytes":null,"cpus":null,"pids":null,"confined":true}','c00000000001','c00000000001','b00000000002',0,0,NULL);
+CREATE TABLE tags (
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        name        TEXT NOT NULL,
+        checkpoint  TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        PRIMARY KEY (session, name)
+    );
+INSERT INTO "tags" VALUES('aaaaaaaaaaaa','best','c00000000001');
+CREATE TABLE verdicts (
+        id          INTEGER PRIMARY KEY,
+        checkpoint  TEXT NOT NULL REFERENCES checkpoints(id) ON DELETE CASCADE,
+        at          REAL NOT NULL,
+        command     TEXT NOT NULL,
+        state       TEXT NOT NULL CHECK (state IN ('running', 'passed', 'failed', 'error')),
+        exit_code   INTEGER,
+        duration_ms REAL,
+        output      TEXT NOT NULL DEFAULT ''
+    );
+INSERT INTO "verdicts" VALUES(1,'c00000000001',1763283604.0,'true','passed',0,1.0,'');
+CREATE INDEX operations_by_session ON operations (session, id);
+CREATE INDEX verdicts_by_checkpoint ON verdicts (checkpoint, id);
+COMMIT;
+PRAGMA user_version=4;
