@@ -12,14 +12,19 @@ Folders keep their identity: a folder that was moved is one rename, whatever is 
 a file that was replaced under its name is modified, by writing or by renaming another file over it. Times
 alone are no change. A folder of the base that was deleted (or came back) is one change with the number of its
 files; what the session itself wrote is listed file by file.
+
+A name that came or went while the file has another one in the new tree (a hard link) says so, where both
+names are in the session's layer of a btrfs pool, or it was a copy of the base's file that the new tree shows.
+Names that came together with their file link to the first of them.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -27,6 +32,7 @@ from waypoint.api.difference import Change, ChangeKind, Changes, Facet
 from waypoint.errors import UsageError
 from waypoint.history.view import ORIGIN, Place, PointView, below, joined
 from waypoint.kernel import files
+from waypoint.kernel.pool import subvolume
 from waypoint.kernel.pool.deltas import Delta
 from waypoint.kernel.pool.subvolume import BTRFS_FIRST_FREE_OBJECTID
 from waypoint.model import Record
@@ -65,6 +71,10 @@ NOISY_PAIRS = frozenset(
         (".git", "lfs"),
         (".git", "objects"),
         (".m2", "repository"),
+        (".asdf", "shims"),
+        (".nodenv", "shims"),
+        (".pyenv", "shims"),
+        (".rbenv", "shims"),
         (".venv", "bin"),
         (".venv", "include"),
         (".venv", "lib"),
@@ -89,6 +99,40 @@ NOISY_PATHS = frozenset(
 )
 """Folders that programs fill: changes in them are counted, not listed."""
 
+_CACHES = frozenset(
+    {
+        ".cache",
+        ".eggs",
+        ".gradle",
+        ".mypy_cache",
+        ".nox",
+        ".npm",
+        ".parcel-cache",
+        ".pnpm-store",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".tox",
+        ".turbo",
+        "__pycache__",
+    }
+)
+_CACHE_PARENTS = frozenset({".asdf", ".bundle", ".cargo", ".m2", ".nodenv", ".pyenv", ".rbenv", "pkg"})
+_CACHE_PATHS = frozenset({"/var/cache", "/var/lib/apt/lists"})
+_HABITS = frozenset(
+    {
+        ".bash_history",
+        ".lesshst",
+        ".mysql_history",
+        ".node_repl_history",
+        ".psql_history",
+        ".python_history",
+        ".rediscli_history",
+        ".sqlite_history",
+        ".viminfo",
+        ".wget-hsts",
+    }
+)
+
 
 class Summary(Record, frozen=True):
     """How many files a list of changes concerns."""
@@ -97,6 +141,8 @@ class Summary(Record, frozen=True):
     modified: int = 0
     deleted: int = 0
     renamed: int = 0
+    hard_links: int = 0
+    """Of the created and deleted ones: names of files that have another name."""
     folders: int = 0
     """Folders among the changes; a renamed one is also counted in `renamed`."""
     bytes_written: int = 0
@@ -112,6 +158,8 @@ class Fold(Record, frozen=True):
     modified: int = 0
     deleted: int = 0
     renamed: int = 0
+    hard_links: int = 0
+    """As in `Summary`."""
     bytes: int = 0
     """The size of what was created or modified in it."""
 
@@ -123,12 +171,15 @@ class Folded(Record, frozen=True):
     folds: tuple[Fold, ...]
 
 
-def fold_noisy(changes: Changes) -> Folded:
-    """The same for people: a noisy folder becomes one line."""
+def fold_noisy(changes: Changes, folders: Collection[str] = ()) -> Folded:
+    """The same for people: a noisy folder becomes one line, and so does each of `folders`."""
     kept: list[Change] = []
     noisy: dict[str, list[Change]] = {}
     for change in changes:
-        folder = _folded_into(change.path, is_folder=change.entry == "folder")
+        is_folder = change.entry == "folder"
+        path = f"{change.path}/" if is_folder else change.path
+        folder = next((one for one in folders if path.startswith(f"{one}/")), None)
+        folder = folder or _folded_into(change.path, is_folder=is_folder)
         if folder is None:
             kept.append(change)
         else:
@@ -143,6 +194,7 @@ def fold_noisy(changes: Changes) -> Folded:
                 modified=count.modified,
                 deleted=count.deleted,
                 renamed=count.renamed,
+                hard_links=count.hard_links,
                 bytes=count.bytes_written,
             )
         )
@@ -152,7 +204,7 @@ def fold_noisy(changes: Changes) -> Folded:
 def total(changes: Iterable[Change]) -> Summary:
     """How many files the changes concern."""
     count = dict.fromkeys(("created", "modified", "deleted", "renamed"), 0)
-    folders = written = 0
+    folders = written = hard_links = 0
     at_least = False
     for change in changes:
         at_least |= change.at_least
@@ -162,9 +214,10 @@ def total(changes: Iterable[Change]) -> Summary:
             written += change.files_bytes if change.kind == "created" else 0
         else:
             count[change.kind] += 1
-            if change.kind == "created" or "content" in change.what:
+            hard_links += change.links_to is not None
+            if (change.kind == "created" and change.links_to is None) or "content" in change.what:
                 written += change.size_after or 0
-    return Summary(**count, folders=folders, bytes_written=written, at_least=at_least)
+    return Summary(**count, hard_links=hard_links, folders=folders, bytes_written=written, at_least=at_least)
 
 
 def noisy_folder(path: str, *, is_folder: bool = False) -> str | None:
@@ -180,6 +233,18 @@ def noisy_folder(path: str, *, is_folder: bool = False) -> str | None:
         ):
             return "/".join(names[: end + 1])
     return None
+
+
+def is_cache(path: str) -> bool:
+    """Whether a noisy folder only saves a program some work, or a file is what an interactive program notes
+    for itself: a reader of a log loses nothing when either is left out."""
+    folder, name = path.rpartition("/")[::2]
+    return (
+        name in _CACHES
+        or name in _HABITS
+        or path in _CACHE_PATHS
+        or ((folder.rpartition("/")[2], name) in NOISY_PAIRS and folder.rpartition("/")[2] in _CACHE_PARENTS)
+    )
 
 
 def _folded_into(path: str, *, is_folder: bool) -> str | None:
@@ -238,6 +303,8 @@ class _Event(NamedTuple):
     files: int = 0
     files_bytes: int = 0
     at_least: bool = False
+    links_to: str | None = None
+    """Another name of the same file in the new tree."""
 
 
 class _Comparison:
@@ -269,6 +336,7 @@ class _Comparison:
                 old, new, moved = self.waiting.pop()
                 self._visit(old, new, moved=moved)
         self._find_moved_files()
+        self._find_hard_links()
         changes = [_change(event) for event in self.events]
         return Changes(changes=tuple(sorted(changes, key=_order)))
 
@@ -575,6 +643,79 @@ class _Comparison:
             return False
         return new.entry.size > 0 and not self._content_differs(old, new)
 
+    # ---- files with several names ------------------------------------------------------------
+
+    def _find_hard_links(self) -> None:
+        """Notes with each name that came or went which other name its file has. A volume is asked only about
+        files with several names, and only until one is found."""
+        came: dict[int, list[int]] = {}
+        went: dict[int, list[int]] = {}
+        for index, event in enumerate(self.events):
+            groups, place = (came, event.new) if event.kind == "created" else (went, event.old)
+            if event.kind not in ("created", "deleted") or place is None or place.upper is None:
+                continue
+            if place.entry.links > 1 and not place.entry.is_folder:
+                groups.setdefault(place.entry.inode, []).append(index)
+        for inode, indexes in came.items():
+            self._note_links_of_new(inode, indexes)
+        for inode, indexes in went.items():
+            self._note_links_of_gone(inode, indexes)
+
+    def _note_links_of_new(self, inode: int, indexes: list[int]) -> None:
+        places = {index: place for index in indexes if (place := self.events[index].new)}
+        paths = {index: place.path for index, place in places.items()}
+        own = set(paths.values())
+        first = min(own, key=lambda path: path.split("/"))
+        if any(place.entry.links > len(own) for place in places.values()):
+            others = (place.path for place in _names(self.new, inode))
+            first = next((path for path in others if path not in own), first)
+        for index, path in paths.items():
+            if path != first:
+                self.events[index] = self.events[index]._replace(links_to=first)
+
+    def _note_links_of_gone(self, inode: int, indexes: list[int]) -> None:
+        was = self.events[indexes[0]].old
+        assert was is not None
+        kept = (now.path for now in _names(self.new, inode) if self._same_inode(was, now))
+        of_base = (place.path for place in _names(self.old, inode) if self._is_of_base(place))
+        if other := next(itertools.chain(kept, of_base), None):
+            for index in indexes:
+                self.events[index] = self.events[index]._replace(links_to=other)
+
+    def _same_inode(self, old: Place, new: Place) -> bool:
+        """Two branches may use one inode number for different files, whose birth times differ then."""
+        born = files.birth_time(self.old.upper_path(old.upper or ""))
+        return born is not None and born == files.birth_time(self.new.upper_path(new.upper or ""))
+
+    def _is_of_base(self, old: Place) -> bool:
+        """Whether the new tree shows at this path the file of the base that the old one has a copy of."""
+        new = self.new.place(old.path)
+        if new is None or new.upper is not None or new.lower is None:
+            return False
+        return _origin_of(self.old, old) == (files.handle(self.new.lower_path(new.lower)) or ())
+
+
+def _names(view: PointView, inode: int) -> Iterator[Place]:
+    """The places at which a view shows a file of its layer. None where they cannot be had: the volume is no
+    subvolume of btrfs, a path is too long for one call."""
+    if view.volume is None:
+        return
+    try:
+        fd = os.open(str(view.volume), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        for upper in subvolume.names_of(fd, inode) if subvolume.is_root(os.fstat(fd)) else ():
+            # The overlay keeps names of its own in its work folder, which the box does not see.
+            path = box_path(upper)
+            place = view.place(path) if path else None
+            if place and place.upper == upper:
+                yield place
+    except OSError:
+        return
+    finally:
+        os.close(fd)
+
 
 def _unrenamed_path(place: Place) -> str:
     """Where the box would see the base's part of a folder if nothing had been renamed."""
@@ -639,6 +780,7 @@ def _change(event: _Event) -> Change:
         files=event.files,
         files_bytes=event.files_bytes,
         at_least=event.at_least,
+        links_to=None if event.links_to is None else _shown(event.links_to)[0],
         path_base64=path_base64,
         old_path_base64=old_path_base64,
     )

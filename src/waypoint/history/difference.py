@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from waypoint.api.difference import Changes, Difference, LiveDifference
-from waypoint.api.findings import AccountChange, Finding, PackageChange
+from waypoint.api.findings import AccountChange, Finding, PackageChange, SystemChange
 from waypoint.history.redaction import MASK
 
 
@@ -31,13 +31,20 @@ def select_paths(difference: Difference, paths: Sequence[str], cwd: str) -> Diff
         analysis=msgspec.structs.replace(difference.analysis, findings=findings),
         live=LiveDifference(),
         contacts=(),
+        gaps=tuple(gap for gap in difference.gaps if not gap.startswith(_GAPS_WITHOUT_PATH)),
+        not_compared=(),
         redacted=msgspec.json.encode(findings).decode().count(MASK),
     )
+
+
+_GAPS_WITHOUT_PATH = ("shell: ", "processes, ports and shell: ")
 
 
 def _path_of(finding: Finding) -> str | None:
     if isinstance(finding, AccountChange):
         return None
+    if isinstance(finding, SystemChange):
+        return finding.name if finding.subject == "keys" else None
     return finding.environment if isinstance(finding, PackageChange) else finding.path
 
 

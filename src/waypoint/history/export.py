@@ -28,7 +28,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from waypoint.history.diff import end_name, is_binary, quote_name, split_lines, unified
-from waypoint.history.landing import Selection, portable_attributes, reason_not_portable, reason_to_skip
+from waypoint.history.landing import (
+    Selection,
+    portable_attributes,
+    reason_not_portable,
+    reason_to_keep,
+    reason_to_skip,
+)
 from waypoint.history.view import Place, PointView, printable
 from waypoint.kernel import files
 from waypoint.model import Exported, LeftOut
@@ -81,8 +87,16 @@ def _members(
             yield place
 
 
-def _deletions(selection: Selection, named: Sequence[str]) -> list[str]:
-    return [path for path in selection.gone if not reason_to_skip(path, named) and _relative(selection, path)]
+def _deletions(
+    selection: Selection, new: PointView, named: Sequence[str], left_out: list[LeftOut]
+) -> Iterator[str]:
+    for path in selection.gone:
+        if reason_to_skip(path, named) or not _relative(selection, path):
+            continue
+        if why := reason_to_keep(path, (new,)):
+            left_out.append(LeftOut(path=printable(path), why=why))
+        else:
+            yield path
 
 
 # ---- tar ----------------------------------------------------------------------------------------
@@ -94,7 +108,7 @@ def write_tar(
     """The selection as a tar."""
     writer, left_out = _CountingWriter(out), list[LeftOut]()
     count = 0
-    gone = _deletions(selection, named)
+    gone = list(_deletions(selection, new, named, left_out))
     with tarfile.open(fileobj=writer, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
         first_names: dict[int, str] = {}
         for place in _members(selection, new, named, left_out):
@@ -181,7 +195,7 @@ def write_patch(
         elif not place.entry.is_folder or not new.children(place):
             what = "an empty folder" if place.entry.is_folder else "owner, attributes or other modes"
             left_out.append(LeftOut(path=printable(place.path), why=f"a patch cannot say {what}"))
-    for path in _deletions(selection, named):
+    for path in _deletions(selection, new, named, left_out):
         for place in _files_below(old, path):
             try:
                 before = _version(old, place)

@@ -7,23 +7,16 @@ redaction (memory images hold the same and more); everything that is shown of th
 
 from __future__ import annotations
 
+import posixpath
 import re
-import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from waypoint.api.difference import LiveDifference, PortFact, ProcessFact, VariableChange
+from waypoint.api.difference import LiveDifference, PortFact, PortMove, ProcessFact, Restart
+from waypoint.history.shell import ShellFact, compare_settings, compare_variables
 from waypoint.model import Record
-
-
-class ShellFact(Record, frozen=True):
-    """The shell as it was at its last prompt."""
-
-    cwd: str = "/"
-    exported: dict[str, str] = msgspec.field(default_factory=dict)
-    functions: tuple[str, ...] = ()
-    aliases: dict[str, str] = msgspec.field(default_factory=dict)
-    foreground: str | None = None
 
 
 class Facts(Record, frozen=True):
@@ -38,69 +31,126 @@ class Facts(Record, frozen=True):
         return sum(process.rss_bytes for process in self.processes)
 
 
-_EXPORT = re.compile(r"^declare -[a-z]*x[a-z]* ([A-Za-z_][A-Za-z0-9_]*)(?:=(.*))?$", re.DOTALL)
-_FUNCTION = re.compile(r"^declare -f[a-z]* (\S+)$")
-_ALIAS = re.compile(r"^alias (?:-- )?([^=]+)=(.*)$", re.DOTALL)
-_START = re.compile(r"^(?=declare -[a-zA-Z-]+ |alias )", re.MULTILINE)
-
-
-def _value(quoted: str) -> str:
-    """A word as bash quotes it in its own listings."""
-    if quoted.startswith("$'") and quoted.endswith("'"):
-        return quoted[2:-1].encode().decode("unicode_escape", errors="replace")
-    if len(quoted) >= 2 and quoted[0] == quoted[-1] == '"':
-        return re.sub(r'\\([$`"\\])', r"\1", quoted[1:-1])
-    try:
-        return " ".join(shlex.split(quoted))
-    except ValueError:
-        return quoted
-
-
-def parse_shell(text: str, cwd: str, foreground: str | None) -> ShellFact:
-    """Reads what shell/integration.bash writes at each prompt. Best effort: a value that contains a line
-    which looks like a declaration is cut there."""
-    exported: dict[str, str] = {}
-    functions: list[str] = []
-    aliases: dict[str, str] = {}
-    for part in _START.split(text):
-        entry = part.rstrip("\n")
-        if match := _FUNCTION.match(entry):
-            functions.append(match[1])
-        elif match := _EXPORT.match(entry):
-            exported[match[1]] = _value(match[2] or '""')
-        elif match := _ALIAS.match(entry):
-            aliases[match[1]] = _value(match[2])
-    own = tuple(sorted(name for name in functions if not name.startswith("__waypoint_")))
-    return ShellFact(cwd=cwd, exported=exported, functions=own, aliases=aliases, foreground=foreground)
-
-
 OWN_SHELL = "/dev/waypoint/bin/integration.bash"
-_IGNORED_VARIABLES = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
-"""Variables that the shell changes by itself."""
+_TITLE = re.compile(r"([\w.-]+): ")
+"""The beginning of a command line that a program writes anew while it runs: `nginx: worker process`."""
+_SHELLS = frozenset({"bash", "sh", "dash", "zsh", "fish", "ksh", "mksh", "busybox"})
 
 
 def compare_facts(old: Facts, new: Facts) -> LiveDifference:
-    """From `old` to `new`. A process is the same if its pid and its command are: both survive every restore.
-    The session's own shell is always there and is left out."""
-    before = {(p.pid, p.command): p for p in old.processes if OWN_SHELL not in p.command}
-    after = {(p.pid, p.command): p for p in new.processes if OWN_SHELL not in p.command}
+    """From `old` to `new`. The session's own shell is always there and is left out."""
+    kept, ended, started = _match(_programs(old), _programs(new))
+    restarted, ended, started = _restarts(ended, started, new.ports)
     ports_before = {(p.protocol, p.address, p.port): p for p in old.ports}
     ports_after = {(p.protocol, p.address, p.port): p for p in new.ports}
-    names = sorted((old.shell.exported.keys() | new.shell.exported.keys()) - _IGNORED_VARIABLES)
-    variables = tuple(
-        VariableChange(name=name, before=old.shell.exported.get(name), after=new.shell.exported.get(name))
-        for name in names
-        if old.shell.exported.get(name) != new.shell.exported.get(name)
-    )
+    same = {(before.pid, after.pid) for before, after in kept}
+    same |= {(restart.before.pid, restart.after.pid) for restart in restarted}
     return LiveDifference(
-        started=tuple(p for key, p in after.items() if key not in before),
-        ended=tuple(p for key, p in before.items() if key not in after),
-        kept=len(before.keys() & after.keys()),
+        started=tuple(started),
+        ended=tuple(ended),
+        restarted=tuple(restarted),
+        stopped=tuple(after for before, after in kept if after.stopped and not before.stopped),
+        continued=tuple(after for before, after in kept if before.stopped and not after.stopped),
+        kept=len(kept),
         opened=tuple(p for key, p in ports_after.items() if key not in ports_before),
         closed=tuple(p for key, p in ports_before.items() if key not in ports_after),
+        moved=tuple(_moves(ports_before, ports_after, same)),
         cwd=(old.shell.cwd, new.shell.cwd) if old.shell.cwd != new.shell.cwd else None,
-        variables=variables,
+        variables=compare_variables(old.shell, new.shell),
         functions_added=tuple(sorted(set(new.shell.functions) - set(old.shell.functions))),
         functions_removed=tuple(sorted(set(old.shell.functions) - set(new.shell.functions))),
+        settings=compare_settings(old.shell, new.shell),
         memory_bytes=(old.memory_bytes, new.memory_bytes),
     )
+
+
+def _programs(facts: Facts) -> list[ProcessFact]:
+    return [process for process in facts.processes if OWN_SHELL not in process.command]
+
+
+_Pairs = list[tuple[ProcessFact, ProcessFact]]
+
+
+def _match(
+    old: Sequence[ProcessFact], new: Sequence[ProcessFact]
+) -> tuple[_Pairs, list[ProcessFact], list[ProcessFact]]:
+    """The processes that are there on both sides, those that are gone, and those that are new. A process is
+    the same if its pid and its command are (both survive every restore), or its pid and the title that it
+    gave itself."""
+    kept: _Pairs = []
+    left = {(process.pid, _identity(process)): process for process in old}
+    started = []
+    for process in new:
+        before = left.pop((process.pid, _identity(process)), None)
+        if before is None:
+            started.append(process)
+        else:
+            kept.append((before, process))
+    return kept, list(left.values()), started
+
+
+def _identity(process: ProcessFact) -> str:
+    title = _TITLE.match(process.command)
+    return title[0] if title else process.command
+
+
+def _restarts(
+    ended: Iterable[ProcessFact], started: Iterable[ProcessFact], ports: Sequence[PortFact]
+) -> tuple[list[Restart], list[ProcessFact], list[ProcessFact]]:
+    """Each that ended with one that was started with the same command; then the rest of both."""
+    waiting: dict[tuple[str, int], list[ProcessFact]] = defaultdict(list)
+    for process in ended:
+        waiting[_identity(process), process.uid].append(process)
+    restarts, new = [], []
+    for process in started:
+        if former := waiting[_identity(process), process.uid]:
+            numbers = tuple(sorted({port.port for port in ports if port.pid == process.pid}))
+            restarts.append(Restart(before=former.pop(0), after=process, ports=numbers))
+        else:
+            new.append(process)
+    return restarts, [process for group in waiting.values() for process in group], new
+
+
+_Ports = dict[tuple[str, str, int], PortFact]
+
+
+def _moves(old: _Ports, new: _Ports, same: set[tuple[int, int]]) -> Iterator[PortMove]:
+    """Ports on which one process listened and another does now."""
+    for key in old.keys() & new.keys():
+        before, after = old[key], new[key]
+        if before.pid is not None and after.pid is not None and (before.pid, after.pid) not in same:
+            yield PortMove(before=before, after=after)
+
+
+# ---- what is not known ---------------------------------------------------------------------------
+
+
+def went_on(old: Facts, new: Facts) -> list[ProcessFact]:
+    """Programs that are there on both sides: what changed in their memory shows nowhere."""
+    return [after for _, after in _match(_programs(old), _programs(new))[0]]
+
+
+def nested_shells(facts: Facts) -> list[ProcessFact]:
+    """Shells inside the session's own that wait for commands: their variables and settings are not known."""
+    return [process for process in _programs(facts) if _is_interactive_shell(process.command)]
+
+
+def _is_interactive_shell(command: str) -> bool:
+    """Whether it is a shell without a script to run."""
+    words = command.split()
+    if not words or posixpath.basename(words[0]).removeprefix("-") not in _SHELLS:
+        return False
+    if posixpath.basename(words[0]) == "busybox" and words[1:2] not in (["sh"], ["ash"]):
+        return False
+    arguments = iter(words[1:])
+    for word in arguments:
+        if word in ("--rcfile", "--init-file", "-o", "-O", "+O"):
+            next(arguments, None)
+        elif word.startswith("--"):
+            continue
+        elif word.startswith("-"):
+            if "c" in word:
+                return False
+        elif not word.startswith("+") and word not in ("sh", "ash"):
+            return False
+    return True

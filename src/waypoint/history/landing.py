@@ -162,6 +162,15 @@ def reason_to_skip(path: str, named: Sequence[str]) -> str | None:
     return None
 
 
+def reason_to_keep(path: str, views: Sequence[PointView]) -> str | None:
+    """Why a folder that the session deleted is not deleted elsewhere: something in it was hidden from the
+    session, such as another Waypoint home. None if nothing was."""
+    for masked in sorted({masked for view in views for masked in view.masked}):
+        if is_inside(masked, path):
+            return f"{printable(masked)} in it is hidden from the session"
+    return None
+
+
 def reason_not_portable(entry: Entry) -> str | None:
     """Why an entry cannot be copied to another folder; None if it can."""
     if entry.is_file or entry.is_folder or entry.is_link:
@@ -274,6 +283,8 @@ class _Planner:
         for folder in self.rules.outside:
             if is_inside(path, folder):
                 return f"{folder} is a bind mount"
+        if any(is_inside(path, masked) for view in (self.old, self.new) for masked in view.masked):
+            return "hidden from the session"
         if self.rules.judge and (why := reason_to_skip(path, self.rules.named)):
             return why
         place = self.new.place(path)
@@ -412,6 +423,9 @@ class _Planner:
             return
         if not self.rules.delete:
             self.left_out.append(LeftOut(path=printable(path), why=self.rules.why_kept))
+            return
+        if why := reason_to_keep(path, (self.old, self.new)):
+            self._add_conflict(relative, why, forcible=False)
             return
         self._remove(relative)
 

@@ -18,7 +18,7 @@ from waypoint.model import Checkpoint
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _LABEL = re.compile(r"c\d+")
-_STEPS = re.compile(r"@(?:(-+)|~(\d+))?")
+_STEPS = re.compile(r"@(?:(-+)|~([0-9]{1,9}))?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _SHORTEST_PREFIX = 4
 RESERVED = frozenset({"good", "now", "base"})
@@ -56,8 +56,8 @@ def _listing(points: Sequence[Checkpoint]) -> str:
 
 def _steps_back(head: str | None, steps: int, everything: dict[str, Checkpoint], ref: str) -> Checkpoint:
     point = everything.get(head or "")
-    for _ in range(steps):
-        point = everything.get(point.parent or "") if point else None
+    while point and steps:
+        point, steps = everything.get(point.parent or ""), steps - 1
     if point is None:
         if head is None:
             raise NotFound(
@@ -119,7 +119,7 @@ def _last_good(
 ) -> Checkpoint:
     """The last verified point: on the line that leads to the session's head, else of all its points."""
     for point in (*ancestors(everything, head), *reversed(points)):
-        if point.verdict and point.verdict.state == "passed":
+        if point.verdict and point.verdict.state == "passed" and not point.damage:
             return point
     raise NotFound(
         "no checkpoint has been verified as good", hint=Hint(Do("verify", "ref", "command"), " verifies one")

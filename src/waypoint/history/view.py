@@ -106,14 +106,15 @@ class PointView:
             if path.startswith("/") and posixpath.normpath(path) == path != "/":
                 self.regions[path] = Region(path, f"mounts/{name}", path.lstrip("/"))
         self.regions[_SHM] = Region(_SHM, "shm", None)
-        self.hidden = frozenset({*_OWN_MOUNTS, *map(posixpath.normpath, hide)})
+        self.masked = frozenset(map(posixpath.normpath, hide))
+        self.hidden = self.masked.union(_OWN_MOUNTS)
         self._sees_mounts = volume is None
         self._places: dict[str, Place | None] = {}
 
     @classmethod
     def bare(cls, view: PointView) -> PointView:
         """The base alone, with the same mounts below it as another view of it."""
-        bare = cls(None, view.base, hide=view.hidden)
+        bare = cls(None, view.base, hide=view.masked)
         bare.regions = dict(view.regions)
         bare._sees_mounts = False
         return bare
@@ -288,6 +289,10 @@ class PointView:
             elif not name.startswith((_PRIVATE, *_FOREIGN)):
                 visible[name] = value
         return visible
+
+    def attributes_of(self, path: str) -> dict[str, bytes]:
+        """The extended attributes of what is at a path."""
+        return self.attributes(self._existing(path, follow=False))
 
     # ---- reading -----------------------------------------------------------------------------
 

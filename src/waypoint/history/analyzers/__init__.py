@@ -5,10 +5,14 @@ whether there is anything to read, reads little, and may fail: a failure is a ga
 reason, and has no other effect.
 
     reading.py        how analyzers read a point, and the limits
-    packages.py       dpkg, apk, pip, npm, cargo
+    packages.py       dpkg, apk, cargo, lock files
+    python.py         pip, conda
+    node.py           npm, pnpm, yarn
     repositories.py   git
     databases.py      SQLite
-    system.py         user accounts, cron
+    servers.py        PostgreSQL, MariaDB, redis
+    system.py         users, groups, passwords, keys that may log in, cron, units of systemd
+    capabilities.py   capabilities of programs
 """
 
 from __future__ import annotations
@@ -21,7 +25,16 @@ from types import MappingProxyType
 import msgspec
 
 from waypoint.api.findings import Analysis, Finding, Gap
-from waypoint.history.analyzers import databases, packages, repositories, system
+from waypoint.history.analyzers import (
+    capabilities,
+    databases,
+    node,
+    packages,
+    python,
+    repositories,
+    servers,
+    system,
+)
 from waypoint.history.analyzers.reading import (
     Analyzer,
     Nothing,
@@ -36,13 +49,21 @@ from waypoint.history.view import printable
 ANALYZERS: Mapping[str, Analyzer] = MappingProxyType({
     "apt": packages.dpkg,
     "apk": packages.apk,
-    "pip": packages.pip,
-    "npm": packages.npm,
+    "pip": python.pip,
+    "npm": node.npm,
+    "conda": python.conda,
     "cargo": packages.cargo,
+    "lock": packages.locks,
     "git": repositories.git,
     "sqlite": databases.sqlite,
+    "servers": servers.servers,
     "accounts": system.accounts,
+    "groups": system.groups,
+    "passwords": system.passwords,
+    "keys": system.keys,
     "cron": system.cron,
+    "units": system.units,
+    "capabilities": capabilities.capabilities,
 })  # fmt: skip
 
 

@@ -13,6 +13,7 @@ refused: rolling it back would make SQLite delete the file it names.
 from __future__ import annotations
 
 import contextlib
+import posixpath
 import re
 import sqlite3
 import stat
@@ -40,6 +41,7 @@ MAGIC = b"SQLite format 3\0"
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _LARGEST = 64 * MIB
 _DATABASES = 20
+_NAMED_GAPS = 3
 _PROBES = 2000
 _TABLES = 200
 
@@ -77,7 +79,11 @@ def sqlite(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
     for path in databases[:_DATABASES]:
         yield from guarded(path, _examine(old, new, path))
     if len(databases) > _DATABASES:
-        yield Gap(analyzer="", reason=f"{len(databases) - _DATABASES} more databases were not analyzed")
+        for path in databases[_DATABASES : _DATABASES + _NAMED_GAPS]:
+            yield Gap(analyzer="", path=printable(path), reason=f"one of more than {_DATABASES} databases")
+        if (left := len(databases) - _DATABASES - _NAMED_GAPS) > 0:
+            reason = f"{left} more of more than {_DATABASES} databases"
+            yield Gap(analyzer="", path=printable(posixpath.dirname(databases[-1])), reason=reason)
     if len(candidates) > _PROBES:
         yield Gap(analyzer="", reason=f"{len(candidates) - _PROBES:,} more files were not tried as databases")
 
@@ -128,8 +134,12 @@ def _examine(old: View, new: View, path: str) -> Iterator[Outcome]:
                 schema = tuple(_schema_changes(pair)) if change == "changed" else ()
             for table in tables:
                 if table.change == "changed" and table.inserted is None and table.rows_after is not None:
-                    reason = f"the rows of {table.name} were counted and not compared in time"
-                    yield Gap(analyzer="", path=printable(path), reason=reason)
+                    yield Gap(
+                        analyzer="",
+                        path=printable(path),
+                        reason="not enough time",
+                        meaning=f"the rows of {table.name} were counted, which of them changed is not told",
+                    )
         if change != "changed" or tables or schema or damage:
             yield DatabaseChange(
                 path=printable(path),
@@ -168,9 +178,13 @@ def _copy(view: View, path: str, folder: Path) -> _Copy | None:
 
 def _damage(new: View, path: str, after: _Copy | None) -> str | None:
     """What is wrong with the file now; None when it is a whole database or is not there."""
+    about = status(new, path)
+    if about and (whole := _whole_size(new, path)) and about.st_size < whole:
+        return f"truncated, {about.st_size:,} of {whole:,} bytes"
     if after is None:
-        about = status(new, path)
-        return None if about is None else f"no SQLite database any more ({about.st_size:,} bytes)"
+        if about is None:
+            return None
+        return f"no SQLite database any more ({about.st_size:,} bytes)" if about.st_size else "empty now"
     with contextlib.closing(_connect(after.path, deadline_of(new))) as connection:
         try:
             complaint = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -180,6 +194,17 @@ def _damage(new: View, path: str, after: _Copy | None) -> str | None:
             return str(error)
     complaint = _word(complaint)
     return None if complaint == "ok" else complaint.partition("\n")[2] or complaint
+
+
+def _whole_size(view: View, path: str) -> int | None:
+    """How many bytes a database has by its own header, unless a log may hold the rest."""
+    head = beginning(view, path, 100) or b""
+    if not head.startswith(MAGIC) or len(head) < 100 or status(view, f"{path}-wal"):
+        return None
+    page = int.from_bytes(head[16:18])
+    # Programs older than 2010 leave the number of pages as it was.
+    is_known = head[24:28] == head[92:96]
+    return (65536 if page == 1 else page) * int.from_bytes(head[28:32]) if is_known else None
 
 
 def _connect(path: Path, deadline: float) -> sqlite3.Connection:

@@ -144,6 +144,14 @@ class GitStore:
         return self._below("refs/heads/")
 
     @cached_property
+    def stash(self) -> frozenset[str]:
+        """The commits of the stash, by its reflog: the ref itself is the newest entry alone."""
+        tip = self.refs.get("refs/stash")
+        entries = (text(self.view, f"{self.place.common}/logs/refs/stash", 16 * MIB) or "").splitlines()
+        named = (entry.split(" ")[1] for entry in entries if entry.count(" ") > 1)
+        return frozenset((tip, *named)) if tip else frozenset()
+
+    @cached_property
     def remote_tips(self) -> frozenset[str]:
         """What was fetched: commits that are reachable from these were not made here alone."""
         return frozenset(self._below("refs/remotes/").values())

@@ -1,7 +1,8 @@
-"""Packages: what dpkg, apk, pip, npm and cargo record about what they installed.
+"""Packages: what dpkg, apk and cargo record about what they installed, and what lock files say.
 
 Only what was touched is read. Package lists are compared paragraph by paragraph as bytes, and only the
-paragraphs that differ are parsed.
+paragraphs that differ are parsed. Here is also what all records of packages have in common; python.py and
+node.py read those of Python and Node.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from waypoint.history.analyzers.reading import (
     MIB,
     Outcome,
     View,
-    beginning,
     content,
     guarded,
-    is_file,
-    is_folder,
     text,
 )
 from waypoint.history.view import printable
 
 Installed = dict[str, Counter[str]]
 """Name to versions: most have one, node_modules may hold several."""
+CACHED = re.compile(
+    r"/\.cache/(?!pypoetry/virtualenvs/)|/(?:archive|builds|environments|wheels|sdists)-v\d+/"
+    r"|/\.npm/_|/\.yarn/(?:cache|berry)/|/\.bun/install/cache/|/\.pnpm-store/|/pkgs/[^/]+-[^/]+-[^/]+/"
+)
+"""What a tool keeps for later is not installed. (Poetry keeps environments in its cache.)"""
 
 
 # Versions
@@ -65,7 +68,7 @@ def move(before: str | None, after: str | None, *, words_are_later: bool = False
     return "downgraded" if second < first else "upgraded"
 
 
-def _compare(
+def compare_installed(
     ecosystem: str,
     environment: str,
     before: Installed,
@@ -93,7 +96,7 @@ def _compare(
             )
 
 
-def _add(to: Installed, name: str, version: str) -> None:
+def add_package(to: Installed, name: str, version: str) -> None:
     to.setdefault(name, Counter())[version] += 1
 
 
@@ -121,11 +124,13 @@ def _dpkg(old: View, new: View, root: str, lists: list[str]) -> Iterator[Outcome
     removed = _dpkg_installed(before - after, native)
     added = _dpkg_installed(after - before, native)
     if removed or added:
-        automatic = _automatic(old, root) | _automatic(new, root)
+        then, now = _automatic(old, root), _automatic(new, root)
         direct = frozenset(
-            name for name in removed.keys() | added.keys() if name.partition(":")[0] not in automatic
+            name
+            for name in removed.keys() | added.keys()
+            if name.partition(":")[0] not in (now if name in added else then)
         )
-        yield from _compare("apt", root or "/", removed, added, direct=direct)
+        yield from compare_installed("apt", root or "/", removed, added, direct=direct)
 
 
 def _paragraphs(view: View, paths: Iterable[str]) -> set[bytes]:
@@ -158,7 +163,7 @@ def _dpkg_installed(paragraphs: set[bytes], native: str | None) -> Installed:
         if name and version and state and state[0] in _PRESENT:
             architecture = fields.get("Architecture", "all")
             foreign = native is not None and architecture not in {native, "all"}
-            _add(packages, f"{name}:{architecture}" if foreign else name, version)
+            add_package(packages, f"{name}:{architecture}" if foreign else name, version)
     return packages
 
 
@@ -185,7 +190,7 @@ def _apk(old: View, new: View, path: str) -> Iterator[Outcome]:
     world = f"{text(old, f'{root}/etc/apk/world') or ''}\n{text(new, f'{root}/etc/apk/world') or ''}"
     direct = frozenset(re.split(r"[=<>~@]", word)[0] for word in world.split())
     removed, added = _apk_installed(before - after), _apk_installed(after - before)
-    yield from _compare("apk", root or "/", removed, added, direct=direct)
+    yield from compare_installed("apk", root or "/", removed, added, direct=direct)
 
 
 def _apk_installed(paragraphs: set[bytes]) -> Installed:
@@ -193,194 +198,50 @@ def _apk_installed(paragraphs: set[bytes]) -> Installed:
     for paragraph in paragraphs:
         fields = _fields(paragraph)
         if "P" in fields and "V" in fields:
-            _add(packages, fields["P"], fields["V"])
+            add_package(packages, fields["P"], fields["V"])
     return packages
 
 
-# pip
+# lock files of Python and Rust
 
-_INFO = re.compile(r"^(.*)/([^/]+\.(?:dist|egg)-info)(?:/|$)")
-_SITE = re.compile(r"^(.*)/lib(?:64)?/(?:python|pypy)[\d.]*/(?:site|dist)-packages$")
-_HEADER = re.compile(r"^(Name|Version):[ \t]*(\S.*?)[ \t\r]*$", re.MULTILINE)
-_NOT_INSTALLED = re.compile(r"/(?:\.cache|pip-[^/]+|build|_vendor|\.eggs|node_modules)(?:/|$)")
+_LOCKS = {"uv.lock": "pip", "poetry.lock": "pip", "pdm.lock": "pip", "Cargo.lock": "cargo"}
+_NOT_OF_A_PROJECT = re.compile(r"/(?:\.cargo|node_modules|(?:site|dist)-packages|vendor)/")
 
 
-def pip(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
-    """Python distributions in any environment: virtual, user, system, pyenv, a plain target folder."""
-    sites: dict[str, set[str]] = {}
+class _TomlPackage(msgspec.Struct):
+    name: str = ""
+    version: str = ""
+    source: dict[str, msgspec.Raw | str] | str | None = None
+
+
+class _TomlLock(msgspec.Struct):
+    package: list[_TomlPackage] = []
+
+
+def locks(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
+    """What only a lock file says: where the packages of the project were installed too, those are told."""
     for path in touched:
-        if "-info" in path and (match := _INFO.match(path)) and _is_site(match[1], match[2]):
-            sites.setdefault(match[1], set()).add(match[2])
-    for site, folders in sites.items():
-        yield from guarded(site, _pip(old, new, site, folders))
+        folder, _, name = path.rpartition("/")
+        if name not in _LOCKS or _NOT_OF_A_PROJECT.search(path) or CACHED.search(path):
+            continue
+        own = f"{folder}/"
+        if not any("-info/" in other and other.startswith(own) for other in touched):
+            yield from guarded(path, _toml_lock(old, new, folder, path, _LOCKS[name]))
 
 
-def _is_site(site: str, info: str) -> bool:
-    if site == "/usr/lib/python3/dist-packages":
-        return False  # Debian's own: these are apt's packages
-    inside, _, last = site.rpartition("/")
-    if last in {"site-packages", "dist-packages"}:
-        return True
-    nested = "/site-packages" in inside or "/dist-packages" in inside
-    return info.endswith(".dist-info") and not nested and not _NOT_INSTALLED.search(site)
-
-
-def _pip(old: View, new: View, site: str, folders: set[str]) -> Iterator[Outcome]:
-    written: dict[str, str] = {}
-    requested: set[str] = set()
-
-    def installed(view: View) -> Installed:
+def _toml_lock(old: View, new: View, folder: str, path: str, ecosystem: str) -> Iterator[Outcome]:
+    def locked(view: View) -> Installed:
         packages: Installed = {}
-        for folder in sorted(folders):
-            if distribution := _distribution(view, f"{site}/{folder}"):
-                name, version = distribution
-                key = re.sub(r"[-_.]+", "-", name).lower()
-                written[key] = name
-                _add(packages, key, version)
-                if folder.endswith(".egg-info") or view.exists(f"{site}/{folder}/REQUESTED"):
-                    requested.add(key)
+        raw = content(view, path, 16 * MIB)
+        for package in msgspec.toml.decode(raw, type=_TomlLock).package if raw is not None else ():
+            own = isinstance(package.source, dict) and not package.source.keys().isdisjoint(
+                {"virtual", "editable"}
+            )
+            if package.name and package.version and not own:
+                add_package(packages, package.name, package.version)
         return packages
 
-    before, after = installed(old), installed(new)
-    match = _SITE.match(site)
-    environment = (match[1] or "/") if match else site
-    for change in _compare("pip", environment, before, after, direct=frozenset(requested)):
-        yield msgspec.structs.replace(change, name=written[change.name])
-
-
-def _distribution(view: View, path: str) -> tuple[str, str] | None:
-    """Name and version of the distribution that an info folder describes; None if there is none."""
-    kinds = (f"{path}/METADATA",) if path.endswith(".dist-info") else (f"{path}/PKG-INFO", path)
-    for kind in kinds:
-        raw = beginning(view, kind, 16 * 1024)
-        if raw is None:
-            continue
-        head = raw.decode(errors="replace").replace("\r\n", "\n").split("\n\n", 1)[0]
-        fields = dict(reversed(_HEADER.findall(head)))
-        if "Name" in fields and "Version" in fields:
-            return fields["Name"], fields["Version"]
-    folder = path.rpartition("/")[2]
-    match = re.fullmatch(r"(.+?)-([^-]+)\.dist-info", folder)
-    if match and view.exists(kinds[0]):
-        return match[1], match[2]
-    return None
-
-
-# npm
-
-_PACKAGE_FILE = re.compile(r"(?:^|/node_modules/)((?:@[^/]+/)?[^/@.][^/]*)/package\.json$")
-_IN_NODE_MODULES = "/node_modules/"
-
-
-class _Locked(msgspec.Struct):
-    version: str | None = None
-    link: bool = False
-    name: str | None = None
-    dependencies: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Lock(msgspec.Struct):
-    packages: dict[str, _Locked] = {}
-    dependencies: dict[str, _Locked] = {}
-
-
-class _Manifest(msgspec.Struct):
-    name: str | None = None
-    version: str | None = None
-    dependencies: dict[str, msgspec.Raw] | None = None
-    dev_dependencies: dict[str, msgspec.Raw] | None = msgspec.field(name="devDependencies", default=None)
-    optional_dependencies: dict[str, msgspec.Raw] | None = msgspec.field(
-        name="optionalDependencies", default=None
-    )
-
-
-class _Id(msgspec.Struct):
-    name: str | None = None
-    version: str | None = None
-
-
-def npm(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
-    """Node packages: npm's own list of node_modules; else the manifest of each package, as with yarn and
-    pnpm; else, where nothing is installed, the lock file."""
-    manifests: dict[str, list[str]] = {}
-    for path in touched:
-        if _IN_NODE_MODULES in path:
-            if path.endswith(("/package.json", "/.package-lock.json")):
-                project, _, inside = path.partition(_IN_NODE_MODULES)
-                manifests.setdefault(project, []).append(inside)
-        elif path.endswith("/package-lock.json"):
-            manifests.setdefault(path.removesuffix("/package-lock.json"), [])
-    for project, listed in manifests.items():
-        yield from guarded(project or "/", _npm(old, new, project, listed))
-
-
-def _npm(old: View, new: View, project: str, inside: list[str]) -> Iterator[Outcome]:
-    place = f"{project}/node_modules"
-    installed = True
-    if not inside:
-        lock = f"{project}/package-lock.json"
-        before, after = _locked(old, lock) or {}, _locked(new, lock) or {}
-        installed = is_folder(new, place)
-    elif ".package-lock.json" in inside and _has_npm_list(old, place) and _has_npm_list(new, place):
-        lock = f"{place}/.package-lock.json"
-        before, after = _locked(old, lock) or {}, _locked(new, lock) or {}
-    else:
-        whole_system = project.endswith("/lib")  # `npm install -g`: the packages inside a package are its own
-        wanted = [path for path in inside if not (whole_system and _IN_NODE_MODULES in path)]
-        before, after = _manifests(old, place, wanted), _manifests(new, place, wanted)
-    direct = _requested(old, project) | _requested(new, project)
-    yield from _compare("npm", project or "/", before, after, direct=direct or None, installed=installed)
-
-
-def _has_npm_list(view: View, place: str) -> bool:
-    """Whether npm's own list describes this folder: it exists, or there is nothing to describe."""
-    return is_file(view, f"{place}/.package-lock.json") or not is_folder(view, place)
-
-
-def _locked(view: View, path: str) -> Installed | None:
-    raw = content(view, path, 64 * MIB)
-    if raw is None:
-        return None
-    lock = msgspec.json.decode(raw, type=_Lock)
-    packages: Installed = {}
-    for place, entry in lock.packages.items():
-        if entry.version and not entry.link and "node_modules/" in place:
-            _add(packages, entry.name or place.rpartition("node_modules/")[2], entry.version)
-    if not lock.packages:
-        waiting = list(lock.dependencies.items())
-        while waiting:
-            name, entry = waiting.pop()
-            if entry.version:
-                _add(packages, name, entry.version)
-            nested = msgspec.json.decode(entry.dependencies, type=dict[str, _Locked] | None)
-            waiting.extend((nested or {}).items())
-    return packages
-
-
-def _manifests(view: View, place: str, inside: list[str]) -> Installed:
-    packages: Installed = {}
-    for path in inside:
-        if (match := _PACKAGE_FILE.search(path)) is None:
-            continue
-        raw = content(view, f"{place}/{path}", 4 * MIB)
-        if raw is None:
-            continue
-        try:
-            manifest = msgspec.json.decode(raw, type=_Id)
-        except msgspec.DecodeError:
-            continue  # packages contain broken examples of manifests
-        if manifest.version:
-            _add(packages, manifest.name or match[1], manifest.version)
-    return packages
-
-
-def _requested(view: View, project: str) -> frozenset[str]:
-    raw = content(view, f"{project}/package.json", 4 * MIB)
-    if raw is None:
-        return frozenset()
-    manifest = msgspec.json.decode(raw, type=_Manifest)
-    parts = (manifest.dependencies, manifest.dev_dependencies, manifest.optional_dependencies)
-    return frozenset(name for part in parts for name in part or ())
+    yield from compare_installed(ecosystem, folder or "/", locked(old), locked(new), installed=False)
 
 
 # cargo
@@ -399,7 +260,7 @@ def cargo(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
 
 def _cargo(old: View, new: View, path: str) -> Iterator[Outcome]:
     environment = path.removesuffix("/.crates2.json")
-    yield from _compare("cargo", environment, _crates(old, path), _crates(new, path))
+    yield from compare_installed("cargo", environment, _crates(old, path), _crates(new, path))
 
 
 def _crates(view: View, path: str) -> Installed:
@@ -408,5 +269,5 @@ def _crates(view: View, path: str) -> Installed:
     if raw is not None:
         for key in msgspec.json.decode(raw, type=_Crates).installs:
             name, version, *_ = [*key.split(" "), "", ""]
-            _add(packages, name, version)
+            add_package(packages, name, version)
     return packages

@@ -33,6 +33,9 @@ class View(Protocol):
     def listdir(self, path: str) -> list[str]:
         """The names in a folder."""
 
+    def attributes_of(self, path: str) -> dict[str, bytes]:
+        """The extended attributes of what is at a path."""
+
     def open(self, path: str) -> BinaryIO:
         """A plain file, to be read at any place."""
 
@@ -66,6 +69,9 @@ class Nothing:
     def listdir(self, path: str) -> list[str]:
         raise FileNotFoundError(path)
 
+    def attributes_of(self, path: str) -> dict[str, bytes]:
+        raise FileNotFoundError(path)
+
     def open(self, path: str) -> BinaryIO:
         raise FileNotFoundError(path)
 
@@ -96,6 +102,10 @@ class Timed:
     def listdir(self, path: str) -> list[str]:
         self._tick()
         return self._view.listdir(path)
+
+    def attributes_of(self, path: str) -> dict[str, bytes]:
+        self._tick()
+        return self._view.attributes_of(path)
 
     def open(self, path: str) -> BinaryIO:
         self._tick()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from dulwich.index import ConflictedIndexEntry
 from dulwich.objects import Commit as GitCommit
 
-from waypoint.api.findings import BranchMove, Commit, Fate, RepositoryChange
+from waypoint.api.findings import BranchMove, Commit, Fate, RefMove, RepositoryChange
 from waypoint.history.analyzers.gitstore import GitStore, Objects, Place, join
 from waypoint.history.analyzers.reading import (
     MIB,
@@ -36,6 +36,8 @@ from waypoint.history.view import printable
 _KEPT = 10
 _MOST_COMMITS = 1000
 _MOST_BRANCHES = 50
+
+_TAGS, _REMOTES = "refs/tags/", "refs/remotes/"
 
 _WAITING = (
     ("rebase-merge", "rebase"),
@@ -202,6 +204,11 @@ def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]
         moves = _moves(before, after)
         # A linked worktree shares its branches with the main repository, which reports them.
         branches = _branch_moves(before, after, objects) if repository.inside and not place.linked else ()
+        refs: tuple[RefMove, ...] = ()
+        stashed = unstashed = 0
+        if repository.inside and not place.linked:
+            refs = _ref_moves(before, after)
+            stashed, unstashed = len(after.stash - before.stash), len(before.stash - after.stash)
         files = _Files()
         if change != "removed" and place.work_tree:
             files = _files(before, after, objects, repository.files)
@@ -210,7 +217,7 @@ def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]
         if not (
             repository.moved_from
             or (before.head, before.exists, waited) != (after.head, after.exists, waits)
-            or (moves or branches or files.total)
+            or (moves or branches or refs or stashed or unstashed or files.total)
         ):
             return
         yield RepositoryChange(
@@ -223,8 +230,13 @@ def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]
             commits=tuple(_described(commit) for commit in commits[:_KEPT]),
             commit_count=len(commits),
             lost_count=len(lost),
+            lost=tuple(_described(commit) for commit in lost[:_KEPT]),
+            lost_kept_on=_kept_on(after, lost, objects),
             moves=tuple(moves[-_KEPT:]),
             branches=branches,
+            refs=refs,
+            stashed=stashed,
+            unstashed=unstashed,
             committed=committed,
             staged=files.staged,
             modified=len(files.modified),
@@ -253,8 +265,17 @@ def _in_progress(store: GitStore) -> str | None:
 
 
 def _described(commit: GitCommit) -> Commit:
-    subject = commit.message.decode(errors="replace").strip().partition("\n")[0]
-    return Commit(id=commit.id.decode(), subject=subject[:200], at=commit.commit_time)
+    return Commit(
+        id=commit.id.decode(),
+        subject=_subject(commit),
+        at=commit.commit_time,
+        merge=len(commit.parents) > 1,
+    )
+
+
+def _subject(commit: GitCommit) -> str:
+    message: str = commit.message.decode(errors="replace").strip()
+    return message.partition("\n")[0][:200]
 
 
 # Commits and branches
@@ -273,7 +294,18 @@ def _commits_of_head(
         known = _tips(before) or after.remote_tips
         return objects.commits(after.head.commit, known, _MOST_COMMITS), []
     gained = objects.commits(after.head.commit, [former], _MOST_COMMITS)
-    return gained, objects.commits(former, [after.head.commit], _MOST_COMMITS) if after.head.commit else []
+    # Leaving a branch loses nothing of it.
+    now = _tips(after) if after.head.branch is None else [after.head.commit]
+    return gained, objects.commits(former, now, _MOST_COMMITS) if after.head.commit else []
+
+
+def _kept_on(after: GitStore, lost: list[GitCommit], objects: Objects) -> str | None:
+    """A branch that still has all of these commits."""
+    tip = lost[0].id.decode() if lost else None
+    for name, other in sorted(after.branches.items())[:_MOST_BRANCHES] if lost else ():
+        if name != after.head.branch and not objects.commits(tip, [other], 1):
+            return name
+    return None
 
 
 def _tips(store: GitStore) -> frozenset[str]:
@@ -283,17 +315,43 @@ def _tips(store: GitStore) -> frozenset[str]:
 def _branch_moves(before: GitStore, after: GitStore, objects: Objects) -> tuple[BranchMove, ...]:
     was, now = before.branches, after.branches
     moved = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    known = _tips(before)
     return tuple(
-        BranchMove(
-            branch=name,
-            before=was.get(name),
-            after=now.get(name),
-            gained=len(objects.commits(now.get(name), [was[name]] if name in was else known, _MOST_COMMITS)),
-            lost=len(objects.commits(was.get(name), [now[name]], _MOST_COMMITS)) if name in now else 0,
+        _branch_move(name, was.get(name), now.get(name), before, after, objects)
+        for name in moved[:_MOST_BRANCHES]
+    )
+
+
+def _branch_move(
+    name: str, was: str | None, now: str | None, before: GitStore, after: GitStore, objects: Objects
+) -> BranchMove:
+    gained = objects.commits(now, [was] if was else _tips(before), _MOST_COMMITS)
+    lost = objects.commits(was, [now] if now else _tips(after), _MOST_COMMITS)
+    return BranchMove(
+        branch=name,
+        before=was,
+        after=now,
+        gained=len(gained),
+        lost=len(lost),
+        lost_subjects=tuple(map(_subject, lost[:_KEPT])),
+    )
+
+
+def _ref_moves(before: GitStore, after: GitStore) -> tuple[RefMove, ...]:
+    """Tags and fetched branches that are not what they were."""
+    moved = sorted(name for name in before.refs.keys() | after.refs.keys() if _moved(name, before, after))
+    return tuple(
+        RefMove(
+            kind="tag" if name.startswith(_TAGS) else "remote branch",
+            name=printable(name.removeprefix(_TAGS).removeprefix(_REMOTES)),
+            before=before.refs.get(name),
+            after=after.refs.get(name),
         )
         for name in moved[:_MOST_BRANCHES]
     )
+
+
+def _moved(name: str, before: GitStore, after: GitStore) -> bool:
+    return name.startswith((_TAGS, _REMOTES)) and before.refs.get(name) != after.refs.get(name)
 
 
 def _committed(before: GitStore, after: GitStore, objects: Objects, commits: list[GitCommit]) -> int:
@@ -309,7 +367,8 @@ def _committed(before: GitStore, after: GitStore, objects: Objects, commits: lis
 
 # What the reflog says
 
-_ENTRY = re.compile(r"^[0-9a-f]{40,64} [0-9a-f]{40,64} [^\t\n]* \d{1,12} [+-]\d{4}(?:\t(.*))?$")
+# Renaming the branch that is checked out writes its words twice, first with no commit to move to.
+_ENTRY = re.compile(r"^[0-9a-f]{40,64} (?!0+ )[0-9a-f]{40,64} [^\t\n]* \d{1,12} [+-]\d{4}(?:\t(.*))?$")
 _MADE = re.compile(r"(?:commit(?: \([a-z-]+\))?|cherry-pick|revert|am): .*", re.DOTALL)
 _STEP = re.compile(r"rebase \((?!finish|abort)")
 _MERGED = re.compile(r"(?:merge|pull)\b.*: Merge made by ")
@@ -359,7 +418,9 @@ def _files(before: GitStore, after: GitStore, objects: Objects, touched: Sequenc
         committed = objects.blob_at(tree, name)
         if entry is None:
             files.staged += committed is not None  # its removal is staged
-            if about and not stat.S_ISDIR(about.st_mode) and not after.is_ignored(shown_name):
+            # Git knows files and links; it does not see sockets, devices and named pipes.
+            known = about and (stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode))
+            if known and not after.is_ignored(shown_name):
                 _add_untracked(files, path, shown_name)
         elif (
             about is None
