@@ -24,6 +24,7 @@ from waypoint.errors import PolicyBroken
 from waypoint.history.retention import parse_duration
 from waypoint.model import OUTSIDE, Decision, EffectClass, Judged, Judgement, Record
 from waypoint.policy.bash import Word, join
+from waypoint.policy.remotes import DEFAULT
 from waypoint.policy.targets import Arguments, Facts, facts_of, split_options
 from waypoint.policy.wrappers import Inspection, Part, inspect, inspect_words, is_local, tables
 
@@ -219,15 +220,30 @@ class Policy:
         self._judge = lru_cache(maxsize=512)(self._judge_line)
 
     def judge(
-        self, line: str, *, cwd: str = "", shares_network: bool = False, stdin: str | None = None
+        self,
+        line: str,
+        *,
+        cwd: str = "",
+        shares_network: bool = False,
+        stdin: str | None = None,
+        local_remotes: frozenset[str] = frozenset(),
     ) -> Judgement:
         """Judges a line for the shell. `stdin`: the input of its commands; `shares_network`: localhost is
-        the machine, not the session."""
-        return self._judge(line, cwd, shares_network, stdin)
+        the machine, not the session; `local_remotes`: git's remotes that are in the session (remotes.py)."""
+        return self._judge(line, cwd, shares_network, stdin, local_remotes)
 
-    def judge_words(self, argv: Sequence[str], *, cwd: str = "", shares_network: bool = False) -> Judgement:
+    def judge_words(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = "",
+        shares_network: bool = False,
+        local_remotes: frozenset[str] = frozenset(),
+    ) -> Judgement:
         """Judges a program that is started without a shell."""
-        return self._judge_inspection(inspect_words(argv), cwd, shares_network=shares_network)
+        return self._judge_inspection(
+            inspect_words(argv), cwd, shares_network=shares_network, local_remotes=local_remotes
+        )
 
     def _judge_line(
         self,
@@ -235,14 +251,21 @@ class Policy:
         cwd: str,
         shares_network: bool,  # noqa: FBT001 - positional, because the cache keys on positions
         stdin: str | None,
+        local_remotes: frozenset[str],
     ) -> Judgement:
-        return self._judge_inspection(inspect(line, stdin), cwd, shares_network=shares_network)
+        return self._judge_inspection(
+            inspect(line, stdin), cwd, shares_network=shares_network, local_remotes=local_remotes
+        )
 
-    def _judge_inspection(self, inspection: Inspection, cwd: str, *, shares_network: bool) -> Judgement:
+    def _judge_inspection(
+        self, inspection: Inspection, cwd: str, *, shares_network: bool, local_remotes: frozenset[str]
+    ) -> Judgement:
         unseen = list(inspection.unseen)
         parts = []
         for part in inspection.parts:
-            judgement = self._judge_part(part, cwd, shares_network=shares_network)
+            judgement = self._judge_part(
+                part, cwd, shares_network=shares_network, local_remotes=local_remotes
+            )
             if part.shadowed and judgement.class_ == "unknown" and not judgement.rule:
                 continue
             parts.append(judgement)
@@ -262,7 +285,9 @@ class Policy:
             unseen=tuple(unseen),
         )
 
-    def _judge_part(self, part: Part, cwd: str, *, shares_network: bool) -> Judged:
+    def _judge_part(
+        self, part: Part, cwd: str, *, shares_network: bool, local_remotes: frozenset[str]
+    ) -> Judged:
         if not part.words:
             return self._judge_without_words(part)
         program, command = part.program, join(part.words)
@@ -272,6 +297,8 @@ class Policy:
             facts = facts_of(part, arguments)
             if shares_network and "place" in facts:
                 facts["place"] = "outside"
+            if program == "git" and "refs" in facts and facts.get("host", DEFAULT) in local_remotes:
+                facts["place"] = "inside"
             judgement = self._judge_command(part, program, command, arguments, facts, cwd)
             # An unknown option may or may not take a value: the worse of the two judgements counts.
             if worst is None or (judgement.rule and _rank(judgement.class_) > _rank(worst.class_)):

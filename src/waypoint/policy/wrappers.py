@@ -97,7 +97,7 @@ def skip_options(words: Sequence[Word], values: frozenset[str], at: int = 1) -> 
             return at
         # `-u root`, but `-uroot` and `--user=root` are one word.
         at += 2 if text in values else 1
-    return at
+    return min(at, len(words))  # the last option may lack its value
 
 
 class Words(frozenset[str]):

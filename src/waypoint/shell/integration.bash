@@ -47,26 +47,53 @@ __waypoint_again() {
 # Runs twice before each prompt: before all other prompt commands, so that the end is reported before they take
 # their time, and after all of them, because they change PS1 and an assignment to PROMPT_COMMAND removes the first.
 __waypoint_prompt() {
-    builtin local status=$?
+    # (A local variable hides the user's of that name from the listing.)
+    builtin local __waypoint_code=$? __waypoint_flags=$-
     builtin local -
     builtin set +euxv
     if [[ -n $__waypoint_busy ]]; then
-        __waypoint_status=$status __waypoint_busy=
-        builtin local where=${PWD//[[:cntrl:]]/?}
+        __waypoint_status=$__waypoint_code __waypoint_busy=
+        builtin local __waypoint_where=${PWD//[[:cntrl:]]/?}
         [[ -n $__waypoint_run || -z $__waypoint_number ]] || __waypoint_report_line
         __waypoint_number=$HISTCMD
-        builtin printf '\e]133;D;%s;k=%s;r=%s;p=%s\a' "$status" "$__waypoint_key" "$__waypoint_run" "$where" >/dev/tty
+        builtin printf '\e]133;D;%s;k=%s;r=%s;p=%s\a' "$__waypoint_code" "$__waypoint_key" "$__waypoint_run" \
+            "$__waypoint_where" >/dev/tty
         __waypoint_run=
     fi
     __waypoint_hook
-    [[ $1 == first ]] && builtin return "$status"
+    [[ $1 == first ]] && builtin return "$__waypoint_code"
     __waypoint_busy=1
-    # The state of the shell, for cards. No process is started for it, and the file is not one of the session.
-    { builtin export -p && builtin declare -F && builtin alias -p; } >|/dev/waypoint.state/shell
+    # The state of the shell, for cards. No process is started for it, and the files are none of the session.
+    builtin export -p >|/dev/waypoint.state/shell
+    __waypoint_list >|/dev/waypoint.state/listing
     [[ $PS1 == *"$__waypoint_ready" ]] || PS1+=$__waypoint_ready
     [[ $PS0 == *"$__waypoint_typed" ]] || PS0+=$__waypoint_typed
     builtin printf '\e]133;A;k=%s\a' "$__waypoint_key" >/dev/tty
-    builtin return "$status"
+    builtin return "$__waypoint_code"
+}
+
+# What programs do not inherit; each part ends in NUL, which none of them can contain. Bash writes line by line, so
+# what is not needed is left out: the functions of Waypoint, and the options, which are in BASHOPTS and SHELLOPTS.
+# The traps come last, and not from here: inside a function bash does not list those on DEBUG, ERR and RETURN.
+__waypoint_list() {
+    builtin declare -p
+    builtin local __waypoint_entry __waypoint_lines __waypoint_names __waypoint_listed
+    __waypoint_names=() __waypoint_listed=()
+    builtin declare -F >|/dev/waypoint.state/names
+    builtin mapfile -t __waypoint_lines </dev/waypoint.state/names
+    for __waypoint_entry in "${__waypoint_lines[@]}"; do
+        [[ $__waypoint_entry == *' __waypoint_'* ]] && continue
+        __waypoint_listed+=("$__waypoint_entry") __waypoint_names+=("${__waypoint_entry##* }")
+    done
+    builtin printf '\0%s\0' "$__waypoint_flags"
+    ((${#__waypoint_names[@]})) && builtin printf '%s\n' "${__waypoint_listed[@]}"
+    builtin printf '\0'
+    ((${#__waypoint_names[@]})) && builtin declare -f "${__waypoint_names[@]}"
+    builtin printf '\0'
+    builtin alias -p
+    builtin printf '\0'
+    builtin umask
+    builtin printf '\0'
 }
 
 # Reports the typed line. Only the history has it, and no process is started to read it.
@@ -99,7 +126,7 @@ __waypoint_unstash() {
 }
 
 # (`|| :` is for traps on ERR; bash itself restores $? after each prompt command.)
-__waypoint_last='{ __waypoint_prompt || :; } 2>/dev/null'
+__waypoint_last='{ __waypoint_prompt || :; builtin trap -p >>/dev/waypoint.state/listing || :; } 2>/dev/null'
 __waypoint_ready='\[\e]133;B;k='$__waypoint_key';s=$?;r=$__waypoint_run\a\]'
 __waypoint_typed='\e]133;C;k='$__waypoint_key';r=;l=0\a'
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)); then
