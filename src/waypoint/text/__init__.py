@@ -1,7 +1,9 @@
 """Facts into sentences: pure functions, the same words for every face.
 
 units.py        sizes, times, plurals, lists
+files.py        which files changed: counted, or the two that tell most by name
 findings.py     what changed, in a few words each: for the one line that a log has room for
+commands.py     how the commands before a point ended
 cards.py        the card of a checkpoint
 difference.py   what changed between two points, section by section
 plan.py         what a restore would do

@@ -4,55 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from waypoint.api.difference import Card, CardLine, Difference, LiveDifference, Source
+from waypoint.api.difference import Card, CardLine, CommandOutcome, Difference, Source
 from waypoint.model import Effect, IntentFrom, TaskChange
-from waypoint.text.effects import describe_contacts, describe_effect, effect_name
-from waypoint.text.findings import program_name, summarize_files, summarize_findings
+from waypoint.text.commands import summarize_outcomes
+from waypoint.text.effects import describe_contacts, describe_effect, effect_name, effect_source
+from waypoint.text.files import name_files, summarize_files
+from waypoint.text.findings import summarize_findings
+from waypoint.text.live import summarize_moves, summarize_processes, summarize_shell
 from waypoint.text.units import some
 
 _NAMED = 3
-NOTHING = "nothing changed"
+NOTHING = "no change found"
 
 
 def summarize(difference: Difference, outside: Sequence[Effect] = ()) -> str:
-    """One line that a person can read in a log."""
+    """One line that a person can read in a log: what tells most comes first, files by name and what was only
+    talked to come last."""
     live = difference.live
     phrases = [
-        summarize_files(difference.files),
         *summarize_findings(difference.analysis),
-        *_processes(live),
-        f"cwd {live.cwd[1]}" if live.cwd else "",
-        _variables(live),
+        *summarize_processes(live),
+        *summarize_moves(live),
         _outside(outside),
-        describe_contacts(difference.contacts),
+        *summarize_shell(live),
     ]
+    files = name_files(difference.files, difference.analysis, beside=any(phrases))
+    phrases += [files, describe_contacts(difference.contacts)]
     return " · ".join(filter(None, phrases)) or NOTHING
-
-
-def _processes(live: LiveDifference) -> list[str]:
-    """`node :3000, worker started`, and the same for those that ended."""
-    phrases = []
-    for verb, processes, ports in (
-        ("started", live.started, live.opened),
-        ("ended", live.ended, live.closed),
-    ):
-        names = []
-        for process in processes:
-            numbers = sorted({port.port for port in ports if port.pid == process.pid})
-            names.append(program_name(process.command) + "".join(f" :{number}" for number in numbers))
-        if names:
-            phrases.append(f"{some(names, _NAMED)} {verb}")
-    return phrases
-
-
-def _variables(live: LiveDifference) -> str:
-    if len(live.variables) > _NAMED:
-        return f"{len(live.variables)} variables"
-    signs = [
-        "-" if variable.after is None else "+" if variable.before is None else "~"
-        for variable in live.variables
-    ]
-    return ", ".join(f"{sign}{variable.name}" for sign, variable in zip(signs, live.variables, strict=True))
 
 
 def _outside(effects: Sequence[Effect]) -> str:
@@ -82,9 +60,11 @@ def write_card(
     own_words: bool = False,
     tasks: Sequence[TaskChange] = (),
     outside: Sequence[Effect] = (),
+    commands: Sequence[CommandOutcome] = (),
 ) -> Card:
     """The card of a checkpoint from its difference to its parent. `own_words`: the intent is Waypoint's own
-    text. `tasks`: those whose state was another at the parent; `outside`: the effects in between."""
+    text. `tasks`: those whose state was another at the parent; `outside`: the effects in between; `commands`:
+    what ran in between."""
     live = difference.live
     lines: list[CardLine] = []
 
@@ -92,23 +72,26 @@ def write_card(
         lines.extend(CardLine(topic=topic, text=text, source=source) for text in texts if text)
 
     add("intent", "claimed" if intent_from in ("given", "git") and not own_words else "observed", intent)
-    add("files", "derived", summarize_files(difference.files))
+    add("files", "derived", summarize_files(difference.files, difference.analysis))
     add("meaning", "derived", *summarize_findings(difference.analysis))
-    add("processes", "observed", *_processes(live))
-    add("shell", "observed", f"cwd {live.cwd[0]} → {live.cwd[1]}" if live.cwd else "", _variables(live))
+    add("processes", "observed", *summarize_processes(live), *summarize_moves(live))
+    add("shell", "observed", *summarize_shell(live))
     add("network", "observed", describe_contacts(difference.contacts, amounts=True))
     for effect in outside:
-        add("outside", "claimed" if effect.source == "claimed" else "observed", describe_effect(effect))
+        add("outside", effect_source(effect), describe_effect(effect))
     done = _tasks(tasks)
     add("tasks", "claimed", *done)
+    ran = summarize_outcomes(commands, intent if intent_from == "command" else "")
+    add("commands", "observed", *ran)
     changed = summarize(difference, outside)
     return Card(
         intent=intent,
         intent_from=intent_from,
-        summary=" · ".join((changed, *done)) if changed != NOTHING else " · ".join(done) or changed,
+        summary=" · ".join((*ran, *([changed] if changed != NOTHING else ()), *done)) or changed,
         lines=tuple(lines),
         difference=difference,
         coverage=tuple(coverage),
         gaps=difference.gaps,
         redacted=difference.redacted,
+        commands=tuple(commands),
     )

@@ -2,7 +2,8 @@
 
 Differences are data. Here they become what people read: the faces lay the sections out and colour them, the
 words are the same in a terminal, in Python and everywhere else. A section is *derived* from the snapshots or
-*observed* by Waypoint; effects that a user or an agent only claims have a section of their own.
+*observed* by Waypoint; effects that are *judged* from the words of a command, or that a user or an agent only
+*claims*, have sections of their own.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ from waypoint.api.difference import (
     Changes,
     Contact,
     Difference,
-    LiveDifference,
-    PortFact,
-    ProcessFact,
     Section,
     SectionLine,
     Sign,
@@ -32,19 +30,24 @@ from waypoint.api.findings import (
     Finding,
     PackageChange,
     RepositoryChange,
+    ServerChange,
+    SystemChange,
 )
-from waypoint.history.changes import Fold, fold_noisy
+from waypoint.history.changes import Fold
 from waypoint.history.contacts import merge_contacts
 from waypoint.model import Effect
-from waypoint.text.effects import describe_contacts, describe_effect, traffic
-from waypoint.text.findings import (
-    count_files,
-    program_name,
-    program_names,
-    summarize_files,
-    summarize_findings,
+from waypoint.text.effects import describe_contacts, describe_effect, effect_source, traffic
+from waypoint.text.files import count_files, fold_files, summarize_files
+from waypoint.text.findings import describe_head, describe_server, quoted, summarize_findings
+from waypoint.text.live import (
+    port_lines,
+    port_summary,
+    process_lines,
+    process_summary,
+    shell_lines,
+    shell_summary,
 )
-from waypoint.text.units import cut, plural, shown, size, some
+from waypoint.text.units import plural, shown, size, some
 
 SECTIONS = ("files", "packages", "git", "databases", "system", "processes", "ports", "shell", "network")
 
@@ -55,6 +58,12 @@ _SIGNS: dict[str, Sign] = {
 _NOUNS = {"packages": "package", "git": "repository", "databases": "database", "system": "entry"}
 _NAMED_PROGRAMS = 3
 _LISTED_DEPENDENCIES = 5
+_AS_DEPENDENCY = {
+    "added": "as a dependency",
+    "removed": "was a dependency",
+    "upgraded": "a dependency",
+    "downgraded": "a dependency",
+}
 _VALUE_WIDTH = 60
 
 
@@ -63,14 +72,19 @@ def describe_difference(difference: Difference, only: Collection[str] = ()) -> t
     findings = difference.analysis.findings
     live = difference.live
     sections = (
-        _section("files", "derived", summarize_files(difference.files), _files(difference.files)),
+        _section(
+            "files",
+            "derived",
+            summarize_files(difference.files, difference.analysis),
+            _files(difference.files, difference.analysis),
+        ),
         _findings("packages", findings, (PackageChange,), _packages),
         _findings("git", findings, (RepositoryChange,), _repositories),
-        _findings("databases", findings, (DatabaseChange,), _databases),
-        _findings("system", findings, (AccountChange, CronChange), _system),
-        _section("processes", "observed", _process_summary(live), _processes(live)),
-        _section("ports", "observed", _port_summary(live), _ports(live)),
-        _section("shell", "observed", _shell_summary(live), _shell(live)),
+        _findings("databases", findings, (DatabaseChange, ServerChange), _databases),
+        _findings("system", findings, (AccountChange, CronChange, SystemChange), _system),
+        _section("processes", "observed", process_summary(live), process_lines(live)),
+        _section("ports", "observed", port_summary(live), port_lines(live)),
+        _section("shell", "observed", shell_summary(live), shell_lines(live)),
         _section(
             "network", "observed", describe_contacts(difference.contacts), _contacts(difference.contacts)
         ),
@@ -79,10 +93,12 @@ def describe_difference(difference: Difference, only: Collection[str] = ()) -> t
 
 
 def describe_effects(effects: Sequence[Effect]) -> tuple[Section, ...]:
-    """What was done outside: one section for what is known and one for what is only claimed."""
-    observed = [effect for effect in effects if effect.source != "claimed"]
-    claimed = [effect for effect in effects if effect.source == "claimed"]
-    sections = (_outside("observed", observed), _outside("claimed", claimed))
+    """What was done outside: a section for each way in which it is known."""
+    sources: tuple[Source, ...] = ("observed", "judged", "claimed")
+    sections = (
+        _outside(source, [effect for effect in effects if effect_source(effect) == source])
+        for source in sources
+    )
     return tuple(section for section in sections if section.lines)
 
 
@@ -109,8 +125,8 @@ def _section(name: str, source: Source, summary: str, lines: Iterable[SectionLin
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def _files(changes: Changes) -> Iterator[SectionLine]:
-    folded = fold_noisy(changes)
+def _files(changes: Changes, analysis: Analysis) -> Iterator[SectionLine]:
+    folded = fold_files(changes, analysis)
     parents = {posixpath.dirname(change.path) for change in folded.changes}
     parents |= {posixpath.dirname(fold.path) for fold in folded.folds}
     entries: list[tuple[str, SectionLine]] = []
@@ -133,6 +149,8 @@ def _file(change: Change) -> SectionLine:
     elif "content" in change.what and change.size_before is not None and change.size_after is not None:
         before, after = size(change.size_before), size(change.size_after)
         phrases.append(f"{before} → {after}" if before != after else after)
+    elif change.links_to is not None:
+        phrases.append(f"{'was a ' * (change.kind == 'deleted')}hard link of {change.links_to}")
     elif change.kind == "created" and change.entry == "file" and change.size_after is not None:
         phrases.append(size(change.size_after))
     elif change.kind == "created" and change.entry not in ("file", "folder"):
@@ -174,7 +192,9 @@ def _findings(
 ) -> Section:
     of_kind = [finding for finding in findings if isinstance(finding, kinds)]
     phrases = summarize_findings(Analysis(findings=tuple(of_kind)))
-    return _section(name, "derived", _join(*phrases) or plural(len(of_kind), _NOUNS[name]), lines(of_kind))
+    places = [finding.path for finding in of_kind if isinstance(finding, RepositoryChange)]
+    other = f"not committed: {some(places, 2)}" if places else plural(len(of_kind), _NOUNS[name])
+    return _section(name, "derived", _join(*phrases) or other, lines(of_kind))
 
 
 def _packages(findings: Sequence[Finding]) -> Iterator[SectionLine]:
@@ -187,7 +207,7 @@ def _packages(findings: Sequence[Finding]) -> Iterator[SectionLine]:
         version = change.after or change.before or ""
         if change.before and change.after:
             version = f"{change.before} → {change.after}"
-        how = "" if change.direct else "came along"
+        how = "" if change.direct else _AS_DEPENDENCY[change.change]
         lock = "" if change.installed else "in the lock file only"
         yield SectionLine(
             sign=_SIGNS[change.change],
@@ -197,15 +217,19 @@ def _packages(findings: Sequence[Finding]) -> Iterator[SectionLine]:
     if len(listed) < len(changes):
         counts = Counter((change.ecosystem, _SIGNS[change.change]) for change in dependencies)
         for (ecosystem, sign), number in counts.items():
-            yield SectionLine(sign=sign, text=f"{ecosystem} {number:,} more", detail="came along")
+            yield SectionLine(sign=sign, text=f"{ecosystem} {number:,} more", detail=_as_dependencies(number))
+
+
+def _as_dependencies(number: int) -> str:
+    return "as a dependency" if number == 1 else "as dependencies"
 
 
 def _repositories(findings: Sequence[Finding]) -> Iterator[SectionLine]:
     for change in (finding for finding in findings if isinstance(finding, RepositoryChange)):
-        where = change.branch_after or change.branch_before or "no branch"
+        where = describe_head(change)
         if change.branch_before and change.branch_after and change.branch_before != change.branch_after:
-            where = f"{change.branch_before} → {change.branch_after}"
-        phrases = [f"on {where}"]
+            where = f"{change.branch_before} → {where.removeprefix('on ')}"
+        phrases = [where if change.change != "removed" else ""]
         if change.moved_from:
             phrases.append(f"was {change.moved_from}")
         for number, word in (
@@ -220,18 +244,43 @@ def _repositories(findings: Sequence[Finding]) -> Iterator[SectionLine]:
             phrases.append(f"{change.in_progress} unfinished")
         yield SectionLine(sign=_SIGNS[change.change], text=change.path, detail=_join(*phrases))
         for commit in change.commits:
-            yield SectionLine(sign="+", text=f'{commit.id[:7]} "{commit.subject}"', detail="commit")
+            detail = "merge" if commit.merge else "commit"
+            yield SectionLine(sign="+", text=f'{commit.id[:7]} "{commit.subject}"', detail=detail)
         if change.commit_count > len(change.commits):
-            yield SectionLine(sign="+", text=f"{change.commit_count - len(change.commits):,} more commits")
+            more = change.commit_count - len(change.commits)
+            yield SectionLine(sign="+", text=plural(more, "more commit"))
+        for commit in change.lost:
+            yield SectionLine(sign="-", text=f'{commit.id[:7]} "{commit.subject}"', detail="lost commit")
+        if change.lost_count > len(change.lost):
+            more = change.lost_count - len(change.lost)
+            yield SectionLine(sign="-", text=plural(more, "more lost commit"))
         for branch in change.branches:
             sign: Sign = "+" if branch.before is None else "-" if branch.after is None else "~"
             moved = " → ".join(commit[:7] for commit in (branch.before, branch.after) if commit)
-            yield SectionLine(sign=sign, text=f"branch {branch.branch}", detail=moved)
+            lost = f"lost {quoted(branch.lost_subjects, branch.lost)}" if branch.lost else ""
+            yield SectionLine(sign=sign, text=f"branch {branch.branch}", detail=_join(moved, lost))
+        for ref in change.refs:
+            sign = "+" if ref.before is None else "-" if ref.after is None else "~"
+            moved = " → ".join(commit[:7] for commit in (ref.before, ref.after) if commit)
+            yield SectionLine(sign=sign, text=f"{ref.kind} {ref.name}", detail=moved)
+        if change.stashed:
+            yield SectionLine(sign="+", text=plural(change.stashed, "stash entry"))
+        if change.unstashed:
+            yield SectionLine(sign="-", text=plural(change.unstashed, "stash entry"))
         for move in change.moves:
             yield SectionLine(sign="~", text=move)
 
 
 def _databases(findings: Sequence[Finding]) -> Iterator[SectionLine]:
+    for server in (finding for finding in findings if isinstance(finding, ServerChange)):
+        detail = _join(
+            f"{server.server} {server.version}".rstrip(), describe_server(server).partition(": ")[2]
+        )
+        yield SectionLine(sign=_SIGNS[server.change], text=server.path, detail=detail)
+        if server.change == "created":
+            for space in server.databases:
+                counted = plural(space.after, server.unit) if space.after and server.unit else ""
+                yield SectionLine(sign="+", text=space.name, detail=counted)
     for change in (finding for finding in findings if isinstance(finding, DatabaseChange)):
         [phrase] = summarize_findings(Analysis(findings=(change,))) or [""]
         # Of `sqlite app.db: orders +12 rows` only the second half: the path is in the line already.
@@ -251,80 +300,17 @@ def _system(findings: Sequence[Finding]) -> Iterator[SectionLine]:
             yield SectionLine(sign=_SIGNS[change.change], text=f"cron {change.path}")
             yield from (SectionLine(sign="+", text=line, detail="cron") for line in change.added)
             yield from (SectionLine(sign="-", text=line, detail="cron") for line in change.removed)
+        elif isinstance(change, SystemChange):
+            if change.subject == "keys":
+                yield SectionLine(sign=_SIGNS[change.change], text=change.name, detail="may log in")
+                for key in change.details:
+                    yield SectionLine(sign="+" if key.startswith("+") else "-", text=key[1:], detail="key")
+            else:
+                text = f"{'password of' if change.subject == 'password' else change.subject} {change.name}"
+                yield SectionLine(sign=_SIGNS[change.change], text=text, detail=", ".join(change.details))
 
 
 # ---- the live side -------------------------------------------------------------------------------
-
-
-def _process_summary(live: LiveDifference) -> str:
-    phrases = []
-    for word, processes, ports in (
-        ("started", live.started, live.opened),
-        ("ended", live.ended, live.closed),
-    ):
-        if names := program_names(processes, ports):
-            phrases.append(f"{some(names, _NAMED_PROGRAMS)} {word}")
-    if live.kept:
-        phrases.append(f"{live.kept:,} still there")
-    before, after = live.memory_bytes
-    if phrases and size(before) != size(after):
-        phrases.append(f"memory {size(before)} → {size(after)}")
-    return _join(*phrases)
-
-
-def _processes(live: LiveDifference) -> Iterator[SectionLine]:
-    signs: tuple[tuple[Sign, Sequence[ProcessFact], Sequence[PortFact]], ...] = (
-        ("+", live.started, live.opened),
-        ("-", live.ended, live.closed),
-    )
-    for sign, processes, ports in signs:
-        for process in processes:
-            [name] = program_names([process], ports)
-            command = cut(process.command, _VALUE_WIDTH)
-            detail = _join(f"pid {process.pid}", command, "stopped" if process.stopped else "")
-            yield SectionLine(sign=sign, text=name, detail=detail)
-
-
-def _port_summary(live: LiveDifference) -> str:
-    phrases = []
-    for word, ports in (("opened", live.opened), ("closed", live.closed)):
-        if ports:
-            numbers = sorted({port.port for port in ports})
-            phrases.append(f"{', '.join(f':{number}' for number in numbers)} {word}")
-    return _join(*phrases)
-
-
-def _ports(live: LiveDifference) -> Iterator[SectionLine]:
-    signs: tuple[tuple[Sign, Sequence[PortFact]], ...] = (("+", live.opened), ("-", live.closed))
-    for sign, ports in signs:
-        for port in ports:
-            address = f"[{port.address}]" if ":" in port.address else port.address
-            program = program_name(port.command) if port.command else ""
-            yield SectionLine(sign=sign, text=f"{port.protocol} {address}:{port.port}", detail=program)
-
-
-def _shell_summary(live: LiveDifference) -> str:
-    phrases = []
-    if live.cwd:
-        phrases.append(f"cwd {live.cwd[0]} → {live.cwd[1]}")
-    if live.variables:
-        phrases.append(plural(len(live.variables), "variable"))
-    if functions := len(live.functions_added) + len(live.functions_removed):
-        phrases.append(plural(functions, "function"))
-    return _join(*phrases)
-
-
-def _shell(live: LiveDifference) -> Iterator[SectionLine]:
-    if live.cwd:
-        yield SectionLine(sign="~", text=f"cwd {live.cwd[0]} → {live.cwd[1]}")
-    for variable in live.variables:
-        sign: Sign = "+" if variable.before is None else "-" if variable.after is None else "~"
-        values = [
-            cut(value, _VALUE_WIDTH) for value in (variable.before, variable.after) if value is not None
-        ]
-        yield SectionLine(sign=sign, text=variable.name, detail=" → ".join(values) if sign != "-" else "")
-    yield from (SectionLine(sign="+", text=f"{name}()") for name in live.functions_added)
-    yield from (SectionLine(sign="-", text=f"{name}()") for name in live.functions_removed)
 
 
 def _contacts(contacts: Sequence[Contact]) -> Iterator[SectionLine]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from waypoint.api.difference import Contact
+from waypoint.api.difference import Contact, Source
 from waypoint.history.contacts import merge_contacts
 from waypoint.model import Effect
 from waypoint.text.units import clock, cut, shown, size, some
@@ -18,6 +18,14 @@ def effect_name(effect: Effect) -> str:
     """What was done, in a few words: `git push origin fix-auth`, `POST https://api.example.com/charges`."""
     is_request = effect.rule == "HTTP write" and effect.target
     return cut(shown(effect.target if is_request else effect.command), _WIDTH)
+
+
+def effect_source(effect: Effect) -> Source:
+    """How an effect is known. That a command ran was seen; that it acted outside is judged by words."""
+    match effect.source:
+        case "observed" | "claimed":
+            return effect.source
+    return "judged"
 
 
 def describe_effect(effect: Effect, now: datetime | None = None) -> str:

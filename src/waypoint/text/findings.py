@@ -1,57 +1,36 @@
-"""What changed in a few words each, for the one line that a log has room for: files, findings, programs."""
+"""What changed in a few words each, for the one line that a log has room for: findings and programs."""
 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
-from waypoint.api.difference import Changes, PortFact, ProcessFact
+from waypoint.api.difference import PortFact, ProcessFact
 from waypoint.api.findings import (
     AccountChange,
     Analysis,
     CronChange,
     DatabaseChange,
+    Gap,
+    Keyspace,
     PackageChange,
+    RefMove,
     RepositoryChange,
+    ServerChange,
+    SystemChange,
     TableChange,
 )
-from waypoint.history.changes import Fold, Summary, fold_noisy, total
-from waypoint.text.units import cut
+from waypoint.text.units import cut, plural, some
 
 _SIGNS = {"added": "+", "created": "+", "upgraded": "~", "downgraded": "~", "changed": "~", "removed": "-"}
 _NAMED = 3
-_NAMED_FOLDERS = 2
+_NAMED_COMMITS = 2
+_NAMED_TABLES = 2
 _SYSTEM = {"/", "/usr", "/usr/local"}
-
-
-def summarize_files(changes: Changes) -> str:
-    """All changed files in a few words: `+7 ~3 files, +1,842 in node_modules`; empty when nothing changed."""
-    folded = fold_noisy(changes)
-    listed = total(folded.changes)
-    words = count_files(listed)
-    folds = [(fold.path.rpartition("/")[2], count_files(fold)) for fold in folded.folds]
-    # What git wrote for itself is not worth a word beside other changes.
-    folds = [(name, counts) for name, counts in folds if counts and not (words and name == ".git")]
-    named = folds[:_NAMED_FOLDERS]
-    if not words and folds:
-        more = ", …" if len(folds) > _NAMED_FOLDERS else ""
-        names = ", ".join(dict.fromkeys(name for name, _ in named))
-        return f"{count_files(total(changes))} ({names}{more})"
-    phrases = [
-        words or (f"{listed.folders:,} folder{'s' * (listed.folders != 1)}" if listed.folders else ""),
-        *(f"{counts.rpartition(' ')[0]} in {name}" for name, counts in named),
-        "…" if len(folds) > _NAMED_FOLDERS else "",
-    ]
-    return ", ".join(filter(None, phrases))
-
-
-def count_files(count: Summary | Fold) -> str:
-    """`+7 ~3 files`; empty when there are none."""
-    numbers = {"+": count.created, "~": count.modified, "-": count.deleted, "→": count.renamed}
-    words = [f"{sign}{number:,}" for sign, number in numbers.items() if number]
-    return f"{' '.join(words)} file{'s' * (sum(numbers.values()) != 1)}" if words else ""
 
 
 def program_name(command: str) -> str:
@@ -60,13 +39,43 @@ def program_name(command: str) -> str:
     if not words:
         return "?"
     name = posixpath.basename(words[0].strip("[]-")).rstrip(":")  # `nginx: worker process`
-    if name.startswith("python") and "-m" in words[:-1]:
-        return words[words.index("-m") + 1]
-    if name.startswith(("python", "node", "ruby", "perl", "bash", "sh")):
-        for word in words[1:]:
-            if not word.startswith("-"):
-                return posixpath.basename(word)
-    return name
+    match = re.match(r"python|node|ruby|perl|(?:ba|da|z)?sh(?=$)", name)
+    return name if match is None else _script_name(name, words[1:], _INTERPRETERS.get(match[0], _SHELL))
+
+
+class _Options(NamedTuple):
+    """The options of an interpreter before the script: what has the program in its own text, and what takes a
+    word."""
+
+    code: str
+    with_word: tuple[str, ...]
+
+
+_SHELL = _Options("c", ("-o", "-O", "+o", "+O", "--rcfile", "--init-file"))
+_INTERPRETERS = {
+    "python": _Options("c", ("-W", "-X", "--check-hash-based-pycs")),
+    "node": _Options("ep", ("-r", "--require", "--import", "--loader", "-C", "--conditions")),
+    "ruby": _Options("e", ("-I", "-r", "-C")),
+    "perl": _Options("eE", ("-I",)),
+}
+_LONG_CODE = ("--eval", "--print")
+
+
+def _script_name(interpreter: str, arguments: Sequence[str], options: _Options) -> str:
+    """The script or the module that an interpreter runs; `python3 -c` when the program is in the command."""
+    rest = iter(arguments)
+    for word in rest:
+        if word in options.with_word:
+            next(rest, None)
+        elif word in _LONG_CODE:
+            return f"{interpreter} -{options.code[0]}"
+        elif word.startswith("-m") and interpreter.startswith("python"):
+            return word[2:] or next(rest, interpreter)
+        elif match := re.match(rf"-[A-Za-z]*?([{options.code}])", word):
+            return f"{interpreter} -{match[1]}"
+        elif not word.startswith(("-", "+")):
+            return posixpath.basename(word)
+    return interpreter
 
 
 def program_names(processes: Sequence[ProcessFact], ports: Sequence[PortFact]) -> list[str]:
@@ -102,8 +111,10 @@ def summarize_findings(analysis: Analysis) -> list[str]:
             if isinstance(finding, DatabaseChange)
             for phrase in _database(finding)
         ),
+        *(describe_server(finding) for finding in findings if isinstance(finding, ServerChange)),
         *_counted("user", [finding for finding in findings if isinstance(finding, AccountChange)]),
         *_counted("cron", [finding for finding in findings if isinstance(finding, CronChange)]),
+        *_system([finding for finding in findings if isinstance(finding, SystemChange)]),
     ]
     return [_printable(phrase, 120) for phrase in phrases]
 
@@ -125,7 +136,10 @@ def _packages(changes: list[PackageChange]) -> Iterator[str]:
         if len(direct) <= _NAMED:
             words = ", ".join(_package(change, versions=len(direct) == 1) for change in direct)
             if rest:
-                words += f" (and {rest} with it)" if len(direct) == 1 else f" (and {rest} with them)"
+                # What a new package brought came with it; what went meanwhile did not.
+                kinds = {change.change for change in members} - {change.change for change in direct}
+                how = "more" if kinds else "with it" if len(direct) == 1 else "with them"
+                words += f" (and {rest} {how})"
             where = f" in {environment}" if several else ""
         else:
             words = _signs([change.change for change in members])
@@ -151,34 +165,76 @@ def _signs(changes: list[str]) -> str:
 
 
 def _repository(change: RepositoryChange) -> Iterator[str]:
-    where = change.path.rpartition("/")[2] or "/"
+    where = f"{'worktree ' if change.worktree_of else ''}%s{change.path.rpartition('/')[2] or '/'}"
+    at = describe_head(change)
     if change.change == "removed":
-        yield f"git -{where}"
+        yield f"git {where % '-'}"
         return
-    branch = change.branch_after or "no branch"
-    if change.commit_count:
-        noun = "commit" if change.commit_count == 1 else "commits"
-        words = (
-            f'git {change.commit_count:,} {noun} on {branch} "{_printable(change.commits[0].subject, 50)}"'
-        )
+    if change.commit_count or change.lost_count:
+        words = f"git {_commits(change)}"
         yield f"{words}, {change.untracked:,} untracked" if change.untracked else words
     elif change.moved_from:
         yield f"git {change.moved_from} → {change.path}"
     elif change.change == "created":
-        yield f"git +{where} on {branch}"
+        yield f"git {where % '+'} {at}"
     elif change.branch_before != change.branch_after:
-        yield f"git {change.branch_before} → {branch}"
+        yield f"git {change.branch_before} → {at.removeprefix('on ')}"
     elif change.head_before != change.head_after:
-        yield f"git {branch} moved to {(change.head_after or 'nothing')[:7]}"
+        yield f"git {at.removeprefix('on ')} moved to {(change.head_after or 'nothing')[:7]}"
+    for branch in change.branches:
+        if branch.after is None and branch.lost:
+            yield f"git branch {branch.branch} deleted, lost {quoted(branch.lost_subjects, branch.lost)}"
+    if change.change == "changed":
+        if tags := [f"{_ref_sign(ref)}{ref.name}" for ref in change.refs if ref.kind == "tag"]:
+            yield f"git tag {some(tags, _NAMED)}"
+        if fetched := [ref.name for ref in change.refs if ref.kind == "remote branch" and ref.after]:
+            yield f"git fetched {some(fetched, _NAMED)}"
+    if change.stashed:
+        yield f"git {plural(change.stashed, 'stash entry')} made"
+    if change.unstashed:
+        yield f"git {plural(change.unstashed, 'stash entry')} gone"
     if change.in_progress:
         yield f"git {change.in_progress} unfinished"
+
+
+def _ref_sign(ref: RefMove) -> str:
+    return "+" if ref.before is None else "-" if ref.after is None else "~"
+
+
+def describe_head(change: RepositoryChange) -> str:
+    """`on main`, `detached at 1b62a0c`."""
+    branch = change.branch_after
+    if branch and (change.head_after or "").startswith(branch):
+        return f"detached at {branch[:7]}"
+    return f"on {branch or 'no branch'}"
+
+
+def _commits(change: RepositoryChange) -> str:
+    """`2 commits on main "newest of them"`, `main lost "a" and "b"`."""
+    at = describe_head(change)
+    lost = quoted([commit.subject for commit in change.lost], change.lost_count) if change.lost_count else ""
+    lost += f" (still on {change.lost_kept_on})" if change.lost_kept_on else ""
+    if not change.commit_count:
+        return f"{at.removeprefix('on ')} lost {plural(change.lost_count, 'commit')}: {lost}"
+    newest, others = change.commits[0], change.commit_count - 1
+    what = "merge" if newest.merge else plural(change.commit_count, "commit")
+    words = f'{what} {at} "{_printable(newest.subject, 50)}"'
+    if newest.merge and others:
+        words += f" with {plural(others, 'commit')}"
+    return f"{words}, lost {lost}" if lost else words
+
+
+def quoted(subjects: Sequence[str], number: int) -> str:
+    """`"fix it", "try it" and 3 more`."""
+    names = [f'"{_printable(subject, 40)}"' for subject in subjects[:_NAMED_COMMITS]]
+    more = f" and {number - len(names):,} more" if number > len(names) else ""
+    return ", ".join(names) + more
 
 
 def _database(change: DatabaseChange) -> Iterator[str]:
     name = change.path.rpartition("/")[2]
     if change.change == "created":
-        noun = "table" if len(change.tables) == 1 else "tables"
-        yield f"sqlite +{name} ({len(change.tables):,} {noun})"
+        yield f"sqlite +{name} ({_new_tables(change.tables)})"
     elif change.change == "removed":
         yield f"sqlite -{name}"
     elif change.damage:
@@ -191,6 +247,44 @@ def _database(change: DatabaseChange) -> Iterator[str]:
         listed = {table.name for table in change.tables}
         other = [entry for entry in change.schema if entry.partition(" ")[2] not in listed]
         yield f"sqlite {name}: {', '.join(words or other[:2])}"
+
+
+def describe_server(change: ServerChange) -> str:
+    """`postgresql +shop, ~billing`, `redis dump.rdb: db0 +2 -1 keys`."""
+    name = change.path.rpartition("/")[2]
+    spaces = [_keyspace(space, change.unit) for space in change.databases]
+    words = ", ".join(spaces[:_NAMED]) + (
+        f" and {len(spaces) - _NAMED:,} more" if len(spaces) > _NAMED else ""
+    )
+    if change.change == "removed":
+        return f"{change.server} -{name}"
+    if change.change == "created":
+        return f"{change.server} +{name}" + (f" ({words})" if words else "")
+    return f"{change.server} {name}: {words or 'written to'}"
+
+
+def _keyspace(space: Keyspace, unit: str) -> str:
+    if space.added is not None or space.removed is not None:
+        counts = (("+", space.added), ("-", space.removed))
+        signed = [f"{sign}{number:,}" for sign, number in counts if number]
+        words = [f"{' '.join(signed)} {unit if signed in (['+1'], ['-1']) else f'{unit}s'}"] if signed else []
+        words += [f"{space.rewritten:,} rewritten"] if space.rewritten else []
+        return f"{space.name} {', '.join(words)}"
+    if space.change == "changed" and space.before != space.after:
+        return f"~{space.name} {space.before} → {space.after} {unit}s"
+    held = f" {plural(space.after, unit)}" if space.after and space.change == "created" else ""
+    return f"{_SIGNS[space.change]}{space.name}{held}"
+
+
+def _new_tables(tables: Sequence[TableChange]) -> str:
+    """`orders 3 rows, carts`, or how many there are."""
+    if not 0 < len(tables) <= _NAMED_TABLES:
+        return plural(len(tables), "table")
+    counted = [
+        f"{table.name} {plural(table.rows_after, 'row')}" if table.rows_after else table.name
+        for table in tables
+    ]
+    return ", ".join(counted)
 
 
 def _weight(table: TableChange) -> tuple[bool, int]:
@@ -211,14 +305,72 @@ def _table(table: TableChange) -> str:
             return f"{name} {difference:+,} {'row' if abs(difference) == 1 else 'rows'}"
         return f"{name} altered" if table.altered else f"{name} not compared"
     signed = [f"{sign}{number:,}" for sign, number in (("+", table.inserted), ("-", table.deleted)) if number]
-    words = []
+    words = ["altered"] if table.altered else []
     if signed:
         words.append(f"{' '.join(signed)} {'row' if signed in (['+1'], ['-1']) else 'rows'}")
     if table.updated:
         words.append(f"{table.updated:,} updated")
-    if not words and table.altered:
-        words.append("altered")
     return f"{name} {', '.join(words)}".rstrip()
+
+
+_MEANING = {
+    "folders": ("a folder", "what the files in it mean is not told"),
+    "git": ("a git repository", "its commits and branches are not told"),
+    "sqlite": ("a database", "its tables and rows are not told"),
+    "servers": ("a database server", "which of its databases changed is not told"),
+    "accounts": ("the list of users", "its changes are not told"),
+    "groups": ("the list of groups", "its changes are not told"),
+    "passwords": ("the list of passwords", "whether one is another is not told"),
+    "keys": ("the keys that may log in", "their changes are not told"),
+    "cron": ("what cron runs", "its changes are not told"),
+    "units": ("units of systemd", "their changes are not told"),
+    "capabilities": ("programs", "changes of their capabilities are not told"),
+    "lock": ("a lock file", "its changes are not told"),
+}
+
+
+def describe_gap(gap: Gap) -> str:
+    """What could not be told, where that is, and why: `/app/a.db: its tables and rows are not told (…)`."""
+    packages = (f"packages of {gap.analyzer}", "their changes are not told")
+    subject, meaning = _MEANING.get(gap.analyzer, packages)
+    return f"{gap.path or subject}: {gap.meaning or meaning} ({gap.reason})"
+
+
+_SUBJECTS = {
+    "group": "groups",
+    "password": "passwords",
+    "keys": "files of keys",
+    "unit": "units",
+    "capability": "programs with capabilities",
+}
+
+
+def _system(changes: list[SystemChange]) -> Iterator[str]:
+    """`group +docker (+ann)`, `password of ann another one`, `unit backup.timer enabled`."""
+    for subject, group in groupby(changes, lambda change: change.subject):
+        members = list(group)
+        if len(members) > _NAMED:
+            yield f"{len(members):,} {_SUBJECTS[subject]} changed"
+        else:
+            yield ", ".join(describe_system(change) for change in members)
+
+
+def describe_system(change: SystemChange) -> str:
+    """One thing about the system, in a few words."""
+    sign = "" if change.change == "changed" else _SIGNS[change.change]
+    match change.subject:
+        case "password":
+            return f"password of {change.name} {' '.join(change.details)}"
+        case "keys":
+            signs = [detail[:1] for detail in change.details]
+            counts = " ".join(f"{mark}{signs.count(mark)}" for mark in "+-" if mark in signs)
+            return f"{counts} {'key' if len(signs) == 1 else 'keys'} in {change.name}"
+        case "group":
+            members = f" ({', '.join(change.details[:_NAMED])})" if change.details else ""
+            return f"group {sign or '~'}{change.name}{members}"
+        case "capability":
+            return f"{sign or '~'}{' '.join(change.details)} on {change.name}"
+    return f"unit {sign}{change.name}" + (f" {' '.join(change.details)}" if change.details else "")
 
 
 def _counted(word: str, changes: list[AccountChange] | list[CronChange]) -> Iterator[str]:

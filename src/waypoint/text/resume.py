@@ -90,9 +90,11 @@ def _point(now: SessionStatus) -> str:
     lines = [f"It stands on {now.point.label}{intent}, taken {now.point.created_at}."]
     if now.card:
         lines += [f"- {line.topic}: {shown(line.text)} [{line.source}]" for line in now.card.lines]
-    verdict = now.point.verdict
-    if verdict and verdict.state in ("passed", "failed"):
-        lines.append(f"- verified: {shown(verdict.command)} {verdict.state} [observed]")
+    lines += [
+        f"- verified: {shown(verdict.command)} {verdict.state} [observed]"
+        for verdict in now.point.verdicts
+        if verdict.state in ("passed", "failed")
+    ]
     return "\n".join(lines)
 
 

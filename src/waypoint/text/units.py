@@ -8,6 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+_PLURALS = {
+    "alias": "aliases",
+    "entry": "entries",
+    "process": "processes",
+    "repository": "repositories",
+    "stash entry": "stash entries",
+}
+
 
 def milliseconds(value: float) -> str:
     """`4.2 ms`, `183 ms`, `2.1 s`, `3 min 20 s`."""
@@ -31,7 +39,7 @@ def size(value: int) -> str:
 
 
 def plural(number: int, thing: str) -> str:
-    many = {"entry": "entries", "process": "processes", "repository": "repositories"}.get(thing, f"{thing}s")
+    many = _PLURALS.get(thing, f"{thing}s")
     return f"{number:,} {thing if number == 1 else many}"
 
 
@@ -44,6 +52,24 @@ def some(names: Sequence[str], most: int) -> str:
 def cut(text: str, width: int) -> str:
     """At most so many characters, with `…` for the rest."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def cut_around(before: str, after: str, width: int) -> tuple[str, str]:
+    """Two long texts, each at most so wide, cut so that the place where they differ can be seen."""
+    if len(before) <= width and len(after) <= width:
+        return before, after
+    same = next(
+        (place for place, (old, new) in enumerate(zip(before, after, strict=False)) if old != new),
+        min(len(before), len(after)),
+    )
+    start = max(0, same - width // 3)
+    return _window(before, start, width), _window(after, start, width)
+
+
+def _window(text: str, start: int, width: int) -> str:
+    start = min(start, max(0, len(text) - width))
+    head = f"…{text[start + 1 :]}" if start else text
+    return cut(head, width)
 
 
 def age(moment: str, now: datetime | None = None) -> str:

@@ -12,12 +12,22 @@ from datetime import datetime
 from typing import Any, Literal
 
 from waypoint.api.hints import Do, Wording, in_python
+from waypoint.text.live import COMPARED
 from waypoint.text.units import age, clock, milliseconds, plural, shown, size
 
 Manner = Literal["plain", "bold", "dim", "good", "bad", "warn"]
 Lines = list[tuple[Manner, str]]
 
 _MANNERS: Mapping[str, Manner] = {"+": "good", "-": "bad", "~": "warn", "→": "warn"}
+_VERDICT_MANNERS: Mapping[str, Manner] = {
+    "passed": "good",
+    "failed": "bad",
+    "error": "bad",
+    "timeout": "warn",
+    "unclear": "warn",
+}
+NOTHING_FOUND = ("no change found", "nothing changed")
+"""The summary of a point at which nothing changed; the second is that of older cards."""
 _NAME_WIDTH = 10
 _TEXT_WIDTH = 48
 _TITLE_WIDTH = 72
@@ -26,7 +36,10 @@ _TITLE_WIDTH = 72
 def title(point: Mapping[str, Any]) -> str:
     """What a point is meant to be, and whose words these are: given ones stand as they are, a command has its
     prompt before it, a commit says that it is one."""
-    words = shown(point["intent"])
+    intent = point["intent"].strip()
+    if point["intent_from"] == "command" and "\n" in intent:
+        intent = f"{intent.partition(chr(10))[0]} …"
+    words = shown(intent)
     if not words:
         return ""
     marks = {"command": f"$ {words}", "git": f'commit "{words}"'}
@@ -55,13 +68,26 @@ def verdict(result: Mapping[str, Any] | None, *, short: bool = False) -> str:
         case "failed":
             code = result["exit_code"]
             return f"✖ {command} " + ("did not end" if code is None else f"exit {code}")
+        case "timeout":
+            return f"? {command} took longer than {milliseconds(result['duration_ms'] or 0)}"
+        case "unclear":
+            return f"? {command} cannot tell (exit {result['exit_code']})"
         case "running":
             return f"… {command} runs in a fork"
     return f"✖ {command} could not be tried"
 
 
-def _verdict_in_brief(result: Mapping[str, Any] | None) -> str:
-    return verdict(result, short=True).removeprefix("– ")
+def verdicts(point: Mapping[str, Any], *, short: bool = False) -> str:
+    """What each command that was tried at a point says of it: first the one that decides."""
+    first = point["verdict"]
+    if first is None:
+        return verdict(None)
+    others = [result for result in reversed(point.get("verdicts", ())) if result["id"] != first["id"]]
+    return " · ".join([verdict(first, short=short), *(verdict(result, short=True) for result in others)])
+
+
+def _verdict_in_brief(point: Mapping[str, Any]) -> str:
+    return verdicts(point, short=True).removeprefix("– ")
 
 
 def restorable(point: Mapping[str, Any]) -> tuple[Manner, str] | None:
@@ -78,7 +104,7 @@ def restorable(point: Mapping[str, Any]) -> tuple[Manner, str] | None:
 
 def verdict_manner(result: Mapping[str, Any] | None) -> Manner:
     state = result["state"] if result else ""
-    return {"passed": "good", "failed": "bad", "error": "bad"}.get(state, "dim")  # type: ignore[return-value]
+    return _VERDICT_MANNERS.get(state, "dim")
 
 
 def _row(name: str, text: str) -> str:
@@ -107,6 +133,10 @@ def _left_out(gaps: Sequence[str], redacted: int) -> Lines:
     if redacted:
         lines.append(("dim", _row("redacted", plural(redacted, "value"))))
     return lines
+
+
+def _not_compared(phrases: Sequence[str]) -> Lines:
+    return [("dim", _row("not seen", shown(phrase))) for phrase in phrases]
 
 
 class Answer:
@@ -143,7 +173,7 @@ class Diff(Answer):
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """What changed files mean; each has a `kind`: package, repository, database, account, cron."""
+        """What changed files mean; each has a `kind`: package, repository, database, server, account, …."""
         return list(self.data["difference"]["analysis"]["findings"])
 
     @property
@@ -157,6 +187,11 @@ class Diff(Answer):
         return list(self.data["difference"]["gaps"])
 
     @property
+    def not_compared(self) -> list[str]:
+        """What may have changed without a sign of it: the memory of programs that went on."""
+        return list(self.data["difference"].get("not_compared", ()))
+
+    @property
     def redacted(self) -> int:
         """How many values were taken out because they look like secrets."""
         return int(self.data["difference"]["redacted"])
@@ -167,13 +202,13 @@ class Diff(Answer):
         return self.data.get("patch")
 
     def lines(self) -> Lines:
-        lines = sections(self.sections) or [("dim", "nothing changed")]
-        return [*lines, *_left_out(self.gaps, self.redacted)]
+        lines = sections(self.sections) or [("dim", "no change found")]
+        return [*lines, *_not_compared(self.not_compared), *_left_out(self.gaps, self.redacted)]
 
     def stat(self) -> Lines:
         """One line for each section."""
         rows: Lines = [("plain", _row(section["name"], section["summary"])) for section in self.sections]
-        return [*(rows or [("dim", "nothing changed")]), *_left_out(self.gaps, self.redacted)]
+        return [*(rows or [("dim", "no change found")]), *_left_out(self.gaps, self.redacted)]
 
     def __bool__(self) -> bool:
         return bool(self.data["different"])
@@ -266,8 +301,10 @@ class Card(Answer):
         if not self.ready:
             lines.append(("warn", _row("missing", "the card is not there yet; ask again in a moment")))
         elif not self.data["sections"]:
-            lines.append(("dim", _row("changes", "nothing changed since the point before")))
+            lines.append(("dim", _row("changes", "no change found since the point before")))
         lines += sections(self.data["sections"], most)
+        if self.difference:
+            lines += _not_compared(self.difference.not_compared)
         lines += [("warn", _row("not held", shown(sentence))) for sentence in self.coverage]
         return [*lines, *_left_out(self.gaps, self.redacted)]
 
@@ -345,7 +382,7 @@ class Status(Answer):
         if head:
             when = f"{clock(head['created_at'])}, {age(head['created_at'])}"
             at = quoted(head) if head["session"] == session["name"] else f"{head['session']}:{quoted(head)}"
-            lines.append(("plain", _row("at", f"{at} ({when}, {_verdict_in_brief(head['verdict'])})")))
+            lines.append(("plain", _row("at", f"{at} ({when}, {_verdict_in_brief(head)})")))
             if head.get("restorable") == "failed":
                 words = shown(head["restore_error"] or "its restore failed")
                 lines.append(("bad", _row("restores", f"NO: {words}")))
@@ -353,12 +390,15 @@ class Status(Answer):
             lines.append(("plain", _row("at", "the base: it has no points yet")))
         if session.get("auto"):
             lines.append(("plain", _row("automatic", "a point after each command that changed something")))
-        if diff := self.diff:
+        diff = self.diff
+        if diff:
             lines.append(("plain", _row("since", diff.summary)))
             lines += sections(diff.sections, most)
+        elif diff is not None:
+            lines.append(("dim", _row("since", COMPARED)))
+        if diff is not None:
+            lines += _not_compared(diff.not_compared)
             lines += _left_out(diff.gaps, diff.redacted)
-        elif self.data["difference"] is not None:
-            lines.append(("dim", _row("since", "nothing changed: all of it is in that point")))
         if self.data["missing"]:
             lines.append(("warn", _row("missing", shown(self.data["missing"]))))
         return lines
@@ -386,12 +426,12 @@ class Log(Answer):
             own = point["session"] == self.data["session"]
             label = point["label"] if own else f"{point['session']}/{point['label']}"
             words = "  ".join(filter(None, (point["name"], title(point)))) or "no words given"
-            verified = f"  {verdict(point['verdict'], short=True)}" if point["verdict"] else ""
+            verified = f"  {verdicts(point, short=True)}" if point["verdict"] else ""
             lines.append(
                 ("plain", self._cut(f"{here}  {label}  {clock(point['created_at'], now)}  {words}{verified}"))
             )
             summary = shown(point["summary"] or "")
-            if summary and summary != "nothing changed":
+            if summary and summary not in NOTHING_FOUND:
                 lines.append(("dim", self._cut(f"     {summary}")))
         return lines or [("dim", "there are no points yet")]
 
@@ -428,9 +468,9 @@ class Plan(Answer):
         plan, words = self.data["plan"], self.data["words"]
         target = plan["target"]
         facts = [clock(target["created_at"], now), age(target["created_at"], now)]
-        facts.append(_verdict_in_brief(target["verdict"]))
+        facts.append(_verdict_in_brief(target))
         whose = "" if target["session"] == plan["session"] else f"{target['session']}:"
-        way = "on to" if words["forward"] else "back to"
+        way = {"back": "back to", "on": "on to", "across": "over to"}[words["way"]]
         start = f"From now ({words['here']}) {way} {whose}{quoted(target)}"
         lines: Lines = [("bold", f"{start} ({', '.join(facts)})")]
         rows = [*self._rows(words, facts[0])]
@@ -442,6 +482,7 @@ class Plan(Answer):
         if plan["unseen"]:
             unseen = " · ".join(map(shown, plan["unseen"]))
             lines.append(("warn", f"  may have acted outside, could not be looked into: {unseen}"))
+        lines += [("warn", f"  {shown(change)}") for change in plan.get("base_changes", ())]
         if plan["not_covered"]:
             lines.append(("warn", f"  not covered: {' · '.join(map(shown, plan['not_covered']))}"))
         if plan["lost"]["gaps"]:
@@ -450,8 +491,9 @@ class Plan(Answer):
         return [*lines, self._way_back(words, wording, safety=safety)]
 
     def _rows(self, words: Mapping[str, Any], when: str) -> Iterator[tuple[str, str]]:
-        for number, text in enumerate(words["files"]):
-            yield ("files" if number == 0 else ""), text
+        for name in ("files", "packages", "git", "databases"):
+            for number, text in enumerate(words[name]):
+                yield (name if number == 0 else ""), text
         changes = []
         if words["ends"]:
             changes.append(f"{_few(words['ends'])} {'ends' if len(words['ends']) == 1 else 'end'}")
@@ -503,7 +545,7 @@ class Bisection(Answer):
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """What was tried, in order: `checkpoint`, `label`, `passed`."""
+        """What was tried, in order: `checkpoint`, `label`, `passed`, `state`."""
         return list(self.data["steps"])
 
     @property
@@ -511,11 +553,12 @@ class Bisection(Answer):
         return Diff({**self.data, "different": bool(self.data["sections"])})
 
     def lines(self) -> Lines:
-        culprit, good = self.culprit, self.last_good
+        culprit, good, unclear = self.culprit, self.last_good, self.data["unclear"]
         when = f"{clock(culprit['created_at'])}, {age(culprit['created_at'])}"
         card = Card({**self.data, "checkpoint": culprit})
         return [
             ("bold", f"It broke at {quoted(culprit)} ({when})"),
+            *(("warn", f"or at {quoted(point)}, at which the command cannot tell") for point in unclear),
             *(("plain", row) for row in card.about()),
             ("plain", _row("changes", card.summary)),
             ("bold", f"From {quoted(good)}, the last point at which it works:"),
@@ -608,7 +651,7 @@ class Effects(Answer):
         if effect["approval"]:
             facts.append(f"approved as {effect['approval']}")
         facts.append(
-            {"claimed": "[claimed]", "observed": "[observed]", "typed": "typed"}.get(effect["source"], "")
+            {"rule": "[judged]", "typed": "typed [judged]"}.get(effect["source"], f"[{effect['source']}]")
         )
         where = f"{effect['session']}  " if several else ""
         lines: Lines = [("plain", f"{clock(effect['at'], now)}  {where}{shown(effect['command'])}")]
@@ -639,15 +682,15 @@ class Comparison(Answer):
     def lines(self, most: int = 8) -> Lines:
         lines: Lines = [("plain", f"Compared with {quoted(self.base) if self.base else 'the base'}:")]
         for candidate in self.candidates:
-            mark = candidate["point"]["verdict"] if candidate["point"] else None
-            lines.append((verdict_manner(mark), f"{candidate['name']}  {verdict(mark)}"))
+            point = candidate["point"] or {"verdict": None}
+            lines.append((verdict_manner(point["verdict"]), f"{candidate['name']}  {verdicts(point)}"))
             unique = candidate["unique_bytes"]
             cost = [] if unique is None else [f"costs {size(unique)}"]
             took = milliseconds(candidate["commands_ms"])
             cost.append(f"{plural(candidate['commands'], 'command')} in {took}")
             if candidate["effects"]:
                 cost.append(f"{plural(candidate['effects'], 'effect')} outside")
-            summary = candidate["summary"] or "nothing changed"
+            summary = candidate["summary"] or "no change found"
             lines.append(("plain", f"    {' · '.join((summary, *cost))}"))
             for section in candidate["sections"]:
                 shown_lines = [line["text"] for line in section["lines"][:most]]
