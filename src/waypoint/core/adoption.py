@@ -1,21 +1,27 @@
 """Making database and pool agree again after a daemon that died or a power cut.
 
 A complete folder without a row becomes a point again: the daemon died before it wrote the row, or a power cut
-took the row. A row without its data is removed. What `forgotten` names is left to be deleted. Nothing is
-guessed: what is not certainly complete after a power cut is no point.
+took the row. A row without its data is removed when a power cut may have taken the data, and marked as
+damaged when the data was on the disk. What `forgotten` names is left to be deleted. Nothing is guessed: what
+is not certainly complete after a power cut is no point.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
-from waypoint.core import pointfile
+from waypoint.core import manifest, pointfile
 from waypoint.core.pointfile import PointFile
-from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
+from waypoint.home import Home
+from waypoint.kernel import faults
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.model import Repair
+from waypoint.store import Store
 from waypoint.store.sessions import SessionRow
 
 log = logging.getLogger("waypoint")
@@ -24,19 +30,31 @@ BOOT_FILE = "boot"
 """In the run folder, which a reboot empties: with it, nothing that was written can have been lost since."""
 
 
+def is_unreadable(folder: Path) -> bool:
+    """Whether a folder without a row was a point, and what it was cannot be read: a newer version has written
+    it, or its point.json is damaged. (It has digests only if it had a row once.)"""
+    if pointfile.is_newer(folder):
+        return True
+    return pointfile.read(folder) is None and (folder / manifest.MANIFEST_FILE).exists()
+
+
 class Adoption:
     """Rows for data, and no rows without data. To be run before the first request is served."""
 
-    def __init__(self, registry: Registry, pool: Pool, remains: Remains) -> None:
-        self._store, self._home, self._pool, self._remains = registry.store, registry.home, pool, remains
+    def __init__(self, home: Home, store: Store, pool: Pool, remains: Remains) -> None:
+        self._home, self._store, self._pool, self._remains = home, store, pool, remains
+        self.done: list[Repair] = []
+        """What was put in order since the daemon has started."""
 
     def run(self, *, writes_lost: bool = False) -> None:
         """`writes_lost`: what was not synced may be gone, although the machine has not been rebooted."""
         boot = self._home.run / BOOT_FILE
         rebooted = writes_lost or not boot.exists()
         self._drop_rows_without_data(rebooted=rebooted)
+        faults.reach("adopt.dropped")
         self._adopt(rebooted=rebooted)
         self._drop_notes_of_forgotten()
+        faults.reach("adopt.cleared")
         boot.touch()
 
     def _damage(self, point_id: str, *, files_only: bool, rebooted: bool) -> str | None:
@@ -53,14 +71,28 @@ class Adoption:
                 damage = None if (folder / "files").is_dir() else "its files are gone"
             else:
                 damage = self._damage(point.id, files_only=point.files_only, rebooted=rebooted)
-            if damage:
-                log.warning(
-                    "%s:%s (%s) is no point any more: %s", point.session, point.label, point.id, damage
-                )
+            if not damage or point.damage:
+                continue
+            name = f"{point.label} of session {point.session!r}"
+            if point.durable:
+                self._store.points.set_damage(point.id, damage)
+                self._note(f"{name} is marked as damaged: {damage}", folder)
+            else:
                 self._store.points.remove(point.id)
+                self._note(f"{name} was not durable and is no point any more: {damage}", folder)
+
+    def _note(self, what: str, folder: Path) -> None:
+        log.warning("%s (%s)", what, folder.name)
+        self.done.append(Repair(what=what, where=str(folder.relative_to(self._home.path))))
 
     def _adopt(self, *, rebooted: bool) -> None:
-        contents = [(path, pointfile.read(path)) for path in self._remains.without_row()]
+        self.adopt(self._remains.without_row(), rebooted=rebooted)
+
+    def adopt(self, folders: Iterable[Path], *, rebooted: bool = False) -> None:
+        """Makes points of complete folders without a row, and deletes those that were being made. A folder
+        that was a point once, and cannot be read now, is left as it is."""
+        contents = [(path, pointfile.read(path)) for path in folders if not is_unreadable(path)]
+        faults.reach("adopt.read")
         complete: list[PointFile] = []
         for path, content in contents:
             damage = (
@@ -69,8 +101,8 @@ class Adoption:
                 else "what it is was not written to its end"
             )
             if content is None or damage:
-                log.warning("deleting %s, a point that was being made: %s", path.name, damage)
                 self._remains.delete(path)
+                self._note(f"the remains of a point that was being made are deleted: {damage}", path)
             else:
                 complete.append(content)
         for content in sorted(complete, key=lambda content: content.point.created_at):
@@ -90,14 +122,18 @@ class Adoption:
         # stands on its last point.
         follows = head is None or new.parent == head.id
         point = store.points.adopt(new, head=new.id if follows or row.state != "live" else row.head)
-        log.warning("%s:%s (%s) had no row in the database: adopted", point.session, point.label, point.id)
+        faults.reach("adopt.added")
+        folder = self._home.checkpoints / new.id
+        store.points.set_digest(new.id, manifest.digest_of(folder))
+        self._note(f"{point.label} of session {point.session!r} had no row in the database: adopted", folder)
 
     def _add_session(self, row: SessionRow) -> SessionRow:
         taken = {other.name for other in self._store.sessions.all()}
         names = (row.name, *(f"{row.name}-{number}" for number in range(2, len(taken) + 3)))
         name = next(name for name in names if name not in taken)
         self._store.sessions.add_lost(msgspec.structs.replace(row, name=name))
-        log.warning("session %s had no row in the database: it is there again, and does not run", name)
+        words = f"session {name!r} had no row in the database: it is there again, and does not run"
+        self._note(words, self._home.database)
         added = self._store.sessions.find(row.id)
         assert added
         return added

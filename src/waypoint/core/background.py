@@ -40,6 +40,8 @@ AFTER_AN_ANSWER = Patience(0.03, 0.3)
 SPARES = Patience(0.05, 1.0)
 PROOFS = Patience(2.0, 60.0)
 """Restoring a point only to see that it can be."""
+DIGESTS = Patience(1.0, 120.0)
+"""Reading points once, to be able to tell later whether they have changed."""
 SHARING = Patience(3.0, 10.0)
 """Comparing images page by page: the most expensive work, and the least urgent."""
 
@@ -106,6 +108,11 @@ class Background:
             with self._lock:
                 self._foreground -= 1
                 self._foreground_ended_at = time.monotonic()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a foreground verb runs now."""
+        return self._foreground > 0
 
     def seconds_until_idle(self, patience: Patience, since: float) -> float:
         """How long work that waits `since` then has still to wait; 0 when it may begin. To be asked again

@@ -1,22 +1,33 @@
 """Bisection: the first point at which a command fails, between one where it passes and one where it does not.
 
 The command is tried in throwaway copies, two at a time: each round tries two points and keeps a third of the
-line between them.
+line between them. A point at which the command takes too long or ends with 125 is neither good nor bad: it is
+left out, and the result names those that stand next to the place where it broke.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from waypoint.core.gate import Gate
 from waypoint.core.registry import Registry
 from waypoint.core.trials import AT_ONCE, Trials, check_trial
 from waypoint.errors import UsageError, WaypointError
 from waypoint.history.lineage import line_between
-from waypoint.model import Checkpoint
+from waypoint.history.verdicts import state_of
+from waypoint.model import Checkpoint, VerdictState
 from waypoint.store.sessions import SessionRow
+
+_ENDS: tuple[VerdictState, VerdictState] = ("passed", "failed")
+_WORDS: Mapping[VerdictState, str] = MappingProxyType({
+    "passed": "passes",
+    "failed": "fails",
+    "timeout": "takes too long",
+    "unclear": "cannot tell (exit 125)",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,15 +35,21 @@ class Step:
     """A point that was tried."""
 
     point: Checkpoint
-    passed: bool
+    state: VerdictState
+
+    @property
+    def passed(self) -> bool:
+        return self.state == "passed"
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The first point at which the command fails, the one before it, and all that were tried."""
+    """The first point at which the command fails, the last before it at which it passes, those between the
+    two at which it could not tell, and all that were tried."""
 
     point: Checkpoint
     last_good: Checkpoint
+    unclear: tuple[Checkpoint, ...]
     steps: tuple[Step, ...]
 
 
@@ -61,41 +78,40 @@ class Bisect:
         self._gate.check_trial(row, command)
         steps: list[Step] = []
 
-        def try_points(points: Sequence[Checkpoint]) -> list[bool]:
+        def try_points(points: Sequence[Checkpoint]) -> list[VerdictState]:
             with ThreadPoolExecutor(max_workers=AT_ONCE) as workers:
-                results = list(workers.map(lambda point: self._passes(point, command, timeout), points))
-            for point, passed in zip(points, results, strict=True):
-                steps.append(Step(point, passed))
+                results = list(workers.map(lambda point: self._state_at(point, command, timeout), points))
+            for point, state in zip(points, results, strict=True):
+                steps.append(Step(point, state))
                 on_step(steps[-1])
             return results
 
-        good_passes, bad_passes = try_points((good, bad))
-        if not good_passes or bad_passes:
-            which, word = (good, "fails") if not good_passes else (bad, "passes")
-            raise UsageError(
-                f"the command {word} at {which.name or which.label}",
-                hint="it must pass at GOOD and fail at BAD",
-            )
-        last_good = good
-        while len(line) > 1:
-            middle = sorted({(len(line) - 1) // 3, (len(line) - 1) * 2 // 3} - {len(line) - 1})
-            points = [line[number] for number in middle]
-            results = try_points(points)
-            if results == [False, True]:
+        for point, state, wanted in zip((good, bad), try_points((good, bad)), _ENDS, strict=True):
+            if state != wanted:
                 raise UsageError(
-                    f"it fails at {points[0].label} and passes again at {points[1].label}",
+                    f"the command {_WORDS[state]} at {point.name or point.label}",
+                    hint="it must pass at GOOD and fail at BAD",
+                )
+        last_good, left_out = good, set[str]()
+        while candidates := [number for number, point in enumerate(line[:-1]) if point.id not in left_out]:
+            middle = sorted({len(candidates) // 3, len(candidates) * 2 // 3})
+            tried = [candidates[place] for place in middle]
+            states = dict(zip(tried, try_points([line[number] for number in tried]), strict=True))
+            passes = [number for number, state in states.items() if state == "passed"]
+            fails = [number for number, state in states.items() if state == "failed"]
+            left_out |= {line[number].id for number in states if number not in (*passes, *fails)}
+            last_pass, first_bad = max(passes, default=-1), min(fails, default=len(line) - 1)
+            if last_pass > first_bad:
+                raise UsageError(
+                    f"it fails at {line[first_bad].label} and passes again at {line[last_pass].label}",
                     hint="there is more than one culprit: choose a shorter stretch",
                 )
-            first_bad = middle[results.index(False)] if False in results else len(line) - 1
-            last_pass = (
-                middle[max(n for n, passed in enumerate(results) if passed)] if True in results else -1
-            )
             if last_pass >= 0:
                 last_good = line[last_pass]
             line = line[last_pass + 1 : first_bad + 1]
-        return Culprit(line[0], last_good, tuple(steps))
+        return Culprit(line[-1], last_good, tuple(line[:-1]), tuple(steps))
 
-    def _passes(self, point: Checkpoint, command: str, timeout: float) -> bool:
+    def _state_at(self, point: Checkpoint, command: str, timeout: float) -> VerdictState:
         """No verdict is stored: a question that was asked once must not move `good`."""
         check_trial(command, files_only=point.files_only)
         try:
@@ -104,4 +120,4 @@ class Bisect:
             raise UsageError(
                 f"{point.label} could not be tried: {error}", hint="leave it out: bisect a shorter stretch"
             ) from error
-        return result.exit_code == 0 and not result.timed_out
+        return state_of(result.exit_code, timed_out=result.timed_out)

@@ -25,13 +25,13 @@ from waypoint.core.contacts import Contacts
 from waypoint.core.engine import Engine
 from waypoint.core.gate import Gate
 from waypoint.core.live import Doors, Live, start_environment
-from waypoint.core.observe import look_at_shell
+from waypoint.core.observe import exported_variables
 from waypoint.core.registry import Registry
 from waypoint.errors import WaypointError
 from waypoint.history.redaction import Redactor
 from waypoint.home import Home
-from waypoint.kernel import atomic, processes
-from waypoint.model import BoxOptions, Size
+from waypoint.kernel import atomic, faults, processes
+from waypoint.model import MALFORMED, BoxOptions, Size
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.pump import Pump
 from waypoint.terminal.recording import TerminalEvent, record
@@ -85,6 +85,7 @@ class Boxes:
             live, printed = self._connect(session_id, box, size)
             live.terminal.feed(printed)
             self._serve(live)
+            faults.reach("box.served")
         except BaseException:
             self._builder.remove(box)
             raise
@@ -94,7 +95,7 @@ class Boxes:
         """A box that an earlier daemon built. Its keeper has kept what the terminal printed meanwhile. The
         session is live again before that is read: a command that ended is judged like any other."""
         picture = None
-        with contextlib.suppress(OSError, msgspec.DecodeError):
+        with contextlib.suppress(OSError, *MALFORMED):
             picture = msgspec.json.decode(self._picture_path(box).read_bytes(), type=TerminalState)
         live, printed = self._connect(row.id, box, picture.size if picture else Size())
         self._registry.add(live)
@@ -237,20 +238,23 @@ class Boxes:
             if live.cleared:
                 return
             live.cleared = True
-        self._doors.close(live)
-        self._gate.approvals.drop(live)
-        self._pump.remove(live.terminal.master)
-        self._pump.remove(live.terminal.events.fileno())
-        live.terminal.close(why)
-        live.stream.close()
-        self._builder.remove(live.box)
-        live.memory.close()
-        live.terminal.events.close()
-        for program in live.programs.values():
-            program.ended.set()
-        self._picture_path(live.box).unlink(missing_ok=True)
-        self._contacts.box_ended(live.session_id, live.box.id)
-        self._registry.drop(live)
+        with contextlib.ExitStack() as steps:  # what comes first stands last; one that fails stops no other
+            steps.callback(self._registry.drop, live)
+            steps.callback(self._contacts.box_ended, live.session_id, live.box.id)
+            steps.callback(self._picture_path(live.box).unlink, missing_ok=True)
+            for program in live.programs.values():
+                steps.callback(program.ended.set)
+            steps.callback(live.terminal.events.close)
+            steps.callback(live.memory.close)
+            steps.callback(faults.reach, "box.removed")
+            steps.callback(self._builder.remove, live.box)
+            steps.callback(live.stream.close)
+            steps.callback(live.terminal.close, why)
+            steps.callback(self._pump.remove, live.terminal.events.fileno())
+            steps.callback(self._pump.remove, live.terminal.master)
+            steps.callback(self._gate.approvals.drop, live)
+            steps.callback(faults.reach, "box.silent")
+            steps.callback(self._doors.close, live)
 
     def close(self) -> None:
         """The daemon ends, the boxes do not: their terminals are written down for the next one."""
@@ -261,5 +265,5 @@ class Boxes:
 
 def _redactor(box: Box, terminal: Terminal) -> Redactor | None:
     """None when its shell cannot be looked at: it is gone, or not there yet."""
-    exported = look_at_shell(box, terminal).exported
+    exported = exported_variables(box, terminal)
     return Redactor.for_variables(exported) if exported else None

@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Protocol
 
 from waypoint.box.box import Box, drop_inside, end_keeper, keepers, socket_path
+from waypoint.box.filesystems import note_file_systems
 from waypoint.box.keeper import Keeper
 from waypoint.box.plan import BoxSpec
-from waypoint.box.volume import empty_hidden, examine_base, make_volume, write_first_files
+from waypoint.box.volume import (
+    empty_hidden,
+    examine_base,
+    hidden_paths,
+    make_volume,
+    note_hidden,
+    write_first_files,
+)
 from waypoint.core.contacts import Contacts
 from waypoint.errors import WaypointError
 from waypoint.home import Home
-from waypoint.kernel import cgroups, locks
+from waypoint.kernel import cgroups, faults, locks
 from waypoint.kernel.network.resolver import resolver_config
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.protocol import Pool
@@ -81,9 +89,12 @@ class HostBuilder:
 
     def make_volume(self, volume: Path, name: str, options: BoxOptions, base: Path) -> None:
         self._pool.create(volume)
-        make_volume(volume, examine_base(base, self._home).layered)
+        layered = examine_base(base, self._home).layered
+        make_volume(volume, layered)
+        note_file_systems(volume, base, layered)
         write_first_files(volume, base, _first_files(name, options, base))
         empty_hidden(volume, base, self._home, options)
+        note_hidden(volume, hidden_paths(options, base, self._home))
 
     def build(
         self, volume: Path, name: str, options: BoxOptions, base: Path, size: Size, facts: BoxFacts
@@ -102,10 +113,13 @@ class HostBuilder:
         )
         limits = cgroups.Limits(options.memory_bytes, options.cpus, options.pids)
         with contextlib.ExitStack() as undo:
+            faults.reach("box.begun")
             group = cgroups.create(self._home.tag, box_id, limits)
             undo.callback(group.remove)
+            faults.reach("box.grouped")
             box = Box.build(spec)
             undo.callback(box.kill, self._home)
+            faults.reach("box.started")
             group.add(box.pid)
             if options.net == "nat":
                 self._prepare_network()
@@ -113,6 +127,7 @@ class HostBuilder:
                 try:
                     undo.callback(self._network.detach, box_id)
                     self._network.attach(box_id, space, keep=facts.addresses)
+                    faults.reach("box.attached")
                 finally:
                     os.close(space)
             undo.pop_all()

@@ -28,22 +28,24 @@ from waypoint.core.builder import BoxFacts
 from waypoint.core.cards import Cards
 from waypoint.core.contacts import Contacts
 from waypoint.core.dedupe import Dedupe
+from waypoint.core.digests import Digests
 from waypoint.core.durability import Durability
 from waypoint.core.engine import Engine
+from waypoint.core.kept import KeptFiles
 from waypoint.core.live import Doors, Live, Twin, new_id
-from waypoint.core.observe import observe
+from waypoint.core.observe import Observation, observe
 from waypoint.core.pointfile import PointFile
 from waypoint.core.registry import FACTS_FILE, Registry
 from waypoint.core.remains import Remains
 from waypoint.core.space import DiskSpace
 from waypoint.core.spares import Spares
-from waypoint.engine.images import bound_addresses, record_sizes
+from waypoint.engine.images import bound_addresses, record_sizes, stopped_pids
 from waypoint.errors import AlreadyExists, NoSpace
 from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
 from waypoint.home import Home
-from waypoint.kernel import processes
+from waypoint.kernel import faults, processes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.processes import printable
@@ -134,6 +136,8 @@ class Capture:
         contacts: Contacts,
         space: DiskSpace,
         dedupe: Dedupe,
+        digests: Digests,
+        kept: KeptFiles,
         cards: Cards,
         spares: Spares[Twin],
         durability: Durability,
@@ -144,7 +148,8 @@ class Capture:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._pool, self._engine, self._ram, self._remains = pool, engine, ram, remains
         self._doors, self._contacts, self._space, self._dedupe = doors, contacts, space, dedupe
-        self._cards, self._spares, self._background = cards, spares, background
+        self._digests, self._kept, self._cards, self._spares = digests, kept, cards, spares
+        self._background = background
         self._durability, self._always_durable = durability, always_durable
 
     def checkpoint(self, row: SessionRow, wish: Wish) -> Checkpoint:
@@ -169,14 +174,18 @@ class Capture:
         intent, intent_from = _intent(live, wish)
         self._dedupe.interrupt()
         self._space.require_room(None if wish.files_only else live)
+        faults.reach("capture.begun")
         with (
             _no_space_named(),
             Stage(self._home, self._remains) as stage,
             _written_until_freeze(live.stream),
         ):
+            faults.reach("capture.staged")
             live.terminal.wait_prompt()
             self._pool.flush(live.box.volume)
+            faults.reach("capture.flushed")
             live.terminal.settle()
+            faults.reach("capture.settled")
             covered = coverage(row.options, self._registry.base_of(row.options), self._home)
             dump = self._snapshot_files(live, stage) if wish.files_only else self._dump(row, live, stage)
             live.stream.flush()
@@ -199,11 +208,16 @@ class Capture:
                 intent_from=intent_from,
                 state=wish.state,
                 tasks=self._store.sessions.tasks(row.id).decode(),
+                platform=self._engine.platform,
             )
             pointfile.write(stage.folder, PointFile(new, row))
+            faults.reach("capture.noted")
             stage.publish()
+            faults.reach("capture.published")
             point = self._store.points.add(new)  # from here on it exists
+            faults.reach("capture.stored")
             stage.keep()
+            faults.reach("capture.kept")
         self._afterwards(row, live, point)
         if wish.durable or self._always_durable:
             self._durability.reach()
@@ -215,6 +229,7 @@ class Capture:
         note_moved_mounts(live.box.volume, live.box.pid)
         live.stream.hold()
         self._pool.snapshot(live.box.volume, stage.files, readonly=True)
+        faults.reach("capture.files")
         mounted = (
             f"{printable(mount.path)} ({mount.fstype}) was mounted inside the session and is left out"
             for mount in live.box.mounts_made_inside()
@@ -225,11 +240,12 @@ class Capture:
         """The process tree and the files of one moment. The pause is in the loop and nowhere else."""
         shell = live.terminal.shell
         terminal: TerminalState | None = None
-        facts: Facts | None = None
+        observed: Observation | None = None
         with (
             self._precopied(live) as size_bytes,
             self._ram.staged_in_memory(stage.images, size_bytes) as images,
         ):
+            faults.reach("capture.precopied")
             with (
                 live.terminal.no_typing(),
                 self._doors.closed_for_dump(live, images),
@@ -244,19 +260,27 @@ class Capture:
                 ) as dump,
             ):
                 for members in dump.pauses():  # nothing in the box runs in here; the last turn counts
+                    faults.reach("capture.held")
                     self._pool.delete(stage.files)
                     terminal = live.terminal.freeze()
                     live.stream.hold()
                     note_moved_mounts(live.box.volume, live.box.pid)
                     self._pool.snapshot(live.box.volume, stage.files, readonly=True)
                     own_network = row.options.net != "host"
-                    facts = observe(live.box, live.terminal, members, own_network=own_network)
+                    faults.reach("capture.snapshotted")
+                    observed = observe(live.box, live.terminal, members, own_network=own_network)
+                    faults.reach("capture.observed")
+            faults.reach("capture.dumped")
+            facts = observed.facts(stopped=stopped_pids(images)) if observed else None
             addresses = bound_addresses(images) if row.options.net == "nat" else ()
             box = BoxFacts(addresses=tuple(addresses), open_files=dump.state.open_files)
             (images / TERMINAL_FILE).write_bytes(msgspec.json.encode(terminal))
             (images / FACTS_FILE).write_bytes(msgspec.json.encode(facts))
             (images / BOX_FILE).write_bytes(msgspec.json.encode(box))
+            faults.reach("capture.described")
+        faults.reach("capture.moved")
         record_sizes(stage.images)
+        faults.reach("capture.sized")
         not_covered = [*dump.state.notes, *lost_from_dev(live.box.pid)]
         if dump.state.outside_pipes:
             not_covered.append("streams between programs and clients end at a restore; the programs go on")
@@ -281,6 +305,8 @@ class Capture:
             live.memory.set_baseline(self._home.checkpoints / point.id / "images")
         self._contacts.assign(live, point)
         self._dedupe.add(point)
+        self._digests.add(point)
+        self._kept.keep_when_idle(point)
         self._background.run_when_idle(self._space.watch)
         self._cards.write_when_idle(point.id)
         if point.kind != "safety" and not point.files_only:
@@ -318,6 +344,4 @@ def _intent(live: Live, wish: Wish) -> tuple[str, IntentFrom]:
 
 def _without_secrets(words: str, facts: Facts | None) -> str:
     """Words that will be shown. A command line may hold a password, or the value of a secret variable."""
-    return (
-        Redactor.for_variables(facts.shell.exported if facts else {}).redact(words).text if words else words
-    )
+    return Redactor.for_variables(facts.shell.values if facts else {}).redact(words).text if words else words

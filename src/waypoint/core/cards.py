@@ -12,7 +12,7 @@ import logging
 import msgspec
 
 from waypoint.agent import tasks
-from waypoint.api.difference import Card, Changes, Difference, LiveDifference
+from waypoint.api.difference import Card, Changes, CommandOutcome, Difference, LiveDifference
 from waypoint.api.findings import Analysis, RepositoryChange
 from waypoint.core.background import Background
 from waypoint.core.comparison import BASE, Comparison
@@ -22,6 +22,7 @@ from waypoint.kernel import locks
 from waypoint.model import Checkpoint, Effect, IntentFrom
 from waypoint.store.ledger import Ledger
 from waypoint.text.cards import write_card
+from waypoint.text.commands import outcomes
 from waypoint.text.effects import known_effects
 
 log = logging.getLogger("waypoint")
@@ -77,7 +78,7 @@ class Cards:
                 files=Changes(),
                 analysis=Analysis(),
                 live=LiveDifference(),
-                gaps=(f"all of it: {error}",),
+                gaps=(f"nothing of what changed is told ({error})",),
             )
         intent, source = _intent(point, difference)
         tasks_before = tasks.load(self._store.points.tasks(point.parent)) if point.parent else ()
@@ -89,9 +90,15 @@ class Cards:
             own_words=point.kind in ("safety", "park"),
             tasks=tasks.differences(tasks_before, tasks.load(self._store.points.tasks(point.id))),
             outside=self.effects(point, parent),
+            commands=self._commands(point, parent),
         )
         # What was taken out of the intent was taken out before it was stored.
         return msgspec.structs.replace(card, redacted=card.redacted + intent.count(MASK))
+
+    def _commands(self, point: Checkpoint, parent: Checkpoint | None) -> tuple[CommandOutcome, ...]:
+        """How the commands ended that ran between a point and the one before it."""
+        after = parent.position if parent else None
+        return outcomes(self._store.events.trace(point.position, kinds=("command",), after=after))
 
     def effects(self, point: Checkpoint, parent: Checkpoint | None) -> list[Effect]:
         """What was done outside between a point and the one before it."""

@@ -15,6 +15,7 @@ from waypoint.core.boxes import Boxes
 from waypoint.core.live import Live, Program, start_environment
 from waypoint.core.registry import Registry
 from waypoint.errors import NotFound, UsageError
+from waypoint.kernel import faults
 from waypoint.model import Actor, RunResult
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.command import OUTPUT_LIMIT_BYTES
@@ -83,6 +84,7 @@ class Commands:
                 theirs.callback(os.close, other)
                 ends.append(end)
                 stdio.append(other)
+            faults.reach("spawn.piped")
             program = self._start(live, argv, cwd, words, (stdio[0], stdio[1], stdio[2]), ends)
             ours.pop_all()
         return program, (ends[0], ends[1], ends[2])
@@ -130,12 +132,14 @@ class Commands:
         with live.state:
             try:
                 live.box.keeper.keep_outputs(ends[1:])
+                faults.reach("spawn.kept")
                 pid = live.box.keeper.start("program", cwd, argv, environment, stdio)
             except OSError as error:
                 raise NotFound(
                     f"cannot start {argv[0]!r} in {cwd}: {os.strerror(error.errno or 0)}",
                     hint="both are looked up inside the session",
                 ) from error
+            faults.reach("spawn.started")
             program = Program(pid, tuple(os.fstat(end).st_ino for end in ends))
             with live.exits:
                 live.programs[pid] = program

@@ -7,6 +7,8 @@ looked at is a gap in the difference and does not fail it.
 from __future__ import annotations
 
 import contextlib
+import posixpath
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,23 +18,30 @@ import msgspec
 from waypoint.api.difference import Changes, Contact, Difference, LiveDifference
 from waypoint.api.findings import Analysis
 from waypoint.box.plan import coverage
-from waypoint.box.volume import hidden_paths
+from waypoint.box.volume import hidden_paths, noted_hidden
 from waypoint.core.contacts import Contacts
 from waypoint.core.live import new_id, start_environment
 from waypoint.core.observe import observe
 from waypoint.core.registry import Registry
+from waypoint.core.remains import Remains
 from waypoint.errors import SessionDead, UsageError, WaypointError
 from waypoint.history import facts as live_facts
 from waypoint.history.analyzers import analyze
 from waypoint.history.changes import compare_views, is_noise
-from waypoint.history.facts import Facts, ShellFact
+from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
+from waypoint.history.shell import ShellFact
 from waypoint.history.view import PointView
 from waypoint.kernel import processes
 from waypoint.kernel.pool.deltas import differences
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import Checkpoint
 from waypoint.store.sessions import SessionRow
+from waypoint.text.findings import describe_gap
+from waypoint.text.live import describe_not_compared
+
+_KEEPS_IN_MEMORY = re.compile(r"(?:\S*/)?(?:redis-server|valkey-server|keydb-server|memcached)(?:\s|$)")
+"""Servers whose data is in their memory first, and in files later or never."""
 
 BASE = "base"
 NOW = "now"
@@ -54,9 +63,9 @@ class Moment:
 class Comparison:
     """Compares moments of the sessions of one home."""
 
-    def __init__(self, registry: Registry, pool: Pool, contacts: Contacts) -> None:
+    def __init__(self, registry: Registry, pool: Pool, remains: Remains, contacts: Contacts) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
-        self._pool, self._contacts = pool, contacts
+        self._pool, self._remains, self._contacts = pool, remains, contacts
 
     # ---- moments -----------------------------------------------------------------------------
 
@@ -87,7 +96,13 @@ class Comparison:
             volume = self._home.checkpoints / point_id / "files"
         elif row.beginning and (self._home.beginnings / row.beginning).is_dir():
             volume = self._home.beginnings / row.beginning
-        return PointView(volume, base, hide=hidden_paths(row.options, base, self._home))
+        return PointView(volume, base, hide=self._hidden(row, base, volume))
+
+    def _hidden(self, row: SessionRow, base: Path, volume: Path | None) -> set[str]:
+        """What belongs to no point: what is hidden from a session now, and what was when it began. A Waypoint
+        home that is not mounted any more has not come into the session by that."""
+        noted = noted_hidden(volume, base) if volume else ()
+        return {*hidden_paths(row.options, base, self._home), *noted}
 
     @contextlib.contextmanager
     def _present(self, row: SessionRow) -> Iterator[Moment]:
@@ -95,32 +110,34 @@ class Comparison:
         any more the files may still be there; a parked session is where it was parked."""
         base, volume = self._registry.base_of(row.options), self._home.staging / new_id()
         head = self._registry.head(row)
-        try:
-            live = self._registry.live(row)
-        except SessionDead:
-            left = self._home.sessions / (row.box or "")
-            if not row.box or not left.is_dir():
-                if head is None:
-                    raise
-                yield self.past(head)
-                return
-            self._pool.snapshot(left, volume, readonly=True)
-            # Of its shell no more is known than its last point tells.
-            facts = Facts(
-                shell=self._registry.facts(head).shell if head else row.first_shell or fresh_shell()
-            )
-        else:
-            live.terminal.wait_prompt()
-            with live.state:
-                self._pool.snapshot(live.box.volume, volume, readonly=True)
-                below = processes.below(live.box.pid)
-                members = [process for process in below if process.comm != "waypoint-anchor"]
-                facts = observe(live.box, live.terminal, members, own_network=row.options.net != "host")
-        try:
-            view = PointView(volume, base, hide=hidden_paths(row.options, base, self._home))
+        with contextlib.ExitStack() as undo:
+            try:
+                live = self._registry.live(row)
+            except SessionDead:
+                left = self._home.sessions / (row.box or "")
+                if not row.box or not left.is_dir():
+                    if head is None:
+                        raise
+                    yield self.past(head)
+                    return
+                undo.callback(self._remains.delete, volume)
+                self._pool.snapshot(left, volume, readonly=True)
+                # Of its shell no more is known than its last point tells.
+                facts = Facts(
+                    shell=self._registry.facts(head).shell if head else row.first_shell or fresh_shell()
+                )
+            else:
+                live.terminal.wait_prompt()
+                undo.callback(self._remains.delete, volume)
+                with live.state:
+                    self._pool.snapshot(live.box.volume, volume, readonly=True)
+                    below = processes.below(live.box.pid)
+                    members = [process for process in below if process.comm != "waypoint-anchor"]
+                    own_network = row.options.net != "host"
+                    observed = observe(live.box, live.terminal, members, own_network=own_network)
+                facts = observed.facts()
+            view = PointView(volume, base, hide=self._hidden(row, base, volume))
             yield Moment(view, facts, "now", present_of=row)
-        finally:
-            self._pool.delete(volume)
 
     def coverage(self, row: SessionRow) -> tuple[str, ...]:
         """What points of a session do not hold, one sentence each."""
@@ -140,14 +157,14 @@ class Comparison:
     def difference(self, old: Moment, new: Moment) -> Difference:
         """Everything that changed, redacted."""
         gaps: list[str] = []
-        redactor = Redactor.for_variables({**old.facts.shell.exported, **new.facts.shell.exported})
+        redactor = Redactor.for_variables({**old.facts.shell.values, **new.facts.shell.values})
         files, analysis = Changes(), Analysis()
         try:
             files = self.changes(old, new)
         except UsageError:
             raise
         except (OSError, WaypointError, ValueError) as error:
-            gaps.append(f"files: {error}")
+            gaps.append(f"no files were compared, what changed in them is not told ({error})")
         else:
             touched = [path for change in files for path in {change.real_path, change.real_old_path}]
             # Folders that went or came as a whole: what was in them is not listed file by file.
@@ -156,8 +173,25 @@ class Comparison:
             ]
             folders = [path for change in moved for path in {change.real_path, change.real_old_path}]
             analysis = analyze(old.view, new.view, touched, folders=folders)
-            gaps += [f"{gap.analyzer}: {gap.reason}" for gap in analysis.gaps]
-        live = live_facts.compare_facts(old.facts, new.facts)
+            gaps += map(describe_gap, analysis.gaps)
+        gaps += [
+            f"{posixpath.basename(process.command.split()[0])} (pid {process.pid}):"
+            " which keys changed in its memory since it last saved is not told"
+            for process in new.facts.processes
+            if _KEEPS_IN_MEMORY.match(process.command)
+        ]
+        live, not_compared = LiveDifference(), list[str]()
+        if files_only := [moment.label for moment in (old, new) if moment.point and moment.point.files_only]:
+            gaps.append(f"processes, ports and shell: {' and '.join(files_only)} holds files only")
+        else:
+            live = live_facts.compare_facts(old.facts, new.facts)
+            gaps += _shell_gaps(old, new)
+            row = new.present_of or (self._registry.find(new.point.session) if new.point else None)
+            not_compared = describe_not_compared(
+                live_facts.went_on(old.facts, new.facts),
+                foreground=new.facts.shell.foreground,
+                own_network=row is None or row.options.net != "host",
+            )
         clean_live, hidden_live = redactor.redact_json(msgspec.to_builtins(live))
         clean_analysis, hidden_analysis = redactor.redact_json(msgspec.to_builtins(analysis))
         contacts = self._contacts_between(old, new)
@@ -166,9 +200,10 @@ class Comparison:
             files=files,
             analysis=msgspec.convert(clean_analysis, Analysis),
             live=msgspec.convert(clean_live, LiveDifference),
-            gaps=tuple(gaps),
+            gaps=tuple(redactor.redact(gap).text for gap in gaps),
             redacted=hidden_live + hidden_analysis + hidden_contacts,
             contacts=msgspec.convert(clean_contacts, tuple[Contact, ...]),
+            not_compared=tuple(redactor.redact(phrase).text for phrase in not_compared),
         )
 
     def since_last_point(self, row: SessionRow, now: Moment) -> Difference:
@@ -199,6 +234,20 @@ class Comparison:
                 not any(change.path == path or change.path.startswith(f"{path}/") for path in besides)
                 for change in self.changes(before, now)
             )
+
+
+def _shell_gaps(old: Moment, new: Moment) -> Iterator[str]:
+    """What of the shell is not known at one of two moments."""
+    if unknown := [moment.label for moment in (old, new) if moment.facts.shell.listing is None]:
+        yield (
+            "shell: variables that are not exported, bodies of functions, aliases, options, umask and traps"
+            f" are not known at {' and '.join(unknown)}"
+        )
+    for process in live_facts.nested_shells(new.facts):
+        yield (
+            f"shell: {process.command} (pid {process.pid}) runs inside the session's shell, its folder,"
+            " variables and settings are not known"
+        )
 
 
 def fresh_shell() -> ShellFact:

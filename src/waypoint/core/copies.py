@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,20 +20,32 @@ from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxFacts
 from waypoint.core.capture import BOX_FILE, TERMINAL_FILE
+from waypoint.core.digests import Digests
 from waypoint.core.engine import Engine
+from waypoint.core.kept import KeptFiles
 from waypoint.core.live import Doors, Live, Twin, new_id
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
-from waypoint.engine.images import check_sizes
-from waypoint.errors import CannotRestore, NotFound, WaypointError
-from waypoint.kernel import processes
+from waypoint.engine.images import RESTORE_FILES_ONLY
+from waypoint.errors import BaseChanged, CannotRestore, NotFound, PointDamaged, WaypointError
+from waypoint.kernel import faults, processes
 from waypoint.kernel.network.sockets import abort_outside_connections
 from waypoint.kernel.pool.protocol import Pool
-from waypoint.model import BoxOptions, Checkpoint, Size
+from waypoint.model import BoxOptions, Checkpoint, Platform, Size
 from waypoint.terminal.terminal import TerminalState
 
 log = logging.getLogger("waypoint")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a point that runs."""
+
+    live: Live
+    base_changes: tuple[str, ...] = ()
+    """What of its base is not as it was, for the user to know."""
+    spare: bool = False
 
 
 class Copies:
@@ -47,11 +60,14 @@ class Copies:
         remains: Remains,
         doors: Doors,
         spares: Spares[Twin],
+        digests: Digests,
+        kept: KeptFiles,
         background: Background,
     ) -> None:
         self._registry, self._home, self._pool, self._engine = registry, registry.home, pool, engine
         self._boxes, self._remains, self._doors = boxes, remains, doors
-        self._spares, self._background = spares, background
+        self._spares, self._digests, self._kept = spares, digests, kept
+        self._background = background
 
     def bring_up(
         self,
@@ -63,77 +79,104 @@ class Copies:
         files_only: bool = False,
         size: Size | None = None,
         use_spare: bool = True,
-    ) -> tuple[Live, bool]:
-        """A live copy of a point that runs, and whether it was a spare."""
+    ) -> Copy:
+        """A live copy of a point that runs."""
         if files_only or point.files_only:
-            return self._start_anew(name, options, point, session_id, size or Size()), False
+            return self._start_anew(name, options, point, session_id, size or Size())
         twin = self._spares.take(point.id, lambda twin: twin.suits(options)) if use_spare else None
+        if twin is not None and self._kept.describe(point, options) != twin.prepared.changes:
+            # Its box still shows files of the base that were replaced since, among new ones.
+            self.end_spare(twin)
+            twin = None
         if twin is not None:
             try:
+                faults.reach("spare.taken")
                 self._release(twin, point, name, session_id, size)
-                return twin.live, True
+                return Copy(twin.live, twin.prepared.changes, spare=True)
             except (OSError, WaypointError) as error:
                 if twin.held.released:
                     raise
                 log.warning("a spare of %s was of no use: %s", point.id, error)
         twin = self._hold(name, options, point)
         self._release(twin, point, name, session_id, size)
-        return twin.live, False
+        return Copy(twin.live, twin.prepared.changes)
 
     def _start_anew(
         self, name: str, options: BoxOptions, point: Checkpoint, session_id: str, size: Size
-    ) -> Live:
+    ) -> Copy:
         """The files of a point with a fresh shell."""
         with self._volume_of(point) as volume, contextlib.ExitStack() as undo:
+            changes = self._kept.file_systems(volume, options)
             live = self._boxes.build(session_id, volume, name, options, size)
             undo.callback(self._boxes.end, live, "the restore failed")
+            faults.reach("copy.fresh")
             live.box.keeper.start_anchor()
+            faults.reach("copy.anchored")
             self._boxes.start_shell(live, "/root")
             undo.pop_all()
-        return live
+        return Copy(live, changes)
 
     @contextlib.contextmanager
     def _volume_of(self, point: Checkpoint) -> Iterator[Path]:
         """A writable volume with the files of a point; gone again when the block fails."""
         volume = self._home.sessions / new_id()
         try:
+            faults.reach("copy.begun")
             self._pool.snapshot(self._home.checkpoints / point.id / "files", volume, readonly=False)
+            faults.reach("copy.volume")
             yield volume
         except BaseException:
             self._remains.delete(volume)
             raise
 
-    def _hold(self, name: str, options: BoxOptions, point: Checkpoint) -> Twin:
-        """A copy of a whole point, up to the moment before its first instruction."""
+    def _hold(
+        self, name: str, options: BoxOptions, point: Checkpoint, *, compare_memory: bool = False
+    ) -> Twin:
+        """A copy of a whole point, up to the moment before its first instruction. `compare_memory`: all of
+        its memory is compared with what was written, which takes time."""
         images = self._home.checkpoints / point.id / "images"
-        with self._shows_restorable(point), self._volume_of(point) as volume, contextlib.ExitStack() as undo:
-            check_sizes(images)
+        require_platform(point, self._engine.platform)
+        self._digests.require_sound(point, with_memory=compare_memory)
+        with self._records_failure(point), self._volume_of(point) as volume, contextlib.ExitStack() as undo:
             state = msgspec.json.decode((images / TERMINAL_FILE).read_bytes(), type=TerminalState)
             facts = msgspec.json.decode((images / BOX_FILE).read_bytes(), type=BoxFacts)
+            faults.reach("copy.read")
+            prepared = self._kept.prepare(point, options, volume)
+            undo.callback(prepared.discard)
             live = self._boxes.build("", volume, name, options, state.size, facts)
             undo.callback(self._boxes.end, live, "the restore failed")
-            held = self._engine.hold(live.box, images)
+            faults.reach("copy.box")
+            held = self._engine.hold(live.box, prepared.images)
+            faults.reach("copy.held")
             live.memory.track_from(processes.host_pids(live.box.pid), images)
+            faults.reach("copy.tracked")
             if state.shell and not held.runs(state.shell.pid):
                 # It ended just before the freeze, and the terminal had not been told yet.
                 state = msgspec.structs.replace(state, shell=None)
             live.terminal.thaw(state)
             live.terminal.find_shell()
             self._boxes.remember_terminal(live)
+            faults.reach("copy.thawed")
+            if point.restorable != "proven":
+                self._registry.store.points.set_restorable(point.id, None)
             undo.pop_all()
-        return Twin(live, held, name, options)
+        return Twin(live, held, name, options, prepared)
 
     @contextlib.contextmanager
-    def _shows_restorable(self, point: Checkpoint) -> Iterator[None]:
+    def _records_failure(self, point: Checkpoint) -> Iterator[None]:
         """Every attempt to bring a point back is a proof, or the opposite of one."""
         try:
             yield
+        except BaseChanged as error:
+            log.warning("%s of session %s: %s", point.label, point.session, error)
+            raise  # the point is whole: with the base of then it can be restored
         except CannotRestore as error:
+            if differences := platform_differences(point, self._engine.platform):
+                error.message += f" (it was taken with {' and '.join(differences)})"
+                error.args = (error.message,)
             log.warning("%s of session %s cannot be restored: %s", point.label, point.session, error)
             self._registry.store.points.set_restorable(point.id, error.message)
             raise
-        if point.restorable != "proven":
-            self._registry.store.points.set_restorable(point.id, None)
 
     def prove(self, point_id: str) -> None:
         """Restores a point up to the moment before its first instruction, and ends that copy. CannotRestore
@@ -147,14 +190,19 @@ class Copies:
             live.session_id = live.stream.session_id = session_id
             if name != twin.name and self._registry.base_of(twin.options) != Path("/"):  # there: the host's
                 live.box.keeper.set_hostname(name)
+            faults.reach("copy.claimed")
             self._doors.answer_waiters(live, point)
+            faults.reach("copy.answered")
             twin.held.release()
+            twin.prepared.discard()
+            faults.reach("copy.released")
             if twin.options.net == "nat" and twin.held.state.network_locked:
                 space = live.box.open_namespace("net")
                 try:
                     abort_outside_connections(space)
                 finally:
                     os.close(space)
+            faults.reach("copy.connected")
             if size:
                 live.terminal.resize(size)
             if live.terminal.shell is None:  # the point was taken between the end of a shell and the next one
@@ -173,13 +221,14 @@ class Copies:
         self._registry.throwaways[copy_id] = origin.id
         try:
             with self._registry.using(point):
-                live, _ = self.bring_up(origin.name, origin.options, point, copy_id, use_spare=False)
+                live = self.bring_up(origin.name, origin.options, point, copy_id, use_spare=False).live
             try:
+                faults.reach("trial.copied")
                 yield live
+                faults.reach("trial.ran")
             finally:
                 with live.state:
-                    self._boxes.end(live, "it was only a trial")
-                self._remains.delete(live.box.volume)
+                    self._end_copy(live, "it was only a trial")
         finally:
             self._registry.throwaways.pop(copy_id, None)
 
@@ -190,6 +239,8 @@ class Copies:
         of CRIU are a matter of chance, and a point is called unrestorable only when it is."""
         try:
             return self._make_spare(point_id)
+        except (BaseChanged, PointDamaged):
+            raise
         except CannotRestore:
             return self._make_spare(point_id)
 
@@ -199,8 +250,9 @@ class Copies:
             raise NotFound(f"point {point_id} is gone")
         origin = self._registry.find(point.session)
         with self._registry.using(point):
-            twin = self._hold(origin.name, origin.options, point)
+            twin = self._hold(origin.name, origin.options, point, compare_memory=True)
         try:
+            faults.reach("spare.held")
             twin.held.stop_timers()
         except BaseException:
             self.end_spare(twin)
@@ -209,6 +261,38 @@ class Copies:
 
     def end_spare(self, twin: Twin) -> None:
         """A held copy that will never run, or one that could not be released."""
-        twin.held.close()
-        self._boxes.end(twin.live, "it was never used")
-        self._remains.delete(twin.live.box.volume)
+        try:
+            twin.held.close()
+            twin.prepared.discard()
+            faults.reach("spare.ended")
+        finally:
+            self._end_copy(twin.live, "it was never used")
+
+    def _end_copy(self, live: Live, why: str) -> None:
+        try:
+            self._boxes.end(live, why)
+        finally:
+            self._remains.delete(live.box.volume)
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+def platform_differences(point: Checkpoint, here: Platform) -> list[str]:
+    """What a point was taken with, where this machine has something else. Images of another kernel or another
+    CRIU can usually be restored. Where that fails, this may be why."""
+    then = point.platform
+    if then is None:
+        return []
+    pairs = (("CRIU", then.criu, here.criu), ("Linux", then.kernel, here.kernel))
+    return [f"{name} {old}, here is {new}" for name, old, new in pairs if old != new]
+
+
+def require_platform(point: Checkpoint, here: Platform) -> None:
+    """CannotRestore for the processes of a machine whose programs do not run here at all."""
+    if point.platform and point.platform.architecture != here.architecture:
+        raise CannotRestore(
+            f"{point.label} of session {point.session!r} was taken on {point.platform.architecture},"
+            f" and this machine is {here.architecture}",
+            hint=RESTORE_FILES_ONLY,
+        )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from waypoint.core.background import SHARING, Background
 from waypoint.home import Home
-from waypoint.kernel import locks
+from waypoint.kernel import faults, locks
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.syscalls import set_io_priority
 from waypoint.model import Checkpoint
@@ -93,6 +93,7 @@ class Dedupe:
                 images = self._home.checkpoints / name / "images"
                 folders.append(os.open(images, os.O_RDONLY | os.O_DIRECTORY))
                 opened.callback(os.close, folders[-1])
+            faults.reach("share.begun")
             words = [str(self._engine / "bin" / "flatten"), *map(str, folders)]
             with self._changed:
                 if self._closed:
@@ -103,6 +104,7 @@ class Dedupe:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, helper.pid, _LOWEST_PRIORITY)
                 set_io_priority(helper.pid, _IDLE_IO)
+            faults.reach("share.started")
             output, _ = helper.communicate()
         finally:
             with self._changed:

@@ -7,7 +7,7 @@ first, the database after it. What was written meanwhile belongs to the next rou
 from __future__ import annotations
 
 from waypoint.core.background import Background
-from waypoint.kernel import locks
+from waypoint.kernel import faults, locks
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.store import Store
 
@@ -25,9 +25,13 @@ class Durability:
             points = self._store.points.not_durable()
             if not points:
                 return  # another thread has done it
+            faults.reach("durable.begun")
             self._pool.sync()
+            faults.reach("durable.data")
             self._store.sync()
+            faults.reach("durable.rows")
             self._store.points.set_durable(points)
+            faults.reach("durable.marked")
 
     def reach_soon(self) -> None:
         """Does that after the answer: at the latest 0.3 s after it the data begins to be written."""

@@ -17,6 +17,7 @@ from waypoint.engine.images import DumpStats, TreeState
 from waypoint.engine.memory import Memory
 from waypoint.engine.revive import hold
 from waypoint.kernel.processes import Process
+from waypoint.model import Platform
 
 
 class TrackedMemory(Protocol):
@@ -56,6 +57,8 @@ class HeldTree(Protocol):
 class Engine(Protocol):
     """Saves the process tree of a box and brings it back to life in another one."""
 
+    platform: Platform
+
     def track_memory(self) -> TrackedMemory: ...
     def dump(
         self,
@@ -73,8 +76,8 @@ class Engine(Protocol):
 class CriuEngine:
     """The real one: waypoint/engine."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, platform: Platform) -> None:
+        self._folder, self.platform = folder, platform
 
     def track_memory(self) -> Memory:
         return Memory(self._folder)

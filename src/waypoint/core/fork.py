@@ -14,6 +14,7 @@ from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.errors import AlreadyExists, CannotRestore, UsageError
 from waypoint.history import refs
+from waypoint.kernel import faults
 from waypoint.model import Actor, Checkpoint, Forked
 from waypoint.store.sessions import SessionRow
 
@@ -39,8 +40,10 @@ class Fork:
             try:
                 if failures:
                     raise failures[0]
+                faults.reach("fork.copied")
                 for live, fork in forks:
                     self._add(live, fork, origin, point, actor)
+                    faults.reach("fork.stored")
             except BaseException as error:
                 for live, fork in forks:
                     self._boxes.end(live, "a fork beside it failed")
@@ -58,9 +61,16 @@ class Fork:
 
         def bring_up(name: str) -> tuple[Live, Forked]:
             session_id = new_id()
-            live, spare = self._copies.bring_up(name, origin.options, point, session_id)
+            copy = self._copies.bring_up(name, origin.options, point, session_id)
             ready_ms = round((time.perf_counter() - started) * 1000, 3)
-            return live, Forked(id=session_id, name=name, ready_ms=ready_ms, spare=spare)
+            fork = Forked(
+                id=session_id,
+                name=name,
+                ready_ms=ready_ms,
+                spare=copy.spare,
+                base_changes=copy.base_changes,
+            )
+            return copy.live, fork
 
         forks: list[tuple[Live, Forked]] = []
         failures: list[BaseException] = []

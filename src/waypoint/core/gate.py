@@ -19,13 +19,17 @@ import msgspec
 from waypoint.api.hints import Do, Hint
 from waypoint.core.background import Background
 from waypoint.core.live import Live
+from waypoint.core.observe import look_at_shell
+from waypoint.core.pushes import pushes_inside
 from waypoint.core.registry import Registry
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history.retention import format_duration
 from waypoint.kernel import atomic, locks
 from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState, Judgement
 from waypoint.policy.approvals import Approvals
+from waypoint.policy.remotes import environment_is_plain, push_folders
 from waypoint.policy.rules import Policy, Rules, built_in, check
+from waypoint.policy.wrappers import inspect, inspect_words
 from waypoint.store.ledger import Ledger, NewEffect
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.recording import TerminalEvent
@@ -143,9 +147,27 @@ class Gate:
         """What the policy of a session says about a command line, or about a program and its arguments."""
         cwd, shares = self._cwd(row), row.options.net == "host"
         policy = self.policy(row)
+        local = self._local_remotes(row, command, cwd)
         if isinstance(command, str):
-            return policy.judge(command, cwd=cwd, shares_network=shares, stdin=_text(stdin))
-        return policy.judge_words(command, cwd=cwd, shares_network=shares)
+            return policy.judge(
+                command, cwd=cwd, shares_network=shares, stdin=_text(stdin), local_remotes=local
+            )
+        return policy.judge_words(command, cwd=cwd, shares_network=shares, local_remotes=local)
+
+    def _local_remotes(self, row: SessionRow, command: str | Sequence[str], cwd: str) -> frozenset[str]:
+        """Of a command that pushes: which of git's remotes are repositories of the session."""
+        live = self._registry.running(row.id)
+        line = command if isinstance(command, str) else " ".join(command)
+        if live is None or "git" not in line or "push" not in line:
+            return frozenset()
+        inspection = inspect(command) if isinstance(command, str) else inspect_words(command)
+        folders = push_folders(inspection, cwd)
+        if not folders:
+            return frozenset()
+        shell = look_at_shell(live.box, live.terminal)
+        if not environment_is_plain(shell.exported) or {"git", "cd"} & {*shell.functions, *shell.aliases}:
+            return frozenset()
+        return pushes_inside(live.box, folders, [bind.box for bind in row.options.binds])
 
     def _cwd(self, row: SessionRow) -> str:
         live = self._registry.running(row.id)
@@ -326,7 +348,12 @@ class Gate:
         if row is None or not event.command:
             return
         policy = self.policy(row)
-        judgement = policy.judge(event.command, cwd=event.cwd or "", shares_network=row.options.net == "host")
+        judgement = policy.judge(
+            event.command,
+            cwd=event.cwd or "",
+            shares_network=row.options.net == "host",
+            local_remotes=self._local_remotes(row, event.command, event.cwd or ""),
+        )
         if judgement.decision == "allow":
             return
         passed = Passed(alone=len(judgement.parts) == 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -90,6 +91,20 @@ class Doors(Protocol):
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What a restore works with: the images of a point, or a copy that names kept files."""
+
+    images: Path
+    changes: tuple[str, ...] = ()
+    """Files of the base that are others than they were, one sentence for all; empty when there are none."""
+    temporary: Path | None = None
+
+    def discard(self) -> None:
+        if self.temporary:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+@dataclass(frozen=True)
 class Twin:
     """A copy of a point that exists in a box and has not run yet."""
 
@@ -98,6 +113,8 @@ class Twin:
     name: str
     """The host name of its box."""
     options: BoxOptions
+    prepared: Prepared
+    """What it was made from."""
 
     @property
     def alive(self) -> bool:

@@ -8,20 +8,55 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from waypoint.api.difference import PortFact, ProcessFact
 from waypoint.box.box import Box
 from waypoint.box.plan import ENGINE_IN_BOX, STATE_IN_BOX
-from waypoint.history.facts import Facts, ShellFact, parse_shell
+from waypoint.history.facts import Facts
+from waypoint.history.shell import ShellFact, parse_listing, parse_shell
 from waypoint.kernel import processes
 from waypoint.kernel.network import sockets
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, openat2
 from waypoint.terminal.terminal import Terminal
 
-_SHELL_FILE = f"{STATE_IN_BOX}/shell".lstrip("/")
-_CLIENT = f"{ENGINE_IN_BOX}/bin/kept/waypoint-"
-_MOST_BYTES = 1 << 20
+_SHELL_FILE, _LISTING_FILE = f"{STATE_IN_BOX}/shell".lstrip("/"), f"{STATE_IN_BOX}/listing".lstrip("/")
+_OWN_PROGRAMS = (f"{ENGINE_IN_BOX}/bin/kept/waypoint-", f"{ENGINE_IN_BOX}/criu/")
+_MOST_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen while the tree stood still. It is read then, and worked out later: a pause is short."""
+
+    processes: tuple[ProcessFact, ...]
+    ports: tuple[PortFact, ...]
+    shell: ShellReport
+
+    def facts(self, stopped: Collection[int] = ()) -> Facts:
+        """`stopped`: processes that are suspended, which does not show of one that is frozen."""
+        members = tuple(
+            msgspec.structs.replace(process, stopped=True) if process.pid in stopped else process
+            for process in self.processes
+        )
+        return Facts(processes=members, ports=self.ports, shell=self.shell.fact())
+
+
+@dataclass(frozen=True)
+class ShellReport:
+    """The files that the shell wrote at its last prompt."""
+
+    exports: bytes
+    listing: bytes
+    cwd: str
+    foreground: str | None
+
+    def fact(self) -> ShellFact:
+        listing = parse_listing(self.listing.decode(errors="replace"))
+        return parse_shell(self.exports.decode(errors="replace"), self.cwd, self.foreground, listing=listing)
 
 
 def _socket_owners(tree: Sequence[processes.Process]) -> dict[int, processes.Process]:
@@ -56,15 +91,35 @@ def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
 
 
 def look_at_shell(box: Box, terminal: Terminal) -> ShellFact:
-    """Where the shell is and what it exports, as it wrote at its last prompt."""
-    text = ""
-    with contextlib.suppress(OSError):
-        text = _read(box, _SHELL_FILE).decode(errors="replace")
-    return parse_shell(text, terminal.cwd, terminal.foreground())
+    """The shell as it reported itself at its last prompt."""
+    return _report(box, terminal).fact()
+
+
+def exported_variables(box: Box, terminal: Terminal) -> dict[str, str]:
+    """What programs of the shell inherit. Cheaper than all of the report."""
+    return parse_shell(_read(box, _SHELL_FILE).decode(errors="replace"), terminal.cwd, None).exported
+
+
+def _report(box: Box, terminal: Terminal) -> ShellReport:
+    # Between the end of a command and the next prompt the listing is that of an earlier moment.
+    listed = not terminal.prompt_is_due
+    return ShellReport(
+        exports=_read(box, _SHELL_FILE),
+        listing=_read(box, _LISTING_FILE) if listed else b"",
+        cwd=terminal.cwd,
+        foreground=terminal.foreground(),
+    )
 
 
 def _read(box: Box, path: str) -> bytes:
-    """A file of the box. A process in the box may have put something else in its place: a link that would
+    """A file of the box; nothing when it cannot be read."""
+    with contextlib.suppress(OSError):
+        return read_in_box(box, path)
+    return b""
+
+
+def read_in_box(box: Box, path: str) -> bytes:
+    """A file of the box. A process in it may have put something else in its place: a link that would
     lead to a file of the host, a FIFO that would never answer."""
     root = os.open(f"/proc/{box.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -75,15 +130,18 @@ def _read(box: Box, path: str) -> bytes:
         return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
 
 
-def _is_own_client(process: processes.Process) -> bool:
-    """Whether it is a client that asks from inside the box: that it runs is not a change of the session."""
+def _is_own(process: processes.Process) -> bool:
+    """Whether it is a client that asks from inside the box, or the CRIU that has revived the box and will end
+    at once: that it runs is not a change of the session."""
     try:
-        return process.comm == "waypoint" and os.readlink(f"/proc/{process.host_pid}/exe").startswith(_CLIENT)
+        return os.readlink(f"/proc/{process.host_pid}/exe").startswith(_OWN_PROGRAMS)
     except OSError:
         return False
 
 
-def observe(box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, own_network: bool) -> Facts:
+def observe(
+    box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, own_network: bool
+) -> Observation:
     """Everything that is observed. `tree`: the processes of the box below its keeper. A box on the host's
     network has no ports of its own."""
     numbers = {process.host_pid: process.pid for process in tree}
@@ -97,7 +155,7 @@ def observe(box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, 
             stopped=process.state == "T",
         )
         for process in tree
-        if process.state != "Z" and not _is_own_client(process)
+        if process.state != "Z" and not _is_own(process)
     )
     ports = _ports(box, tree) if own_network else ()
-    return Facts(processes=members, ports=ports, shell=look_at_shell(box, terminal))
+    return Observation(processes=members, ports=ports, shell=_report(box, terminal))

@@ -9,20 +9,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
+from collections.abc import Mapping
 
 import msgspec
 
 from waypoint.agent import tasks
-from waypoint.api.difference import Change, Difference, PlanWords, ProcessFact, RestorePlan
+from waypoint.api.difference import Change, Difference, PlanWords, ProcessFact, RestorePlan, Way
 from waypoint.api.hints import Do, Hint
 from waypoint.core.comparison import Comparison, fresh_shell
 from waypoint.core.contacts import Contacts
 from waypoint.core.gate import Gate
+from waypoint.core.kept import KeptFiles
 from waypoint.core.registry import Registry
 from waypoint.errors import GroundMoved, NotFound
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
 from waypoint.history.view import PointView
+from waypoint.model import Checkpoint
 from waypoint.store.sessions import SessionRow
 from waypoint.text.effects import describe_contacts
 from waypoint.text.plan import describe_plan
@@ -31,9 +34,11 @@ from waypoint.text.plan import describe_plan
 class Plans:
     """The plans of one home."""
 
-    def __init__(self, registry: Registry, comparison: Comparison, contacts: Contacts, gate: Gate) -> None:
+    def __init__(
+        self, registry: Registry, comparison: Comparison, kept: KeptFiles, contacts: Contacts, gate: Gate
+    ) -> None:
         self._registry, self._store, self._comparison = registry, registry.store, comparison
-        self._contacts, self._gate = contacts, gate
+        self._kept, self._contacts, self._gate = kept, contacts, gate
 
     def make(self, row: SessionRow, ref: str, *, files_only: bool = False) -> tuple[RestorePlan, PlanWords]:
         """A plan for a restore to a point, stored so that the restore can refer to it."""
@@ -72,6 +77,7 @@ class Plans:
         # An effect that the plan does not show is not one that the user agreed to leave behind.
         digest = hashlib.sha256("\0".join((digest, *not_undone)).encode()).hexdigest()
         contacts = self._contacts.since(row, target)
+        base_changes = () if files_only else self._kept.describe(target, row.options)
         # Where nothing has left the session, commands that could not be looked into did nothing outside.
         watched = row.options.net != "host" and not self._contacts.not_watched(row.options.net)
         if watched and not contacts and not row.options.binds:
@@ -90,10 +96,30 @@ class Plans:
             not_undone=tuple(filter(None, (*not_undone, describe_contacts(contacts, amounts=True)))),
             unseen=tuple(unseen),
             not_covered=tuple(dict.fromkeys((*self._comparison.coverage(row), *target.coverage))),
+            base_changes=base_changes,
         )
         state = self._registry.describe(row).state
         label = f"c{self._store.points.next_number(row.id)}"
-        return plan, describe_plan(plan, _redacted(then.facts), state=state, next_label=label), digest
+        words = describe_plan(
+            plan, _redacted(then.facts), state=state, way=self._way(row, target), next_label=label
+        )
+        return plan, words, digest
+
+    def _way(self, row: SessionRow, target: Checkpoint) -> Way:
+        """How a point lies to the one a session stands on."""
+        parents = self._store.points.parents()
+        if target.id == row.head or target.id in _line(parents, row.head):
+            return "back"
+        return "on" if row.head in _line(parents, target.id) else "across"
+
+
+def _line(parents: Mapping[str, str | None], start: str | None) -> set[str]:
+    """A point and all that led to it."""
+    line: set[str] = set()
+    while start and start not in line:
+        line.add(start)
+        start = parents.get(start)
+    return line
 
 
 def _redacted(facts: Facts) -> Facts:
@@ -118,7 +144,10 @@ def _digest(row: SessionRow, lost: Difference, now: PointView, planned_tasks: by
         row.box or "",
         *(f"{change.kind} {change.path} {written_at(change)}" for change in lost.files),
         *(f"{p.pid} {p.command}" for p in (*lost.live.started, *lost.live.ended)),
+        *(f"{one.before.pid} {one.after.pid}" for one in lost.live.restarted),
+        *(f"{p.pid} {p.stopped}" for p in (*lost.live.stopped, *lost.live.continued)),
         *(f"{v.name}={v.after}" for v in lost.live.variables),
+        *(f"{s.kind} {s.name}={s.after}" for s in lost.live.settings),
         str(lost.live.cwd),
         planned_tasks.decode(),
     ]

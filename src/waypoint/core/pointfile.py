@@ -14,7 +14,7 @@ import msgspec
 
 from waypoint.engine.images import check_sizes
 from waypoint.errors import CannotRestore
-from waypoint.model import Record
+from waypoint.model import MALFORMED, Record
 from waypoint.store.points import NewPoint
 from waypoint.store.sessions import SessionRow
 
@@ -38,9 +38,21 @@ def read(folder: Path) -> PointFile | None:
     """None when the folder has no such file, or a power cut has left only a part of it."""
     try:
         content = msgspec.json.decode((folder / POINT_FILE).read_bytes(), type=PointFile)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *MALFORMED):
         return None
     return content if content.version == VERSION else None
+
+
+class _Version(msgspec.Struct):
+    version: int = VERSION
+
+
+def is_newer(folder: Path) -> bool:
+    """Whether a newer version has written it, in a way that this one does not know."""
+    try:
+        return msgspec.json.decode((folder / POINT_FILE).read_bytes(), type=_Version).version > VERSION
+    except (OSError, msgspec.DecodeError):
+        return False
 
 
 def damage(folder: Path, *, files_only: bool) -> str | None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection
 
 from waypoint.box.box import drop_inside
+from waypoint.box.keeper import OtherProtocol
 from waypoint.core.adoption import Adoption
 from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxBuilder
@@ -18,9 +19,10 @@ from waypoint.core.cards import Cards
 from waypoint.core.contacts import Contacts
 from waypoint.core.durability import Durability
 from waypoint.core.gate import Gate
-from waypoint.core.registry import Registry
+from waypoint.core.registry import LeftAlone, Registry
 from waypoint.core.remains import Remains
-from waypoint.errors import WaypointError
+from waypoint.errors import WaypointError, of_the_machine
+from waypoint.kernel import faults
 from waypoint.store.sessions import SessionRow
 
 log = logging.getLogger("waypoint")
@@ -49,19 +51,26 @@ class Recovery:
     def run(self) -> None:
         """All of it, before the first request is served."""
         self._gate.close_interrupted()  # before new effects come: those of commands that ended meanwhile
+        faults.reach("start.closed")
         standing = self._builder.standing()
+        faults.reach("start.listed")
         live_rows = [row for row in self._store.sessions.all() if row.state == "live"]
         dead = [row for row in live_rows if not self._take_over(row, standing)]
         owned = {live.box.id for live in self._registry.lives()}
+        owned |= {alone.box for alone in self._registry.left_alone.values()}
         self._contacts.close_lost(owned, {row.box: row.id for row in dead if row.box})
         for box_id, pid in standing.items():
             if box_id not in owned:
                 log.info("ending box %s, which belongs to no session", box_id)
                 self._builder.remove_unowned(box_id, pid)
+                faults.reach("start.unowned")
         self._builder.remove_groups(owned)
         self._clear_run_folder(owned)
+        faults.reach("start.cleared")
         self._adoption.run()
+        faults.reach("start.adopted")
         self._remains.delete_all(self._remains.unknown())
+        faults.reach("start.deleted")
         self._durability.reach_soon()
         self._store.points.drop_running_verdicts()
         self._cards.write_missing()
@@ -72,9 +81,21 @@ class Recovery:
         if box is not None:
             try:
                 self._boxes.take_over(row, box)
+                faults.reach("start.taken")
                 return True
-            except (OSError, WaypointError):
+            except OtherProtocol as error:
+                log.warning("session %s is left alone: %s", row.name, error.strerror)
+                self._registry.left_alone[row.id] = LeftAlone(box.id, box.pid, str(error.strerror))
+                box.close()
+                return True
+            except (OSError, WaypointError) as error:
                 log.exception("session %s could not be taken over", row.name)
+                if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                    # This machine lacks something now (descriptors, memory). The box is sound: it stays for a
+                    # daemon that can take it over.
+                    failure = of_the_machine(error, f"take over session {row.name}")
+                    if failure:
+                        raise failure from error
                 if live := self._registry.running(row.id):
                     self._boxes.end(live, "the session could not be taken over")
                 else:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,8 +24,8 @@ from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store as bases
 from waypoint.core.live import Live
-from waypoint.core.observe import look_at_shell
-from waypoint.errors import NotFound, SessionDead, UsageError, WaypointError
+from waypoint.core.observe import exported_variables
+from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
@@ -42,6 +42,14 @@ FACTS_FILE = "facts.json"
 """Beside the images of a point: what was observed while its tree stood still."""
 
 
+class LeftAlone(NamedTuple):
+    """A box of another version: its id, the host pid of its keeper, and why it cannot be served."""
+
+    box: str
+    pid: int
+    why: str
+
+
 class Registry:
     """All sessions of one home, and those of them that run."""
 
@@ -52,6 +60,9 @@ class Registry:
         self._turns: dict[str, threading.RLock] = {}
         self._in_use: Counter[str] = Counter()
         """Points that are being brought to life."""
+        self.left_alone: dict[str, LeftAlone] = {}
+        """By session, boxes that run and that this daemon cannot serve: another version of Waypoint has built
+        them. They are not ended without being asked for."""
         self.throwaways: dict[str, str] = {}
         """Live copies that are not sessions and will not become any: their id, and the id of the session that
         each is a copy of."""
@@ -115,15 +126,16 @@ class Registry:
         live = self._lives.get(row.id)
         if live and not live.box.alive:  # its end has not been recorded yet
             live = None
+        alone = self.left_alone.get(row.id)
         return Session(
             id=row.id,
             name=row.name,
-            state="dead" if row.state == "live" and live is None else row.state,
+            state="dead" if row.state == "live" and live is None and alone is None else row.state,
             created_at=iso(row.created_at),
             options=row.options,
             head=row.head,
             forked_from=row.forked_from,
-            pid=live.box.pid if live else None,
+            pid=live.box.pid if live else alone.pid if alone else None,
             foreground=Redactor().redact(live.terminal.foreground() or "").text or None if live else None,
             auto=row.auto,
         )
@@ -155,6 +167,7 @@ class Registry:
 
     def live(self, row: SessionRow) -> Live:
         """The running session, or SessionDead saying how to get it back."""
+        self.require_own(row.id)
         live = self._lives.get(row.id)
         if live is None or not live.box.alive:
             how = "is parked" if row.state == "parked" else "does not run"
@@ -163,11 +176,21 @@ class Registry:
             raise SessionDead(f"session {row.name!r} {how}", hint=back if row.head else gone)
         return live
 
+    def require_own(self, session_id: str) -> None:
+        """SessionBusy for a session that runs in a box of another version."""
+        if alone := self.left_alone.get(session_id):
+            raise SessionBusy(
+                f"this session runs in a box of another version of Waypoint: {alone.why}",
+                hint=f"go on with that version; or end its keeper (process {alone.pid}), stop the daemon and"
+                " restore the session",
+            )
+
     # ---- locks -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def moving(self, session_id: str) -> Iterator[None]:
         """For one verb at a time that takes a session elsewhere or ends it."""
+        self.require_own(session_id)
         with self._lock:
             turn = self._turns.setdefault(session_id, locks.rlock("session move"))
         with turn:
@@ -240,7 +263,7 @@ class Registry:
     def redactor(self, row: SessionRow) -> Redactor:
         """One that knows the secrets among the variables of a session."""
         live = self._lives.get(row.id)
-        if live and (exported := look_at_shell(live.box, live.terminal).exported):
+        if live and (exported := exported_variables(live.box, live.terminal)):
             return Redactor.for_variables(exported)
         head = self.head(row)
         return Redactor.for_variables(self.facts(head).shell.exported) if head else Redactor()

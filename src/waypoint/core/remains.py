@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from waypoint.core.pointfile import POINT_FILE
 from waypoint.errors import WaypointError
 from waypoint.home import Home
+from waypoint.kernel import faults
 from waypoint.kernel.pool.extents import made_at
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.store import Store
@@ -23,6 +25,11 @@ from waypoint.store import Store
 log = logging.getLogger("waypoint")
 
 _ABANDONED_SECONDS = 3600
+_ID = re.compile(r"[0-9a-f]{12}")
+
+
+def _is_ours(path: Path) -> bool:
+    return _ID.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
 class Remains:
@@ -36,10 +43,13 @@ class Remains:
     def delete(self, path: Path) -> None:
         """A volume, the folder of a point, or a part of one."""
         try:
+            faults.reach("delete.begun")
             if path.parent == self._home.checkpoints:
                 (path / POINT_FILE).unlink(missing_ok=True)  # from here on no daemon makes a row from it
+                faults.reach("delete.named")
             if (path / "files").is_dir():
                 self._pool.delete(path / "files")
+                faults.reach("delete.files")
                 shutil.rmtree(path, ignore_errors=True)
             elif path.is_dir():
                 self._pool.delete(path)
@@ -57,12 +67,22 @@ class Remains:
         for path in list(paths):
             self.delete(path)
 
+    @contextlib.contextmanager
+    def going(self, paths: Iterable[Path]) -> Iterator[None]:
+        """Around what has to happen before these are deleted. They have no row any more: if that fails, they
+        are deleted later."""
+        going = list(paths)
+        self._leftovers.update(going)
+        yield
+        self.delete_all(going)
+
     def retry(self) -> None:
         """Deletes what could not be deleted before."""
         self.delete_all(self._leftovers)
 
     def unknown(self) -> list[Path]:
-        """What is in the pool and in no row, and is no point either: remains, or about to become one."""
+        """What is in the pool and in no row, and is no point either: remains, or about to become one. Not
+        what was put there by another program (`foreign`)."""
         points = self._store.points.ids() | {path.name for path in self.without_row()}
         rows = self._store.sessions.all()
         return [
@@ -74,8 +94,13 @@ class Remains:
                 (self._home.beginnings, {row.beginning for row in rows}),
             )
             for path in folder.iterdir()
-            if path.name not in names
+            if path.name not in names and (folder == self._home.staging or _is_ours(path))
         ]
+
+    def foreign(self) -> list[Path]:
+        """What no version of Waypoint has put there. It is left alone."""
+        folders = (self._home.checkpoints, self._home.sessions, self._home.beginnings)
+        return [path for folder in folders for path in folder.iterdir() if not _is_ours(path)]
 
     def without_row(self) -> list[Path]:
         """Folders of points that have lost their row, or have none yet; not of those that were forgotten."""

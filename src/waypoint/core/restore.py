@@ -22,6 +22,7 @@ from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
 from waypoint.errors import CannotCheckpoint, NotFound
+from waypoint.kernel import faults
 from waypoint.model import Actor, Checkpoint, Restored
 from waypoint.store.operations import UNDOABLE
 from waypoint.store.sessions import SessionRow
@@ -67,11 +68,14 @@ class Restore:
         ):
             row = self._registry.find(row.id)
             safety_point = self._keep_present(row, old, point, verb) if old and safety else None
+            faults.reach("restore.kept")
             size = old.terminal.size if old else None
-            live, spare = self._copies.bring_up(
+            copy = self._copies.bring_up(
                 row.name, row.options, point, row.id, files_only=files_only, size=size
             )
+            live = copy.live
             try:
+                faults.reach("restore.copied")
                 with self._registry.trajectory.handover(live.stream):
                     self._store.operations.record_move(  # from here on the session is in the new box
                         row.id,
@@ -86,6 +90,7 @@ class Restore:
                 self._boxes.end(live, "the session could not be moved")
                 self._remains.delete(live.box.volume)
                 raise
+            faults.reach("restore.moved")
             self._registry.add(live)
             if old:
                 live.terminal.take_watchers(old.terminal)
@@ -97,7 +102,8 @@ class Restore:
             checkpoint=point,
             ready_ms=round(ready_ms, 3),
             safety=safety_point,
-            spare=spare,
+            spare=copy.spare,
+            base_changes=copy.base_changes,
         )
 
     @contextlib.contextmanager
@@ -131,6 +137,7 @@ class Restore:
         if old:
             old.box.signal_end()
             old.ended.set()
+            faults.reach("restore.left")
         volume = self._registry.home.sessions / row.box if row.box else None
         before = self._clearing.get(row.id)
         self._clearing[row.id] = self._background.run_when_idle(lambda: self._clear(old, volume, before))
@@ -139,11 +146,14 @@ class Restore:
         """When this is done, so is everything that was to be cleared away `before`."""
         if before:
             wait((before,))
-        if old:
-            with old.state:
-                self._boxes.end(old, "the session was restored to another point meanwhile")
-        if volume:
-            self._remains.delete(volume)
+        try:
+            if old:
+                with old.state:
+                    self._boxes.end(old, "the session was restored to another point meanwhile")
+            faults.reach("clear.box")
+        finally:
+            if volume:
+                self._remains.delete(volume)
 
     def wait_cleared(self, session_id: str) -> None:
         """For a session that is removed: until nothing is left of the boxes it was in."""

@@ -12,6 +12,7 @@ fit is refused before anything is frozen: the session does not notice.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -35,7 +36,7 @@ from waypoint.history.retention import (
     apply_policy,
     reasons_to_keep,
 )
-from waypoint.kernel import locks, processes
+from waypoint.kernel import faults, locks, processes
 from waypoint.kernel.memory import machine_bytes
 from waypoint.kernel.pool import extents
 from waypoint.kernel.pool.btrfs import BtrfsPool, disk_room
@@ -251,11 +252,19 @@ class DiskSpace:
         The rows are gone from the disk before the first byte goes: after a power cut there is no row without
         data, and no forgotten point comes back.
         """
-        gone = [point for point in points if self._registry.remove_point(point.id)]
+        gone: list[Checkpoint] = []
+        with contextlib.ExitStack() as going:
+            for point in points:
+                if self._registry.remove_point(point.id):
+                    going.enter_context(self._remains.going([self._home.checkpoints / point.id]))
+                    gone.append(point)
+            if gone:
+                faults.reach("forget.removed")
+                self._store.sync()
+                faults.reach("forget.synced")
+                self._spares.drop([point.id for point in gone])
         if gone:
-            self._store.sync()
-            self._spares.drop([point.id for point in gone])
-            self._remains.delete_all(self._home.checkpoints / point.id for point in gone)
+            faults.reach("forget.deleted")
         return gone
 
     # ---- what takes how much -----------------------------------------------------------------
@@ -336,12 +345,14 @@ class DiskSpace:
         with self._turn:
             points = self._thinnable() if automatic else []
             remains = self._remains.abandoned(keepers(self._home))
+            faults.reach("prune.begun")
             if dry_run:
                 freed = self._freed(points, seconds=_FORGET_SECONDS).total_bytes
                 gone = points
             else:
                 gone = self._remove(points)
                 self._remains.delete_all(remains)
+                faults.reach("prune.deleted")
                 self._store.events.sweep_blobs()
                 self._settle()
                 freed = max(0, before.used_bytes - pool.usage().used_bytes)

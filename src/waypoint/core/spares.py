@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 from waypoint.core.background import PROOFS, SPARES, Background
 from waypoint.errors import WaypointError
 from waypoint.home import MOST_SPARES, Settings
-from waypoint.kernel import locks
+from waypoint.kernel import faults, locks
 from waypoint.kernel.memory import machine_bytes
 from waypoint.store import Store
 
@@ -273,6 +273,7 @@ class Spares(Generic[T]):
     def _hold(self, point: str) -> None:
         spare, proving = None, self._proving
         try:
+            faults.reach("spare.chosen")
             spare = self._make(point) if self._make else None
         except (OSError, WaypointError) as error:
             # A spare is best effort. A restore to the point will report what is wrong.

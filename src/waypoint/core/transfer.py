@@ -41,7 +41,7 @@ from waypoint.history.landing import (
     resolve_path,
 )
 from waypoint.history.view import Place, PointView, printable
-from waypoint.kernel import files
+from waypoint.kernel import faults, files
 from waypoint.kernel.files import Entry
 from waypoint.kernel.placement import ANYTHING, Expected, Folder, Metadata, PlaceChanged
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
@@ -187,6 +187,7 @@ class Transfer:
             if dry_run:
                 return plan.landing
             _refuse(plan.landing, force=force)
+            faults.reach("land.planned")
             if plan.steps:
                 ground = ground or held.enter_context(_made_folder(outside, to))
                 self._land(row, plan.steps, answer.new, ground, to)
@@ -205,6 +206,8 @@ class Transfer:
         try:
             for path, status in carry_out(steps, view, ground, times=False, insist=True):
                 stamps[os.fsencode(posixpath.join(to, path))] = _stamp(status)
+                faults.reach("land.prepared")
+            faults.reach("land.landed")
         except PlaceChanged as change:
             raise LandingConflict(
                 f"{printable(posixpath.join(to, change.path))} changed while this was landing",
@@ -285,6 +288,7 @@ class Transfer:
             if dry_run:
                 return FilesRestored(checkpoint=point, landing=plan.landing)
             _refuse(plan.landing, force=False)
+            faults.reach("back.planned")
             safety_point = None
             if plan.steps:
                 safety_point = self._keep_present(row, point) if safety else None
@@ -293,8 +297,10 @@ class Transfer:
                 self._registry.store.operations.record_change(
                     row.id, "restore_files", target=point.id, before=before
                 )
+                faults.reach("back.stored")
                 for _ in carry_out(plan.steps, then.view, root, times=True, insist=False):
                     pass
+            faults.reach("back.done")
             done = msgspec.structs.replace(plan.landing, done=True)
             return FilesRestored(checkpoint=point, landing=done, safety=safety_point)
 
@@ -317,6 +323,7 @@ class Transfer:
     ) -> Copied:
         """Files and folders of the host into a live session."""
         with _translated(), self._registry.steady(row) as live, self._root(live) as root:
+            faults.reach("copy_in.opened")
             cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
             trees = [(path, _pieces_outside(outside, path, follow=follow)) for path in sources]
             return _copy(trees, root, posixpath.join(cwd, target))
@@ -340,6 +347,7 @@ class Transfer:
                     return _copy(trees, outside, target, rights=False)
             live = self._registry.live(row)
             with self._root(live) as root:
+                faults.reach("copy_out.opened")
                 cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
                 paths = [posixpath.join(cwd, path) for path in sources]
                 trees = [(path, _pieces_outside(root, path, follow=follow)) for path in paths]

@@ -15,8 +15,9 @@ from waypoint.core.live import new_id, start_environment
 from waypoint.core.registry import Registry
 from waypoint.errors import NotFound, SessionBusy, UsageError, WaypointError
 from waypoint.history.redaction import Redactor
-from waypoint.kernel import locks
-from waypoint.model import Checkpoint, RunResult, Verdict
+from waypoint.history.verdicts import state_of
+from waypoint.kernel import faults, locks
+from waypoint.model import Checkpoint, RunResult, Verdict, VerdictState
 
 OUTPUT_TAIL_BYTES = 4096
 DEFAULT_TIMEOUT = 600.0
@@ -60,21 +61,25 @@ class Trials:
         check_trial(command, files_only=point.files_only)
         redactor = self._redactor(point)
         verdict_id = self._store.points.add_verdict(point.id, redactor.redact(command).text)
+        faults.reach("verify.stored")
         self._workers.submit(self._judge, verdict_id, point, command, timeout)
         return verdict_id
 
     def _redactor(self, point: Checkpoint) -> Redactor:
         """One that knows the secrets among the point's variables: a command may print them."""
-        return Redactor.for_variables(self._registry.facts(point).shell.exported)
+        return Redactor.for_variables(self._registry.facts(point).shell.values)
 
     def _judge(self, verdict_id: int, point: Checkpoint, command: str, timeout: float) -> None:
+        state: VerdictState
         try:
             result = self.run(point, command, timeout=timeout)
-            passed = result.exit_code == 0 and not result.timed_out
+            faults.reach("verify.judged")
             output = self._redactor(point).redact(result.output[-OUTPUT_TAIL_BYTES:]).text
             if result.timed_out:
                 output += f"\n[waypoint: it took longer than {timeout:g} s]"
-            state, code, duration = "passed" if passed else "failed", result.exit_code, result.duration_ms
+            state = state_of(result.exit_code, timed_out=result.timed_out)
+            code = None if result.timed_out else result.exit_code
+            duration: float | None = result.duration_ms
         except (WaypointError, OSError) as error:
             state, code, duration, output = "error", None, None, str(error)
         self._store.points.finish_verdict(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Do, Hint
-from waypoint.box.box import end_keeper, keepers
+from waypoint.box.box import end_keeper, hide_home, keepers
 from waypoint.core.adoption import BOOT_FILE, Adoption
 from waypoint.core.auto import AutoPoints
 from waypoint.core.background import Background
@@ -24,22 +24,26 @@ from waypoint.core.builder import BoxBuilder, HostBuilder
 from waypoint.core.candidates import Candidates
 from waypoint.core.capture import Capture
 from waypoint.core.cards import Cards
+from waypoint.core.check import Check
 from waypoint.core.commands import Commands
 from waypoint.core.comparison import Comparison
 from waypoint.core.contacts import Contacts
 from waypoint.core.copies import Copies
 from waypoint.core.dedupe import Dedupe
+from waypoint.core.digests import Digests
 from waypoint.core.durability import Durability
 from waypoint.core.engine import CriuEngine, Engine
 from waypoint.core.fork import Fork
 from waypoint.core.gate import Gate
 from waypoint.core.journal import Journal
+from waypoint.core.kept import KeptFiles
 from waypoint.core.live import Twin
 from waypoint.core.plans import Plans
 from waypoint.core.recovery import Recovery
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.reopening import Reopening
+from waypoint.core.repair import Repairs
 from waypoint.core.restore import Restore
 from waypoint.core.sessions import Sessions
 from waypoint.core.space import DiskSpace
@@ -50,13 +54,15 @@ from waypoint.daemon.inside.grammar import Inside
 from waypoint.engine import probe
 from waypoint.errors import MissingFeature
 from waypoint.home import Home, Settings
-from waypoint.kernel import atomic
+from waypoint.kernel import atomic, faults, homes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.lifecycle import has_stopped, open_pool, require_room_to_reopen
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.machine import setup
-from waypoint.store import Store
+from waypoint.model import Platform
+from waypoint.store import Store, wal
+from waypoint.store.database import damaged
 
 if TYPE_CHECKING:
     from waypoint.daemon.server import Server
@@ -87,6 +93,8 @@ class App:
         for folder in (home.sessions, home.checkpoints, home.beginnings, home.staging):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.pool, self.network, engine = machine.pool, machine.network, machine.engine
+        if (home.run / BOOT_FILE).exists() and (lost := wal.damage(home.database)):
+            raise damaged(home.database, lost)
         self.store = store = Store(home.database)
         self.trajectory = Trajectory(store)
         self.registry = registry = Registry(home, self.pool, store, self.trajectory)
@@ -99,10 +107,12 @@ class App:
         doors = self.inside.doors
         self.contacts = Contacts(registry, self.network, background)
         self.gate = Gate(registry, store.ledger, background)
-        self.comparison = Comparison(registry, self.pool, self.contacts)
+        self.comparison = Comparison(registry, self.pool, self.remains, self.contacts)
         self.cards = Cards(registry, self.comparison, store.ledger, background)
         self.space = DiskSpace(registry, self.pool, self.remains, self.spares, background)
         self.dedupe = Dedupe(home, machine.engine_folder, self.pool, background)
+        self.kept = KeptFiles(registry, self.pool, background)
+        self.digests = Digests(home, self.pool, store, background, by_itself=settings.digests)
 
         self.durability = Durability(self.pool, store, background)
 
@@ -117,6 +127,8 @@ class App:
             self.contacts,
             self.space,
             self.dedupe,
+            self.digests,
+            self.kept,
             self.cards,
             self.spares,
             self.durability,
@@ -146,6 +158,8 @@ class App:
             self.remains,
             doors,
             self.spares,
+            self.digests,
+            self.kept,
             background,
         )
         self.restore = Restore(
@@ -163,7 +177,7 @@ class App:
             self.spares,
             background,
         )
-        self.plans = Plans(registry, self.comparison, self.contacts, self.gate)
+        self.plans = Plans(registry, self.comparison, self.kept, self.contacts, self.gate)
         self.trials = Trials(registry, self.copies, self.commands)
         self.bisect = Bisect(registry, self.trials, self.gate)
         self.candidates = Candidates(
@@ -172,7 +186,9 @@ class App:
         self.transfer = Transfer(registry, self.comparison, self.capture)
         self.journal = Journal(registry, self.capture, self.restore, self.cards, self.gate)
 
-        adoption = Adoption(registry, self.pool, self.remains)
+        adoption = Adoption(home, store, self.pool, self.remains)
+        self.check = Check(registry, self.pool, self.remains, self.digests, adoption, builder)
+        self.repairs = Repairs(registry, self.pool, self.remains, self.digests, adoption, self.check)
         self.reopening = Reopening(registry, self.pool, self.sessions, self.spares, self.space, adoption)
         Recovery(
             registry,
@@ -188,10 +204,13 @@ class App:
         self.spares.start(self.copies.make_spare, self.copies.end_spare)
         for row in store.sessions.all():
             self.spares.update_proof(row.id)
+        self.digests.make_missing()
+        self.kept.keep_missing()
 
     def close(self) -> None:
         """The daemon ends, the sessions do not."""
         self.spares.close()
+        self.digests.close()
         self.boxes.close()
         self.background.close()
         self.trajectory.stop()
@@ -199,31 +218,34 @@ class App:
 
 def this_machine(home: Home, settings: Settings) -> Machine:
     """The machine that the daemon runs on, or an error that says what is missing."""
-    engine_folder = _engine_folder(home)
+    engine_folder, platform = _engine(home)
+    homes.register(home, hide_home)  # before there is anything in it that others must not see
     if has_stopped(home.path):
         _end_boxes(home)
     pool = open_pool(home.path, size_bytes=settings.pool_size_bytes)
+    faults.reach("start.opened")
     network = Network(home.tag)
     kernel_data = _kernel_data(home, engine_folder)
     return Machine(
         pool=pool,
         network=network,
-        engine=CriuEngine(engine_folder),
+        engine=CriuEngine(engine_folder, platform),
         engine_folder=engine_folder,
         ram=Ram(),
         make_builder=lambda contacts: HostBuilder(home, engine_folder, kernel_data, pool, network, contacts),
     )
 
 
-def _engine_folder(home: Home) -> Path:
-    """Where the engine is; MissingFeature when this machine has none."""
-    engine = setup.engine_dir(home.path)
-    if setup.current_engine(engine) is None:
+def _engine(home: Home) -> tuple[Path, Platform]:
+    """Where the engine is, and what points are taken with; MissingFeature when this machine has none."""
+    folder = setup.engine_dir(home.path)
+    engine = setup.current_engine(folder)
+    if engine is None:
         raise MissingFeature("this machine is not set up yet", hint=Hint("run ", Do("setup")))
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.path.chmod(0o700)
     home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return engine
+    return folder, Platform(architecture=engine.arch, kernel=engine.kernel, criu=engine.criu.version)
 
 
 def _end_boxes(home: Home) -> None:

@@ -23,8 +23,9 @@ from waypoint.box.box import allow_many_files
 from waypoint.core.adoption import BOOT_FILE
 from waypoint.daemon.app import App, this_machine
 from waypoint.daemon.server import Server
-from waypoint.errors import DaemonError, InternalError, NotRoot, WaypointError
+from waypoint.errors import DaemonError, InternalError, NotRoot, WaypointError, of_the_machine
 from waypoint.home import Home, Settings, locate
+from waypoint.kernel import faults
 
 log = logging.getLogger("waypoint")
 
@@ -46,7 +47,9 @@ def main() -> int:
     with os.fdopen(writer, "w") as report, contextlib.ExitStack() as failed:
         try:
             home, settings = locate(), Settings.read()
-            listener, _lock = _claim(home)
+            if settings.faults:
+                faults.control(faults.ask(settings.faults))
+            listener, _lock = claim(home)
             if listener is None:
                 report.write(_READY)
                 return 0
@@ -62,9 +65,9 @@ def main() -> int:
             return 1
         except Exception as error:
             log.exception("start-up failed")
-            _write_error(
-                report, InternalError(f"{type(error).__name__}: {error}", hint="the daemon's log has it")
-            )
+            known = of_the_machine(error, "start the daemon") if isinstance(error, OSError) else None
+            hint = "the daemon's log has it"
+            _write_error(report, known or InternalError(f"{type(error).__name__}: {error}", hint=hint))
             return 1
         failed.pop_all()
         listener.listen(128)
@@ -95,7 +98,7 @@ def _wait_until_it_serves(reader: int) -> int:
     return 1
 
 
-def _claim(home: Home) -> tuple[socket.socket | None, IO[str]]:
+def claim(home: Home) -> tuple[socket.socket | None, IO[str]]:
     """The socket of this home, for this daemon alone; (None, …) when another daemon serves already."""
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     deadline = time.monotonic() + _CLAIM_SECONDS
@@ -131,7 +134,7 @@ _RUN_FILES = ("daemon.sock", "criu.kdat", "daemon.lock", BOOT_FILE)
 def _remove_run_folder(home: Home) -> None:
     """Takes away what a daemon makes in the run folder, and the folder, unless a box has something in it.
 
-    Only for the daemon that holds the lock, as its last act. The lock's file goes too: `_claim` notices when
+    Only for the daemon that holds the lock, as its last act. The lock's file goes too: `claim` notices when
     the file that it has locked is no longer the one with that name.
     """
     with contextlib.suppress(OSError):

@@ -11,8 +11,6 @@ import socket
 import threading
 from typing import Any
 
-import msgspec
-
 from waypoint import __version__
 from waypoint.api import requests, wire
 from waypoint.api.hints import Do, Hint
@@ -20,8 +18,9 @@ from waypoint.api.request import Request
 from waypoint.daemon.app import App
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.verbs import handler_of
-from waypoint.errors import InternalError, UsageError, VersionMismatch, WaypointError
+from waypoint.errors import InternalError, UsageError, VersionMismatch, WaypointError, of_the_machine
 from waypoint.kernel import locks
+from waypoint.model import MALFORMED
 
 log = logging.getLogger("waypoint")
 
@@ -45,6 +44,7 @@ WRITING_VERBS = frozenset(
         "resume",
         "forget",
         "prune",
+        "recover",
         "base_import",
         "base_rm",
     ]
@@ -114,6 +114,7 @@ class Server:
         told to ask again; a client that asks from now on is refused by the kernel, so that it knows that
         nothing began."""
         self.app.dedupe.close()
+        self.app.digests.close()
         # A client that comes now starts another daemon, which waits until this one has ended.
         self.app.home.socket.unlink(missing_ok=True)
         self._closing = True
@@ -149,6 +150,9 @@ class Server:
             connection.error(error)
         except Exception as error:
             log.exception("a verb failed")
+            if isinstance(error, OSError) and (known := of_the_machine(error, "do this")):
+                connection.error(known)
+                return False
             hint = f"this is a bug of Waypoint; the log is {self.app.home.log}"
             connection.error(InternalError(f"{type(error).__name__}: {error}", hint=hint))
         return False
@@ -157,7 +161,7 @@ class Server:
 def _decode(body: bytes) -> tuple[str, Request[Any]]:
     try:
         envelope = wire.decode_envelope(body)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise UsageError(f"that is no request: {error}") from error
     if envelope.api != wire.API:
         raise VersionMismatch(

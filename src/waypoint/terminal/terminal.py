@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import struct
 import termios
@@ -28,7 +27,7 @@ import msgspec
 from waypoint.api.hints import Do, Hint
 from waypoint.box.keeper import Keeper
 from waypoint.errors import SessionBusy, SessionDead, UsageError
-from waypoint.kernel import locks, processes
+from waypoint.kernel import locks, processes, readiness
 from waypoint.model import Actor, Record, RunResult, Size
 from waypoint.terminal import escapes
 from waypoint.terminal.command import OUTPUT_LIMIT_BYTES, Run
@@ -515,7 +514,7 @@ class Terminal:
                         "the terminal takes no more input", hint="no program in it reads"
                     ) from None
                 with contextlib.suppress(OSError):
-                    select.select([], [self._master], [], 0.5)
+                    readiness.writable(self._master, 0.5)
             except OSError as error:
                 raise SessionDead("the session's terminal is gone") from error
 
@@ -588,12 +587,19 @@ class Terminal:
 
     # ---- checkpoints and other daemons -------------------------------------------------------
 
+    @property
+    def prompt_is_due(self) -> bool:
+        """Whether a command has ended and the shell has not come to its prompt yet."""
+        with self.lock:
+            shell = self.shell
+            return shell is not None and self._run is None and not shell.ready and shell.running is None
+
     def wait_prompt(self, seconds: float = 1.0) -> None:
         """After a command has ended, lets the shell come to its prompt: a checkpoint should not show its
         hooks."""
         deadline = time.monotonic() + seconds
         with self.lock:
-            while (shell := self.shell) and self._run is None and not shell.ready and shell.running is None:
+            while self.prompt_is_due:
                 left = deadline - time.monotonic()
                 if left <= 0 or self.closed:
                     return

@@ -34,7 +34,8 @@ from waypoint.daemon.inside.doors import MOST_ANSWER_BYTES, Answer, Door, DoorRe
 from waypoint.daemon.verbs import handler_of
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
-from waypoint.model import Checkpoint, Task, TaskState
+from waypoint.history.view import printable
+from waypoint.model import MALFORMED, Checkpoint, Task, TaskState
 from waypoint.store.sessions import SessionRow
 from waypoint.text import views
 
@@ -136,6 +137,8 @@ _STATES: dict[str, TaskState] = {
     "task fail": "failed",
     "task skip": "skipped",
 }
+_WITH_PATHS = ("changed", "diff")
+"""Verbs whose words may be paths: any bytes. The words of all others are texts."""
 _SECTIONS = {
     "--files": ("files",),
     "--packages": ("packages",),
@@ -182,7 +185,7 @@ def parse(name: str, words: Sequence[str], grammar: Grammar) -> Arguments:
                 value = rest.pop(0)
             arguments.values[option] = value
         elif word.startswith("-") and word != "-":
-            raise UsageError(f"{name} has no option {option} inside a session", hint=usage)
+            raise UsageError(f"{name} has no option {printable(option)} inside a session", hint=usage)
         else:
             arguments.words.append(word)
     number = len(arguments.all_words)
@@ -243,6 +246,8 @@ class Inside:
 
     def _carry_out(self, door: Door, incoming: DoorRequest) -> Answer:
         name, words = split(incoming.words)
+        if name not in _WITH_PATHS:
+            words = [printable(word) for word in words]
         if name in ("help", "-h", "--help") or (words and words[0] in ("-h", "--help")):
             return Answer(status=0, out=OVERVIEW)
         if name in ("--version", "-V"):
@@ -250,7 +255,7 @@ class Inside:
         grammar = ALLOWED.get(name)
         if grammar is None:
             raise UsageError(
-                f"`waypoint {name}` cannot be asked from inside a session",
+                f"`waypoint {printable(name)}` cannot be asked from inside a session",
                 hint=f"there are: {', '.join(ALLOWED)}; the rest is done from outside",
             )
         if incoming.again and _is_lasting(incoming):
@@ -263,7 +268,7 @@ class Inside:
         session = arguments.values.get("-s") or arguments.values.get("--session")
         if session is not None and session != row.name:
             raise NotFound(
-                f"there is no session {session!r} in here",
+                f"there is no session {printable(session)!r} in here",
                 hint=f"this is {row.name!r}, and no other can be seen from here",
             )
         if _is_lasting(incoming) and not door.words.take(sum(map(len, incoming.words)) + _ROW_BYTES):
@@ -401,7 +406,7 @@ class Inside:
         names = [word for word, path in zip(arguments.words, is_path, strict=True) if not path]
         paths = [*names[2:], *(word for word, path in zip(arguments.words, is_path, strict=True) if path)]
         visible = self._visible(row)
-        ends = [ref if ref in (BASE, NOW) else visible.point(ref).id for ref in names[:2]]
+        ends = [ref if ref in (BASE, NOW) else visible.point(printable(ref)).id for ref in names[:2]]
         answer = self._ask(
             requests.Diff(
                 session=row.id,
@@ -425,7 +430,7 @@ class Inside:
         if "--structured" in arguments.flags or (what == "tool_call" and content.lstrip().startswith("{")):
             try:
                 content = msgspec.json.decode(content)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except (*MALFORMED, RecursionError) as error:
                 raise UsageError(
                     f"that is no JSON: {error}", hint="leave --structured out for text"
                 ) from error

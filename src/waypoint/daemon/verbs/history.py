@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from waypoint.api import history as api
-from waypoint.api.difference import Section
+from waypoint.api.difference import Card, Section
 from waypoint.core.bisect import Step
 from waypoint.core.comparison import BASE
 from waypoint.core.trials import DEFAULT_TIMEOUT
@@ -24,6 +24,7 @@ from waypoint.model import Checkpoint
 from waypoint.store.database import iso
 from waypoint.store.sessions import SessionRow
 from waypoint.text.cards import summarize
+from waypoint.text.commands import describe_outcomes
 from waypoint.text.difference import SECTIONS, describe_difference, describe_effects
 from waypoint.text.plan import point_label
 
@@ -63,7 +64,7 @@ def show(app: App, _: Connection, request: api.Show) -> api.Shown:
         checkpoint=as_stored(app, point),
         parent=_parent_label(app, point),
         card=card,
-        sections=(*describe_difference(card.difference), *_effects(app, point)) if card else (),
+        sections=_sections(app, point, card) if card else (),
         verdicts=tuple(app.store.points.verdicts(point.id)),
         notes=tuple(app.store.points.notes(point.id)),
     )
@@ -71,6 +72,11 @@ def show(app: App, _: Connection, request: api.Show) -> api.Shown:
 
 def _parent(app: App, point: Checkpoint) -> Checkpoint | None:
     return app.store.points.find(point.parent) if point.parent else None
+
+
+def _sections(app: App, point: Checkpoint, card: Card) -> tuple[Section, ...]:
+    commands = describe_outcomes(card.commands)
+    return (*describe_difference(card.difference), *commands, *_effects(app, point))
 
 
 def _effects(app: App, point: Checkpoint) -> tuple[Section, ...]:
@@ -123,7 +129,7 @@ def diff(app: App, _: Connection, request: api.Diff) -> api.DiffResult:
         if request.patch:
             from waypoint.history.diff import patch as make_patch
 
-            redactor = Redactor.for_variables({**old.facts.shell.exported, **new.facts.shell.exported})
+            redactor = Redactor.for_variables({**old.facts.shell.values, **new.facts.shell.values})
             pieces = make_patch(old.view, new.view, difference.files)
             patch = redactor.redact_patch("".join(piece.text for piece in pieces))
         return api.DiffResult(
@@ -170,7 +176,10 @@ def bisect(app: App, connection: Connection, request: api.Bisect) -> api.Bisecti
 
     def trial(step: Step) -> api.Trial:
         return api.Trial(
-            checkpoint=step.point.id, label=point_label(step.point, row.name), passed=step.passed
+            checkpoint=step.point.id,
+            label=point_label(step.point, row.name),
+            passed=step.passed,
+            state=step.state,
         )
 
     def report(step: Step) -> None:
@@ -181,6 +190,7 @@ def bisect(app: App, connection: Connection, request: api.Bisect) -> api.Bisecti
                     "checkpoint": tried.checkpoint,
                     "label": tried.label,
                     "passed": tried.passed,
+                    "state": tried.state,
                     "intent": step.point.intent,
                     "intent_from": step.point.intent_from,
                 }
@@ -194,6 +204,7 @@ def bisect(app: App, connection: Connection, request: api.Bisect) -> api.Bisecti
         difference = compare.difference(old, new)
     return api.Bisection(
         culprit=culprit.point,
+        unclear=culprit.unclear,
         parent=_parent_label(app, culprit.point),
         last_good=culprit.last_good,
         card=app.cards.card(culprit.point),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -16,15 +17,18 @@ from waypoint.api.request import Nothing
 from waypoint.bases import store as bases
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.verbs.points import find_point
-from waypoint.errors import UsageError
+from waypoint.errors import InternalError, UsageError, WaypointError, of_the_machine
 from waypoint.history.retention import RetentionPolicy, parse_duration
 from waypoint.home import Home
+from waypoint.kernel import faults
 from waypoint.kernel.pool.lifecycle import close_pool
-from waypoint.model import DiskUse, Forgotten, Pruned
+from waypoint.model import Checked, DiskUse, Forgotten, Pruned, Recovered
 from waypoint.store.database import iso
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
+
+log = logging.getLogger("waypoint")
 
 _POOL_SECONDS = 10
 
@@ -59,6 +63,24 @@ def du(app: App, _: Connection, request: api.Du) -> DiskUse:
     return app.space.du(app.registry.find(request.session) if request.session else None)
 
 
+# ---- whether all is well -------------------------------------------------------------------------
+
+
+def check(app: App, connection: Connection, request: api.Check) -> Checked:
+    points = None
+    if request.refs:
+        points = [find_point(app, request.session, ref) for ref in request.refs]
+    elif request.session:
+        points = app.store.points.all(app.registry.find(request.session).id)
+    return app.check.run(
+        points, deep=request.deep, progress=lambda text: connection.event({"progress": text})
+    )
+
+
+def recover(app: App, connection: Connection, _: api.Recover) -> Recovered:
+    return app.repairs.run(lambda text: connection.event({"progress": text}))
+
+
 # ---- bases ---------------------------------------------------------------------------------------
 
 
@@ -75,7 +97,7 @@ def base_ls(app: App, _: Connection, __: api.BaseLs) -> api.Bases:
 
 def base_rm(app: App, _: Connection, request: api.BaseRm) -> Nothing:
     users = [row.name for row in app.store.sessions.all() if row.options.base == request.name]
-    bases.remove_base(app.pool, request.name, used_by=users)
+    app.remains.delete(bases.remove_base(app.pool, request.name, used_by=users))
     return Nothing()
 
 
@@ -108,21 +130,40 @@ def daemon_status(app: App, _: Connection, __: api.DaemonStatus) -> api.DaemonSt
 
 
 def daemon_stop(app: App, connection: Connection, request: api.DaemonStop) -> Answered:
+    """Ends the daemon, also when a step fails: it takes no requests any more, and the next one waits."""
     assert app.server
     app.server.close(keep=connection)
-    closed = False
-    if request.sessions:
-        app.sessions.stop_all()
-    app.close()
-    if request.sessions:
-        app.network.teardown()
-        app.durability.reach()  # without its run folder the next daemon cannot tell this end from a power cut
-        app.store.close()
-        closed = _close_pool(app.home)
-        app.server.torn_down = True
-    connection.result(api.DaemonStopped(pid=os.getpid(), pool_closed=closed))
+    try:
+        closed = _tear_down(app, sessions=request.sessions)
+    except (OSError, WaypointError) as error:
+        log.exception("the daemon ends, and not all was done before")
+        known = of_the_machine(error, "end everything") if isinstance(error, OSError) else error
+        connection.error(known or InternalError(f"{type(error).__name__}: {error}"))
+    else:
+        connection.result(api.DaemonStopped(pid=os.getpid(), pool_closed=closed))
     app.server.stopping.set()
     return Answered()
+
+
+def _tear_down(app: App, *, sessions: bool) -> bool:
+    """Whether the pool is closed."""
+    assert app.server
+    if sessions:
+        app.sessions.stop_all()
+        faults.reach("teardown.stopped")
+    app.close()
+    if not sessions:
+        return False
+    faults.reach("teardown.quiet")
+    app.network.teardown()
+    faults.reach("teardown.network")
+    app.durability.reach()  # without its run folder the next daemon cannot tell this end from a power cut
+    faults.reach("teardown.durable")
+    app.store.close()
+    closed = _close_pool(app.home)
+    faults.reach("teardown.closed")
+    app.server.torn_down = True
+    return closed
 
 
 def _close_pool(home: Home) -> bool:

@@ -115,7 +115,7 @@ def tags(app: App, _: Connection, request: api.Tags) -> api.TagsResult:
 
 def note(app: App, _: Connection, request: api.Note) -> api.Noted:
     point = find_point(app, request.session, request.ref)
-    redactor = Redactor.for_variables(app.registry.facts(point).shell.exported)
+    redactor = Redactor.for_variables(app.registry.facts(point).shell.values)
     text = redactor.redact(request.text.strip()).text
     if not text:
         raise UsageError("a note needs words", hint="give what you know about the point now")

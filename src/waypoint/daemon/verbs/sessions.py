@@ -16,6 +16,7 @@ from waypoint.core.gate import Asker
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.streams import ProgramStreams, forward_output, serve_terminal
 from waypoint.errors import WaypointError
+from waypoint.kernel import faults
 from waypoint.model import Actor, RunResult, Size
 from waypoint.policy.rules import check as check_policy
 from waypoint.terminal.recording import ProgramOutput
@@ -90,6 +91,7 @@ def _run(
     row = app.registry.find(request.session)
     asker = _asker(connection, request.actor)
     with app.gate.passing(row, request.command, asker, stdin=request.stdin) as passed:
+        faults.reach("exec.passed")
         result = app.commands.run(
             row,
             request.command,
@@ -100,6 +102,7 @@ def _run(
             on_output=on_output,
             actor=request.actor,
         )
+        faults.reach("exec.ended")
         passed.ended(result.exit_code, timed_out=result.timed_out)
     if passed.warnings:
         result = msgspec.structs.replace(result, warnings=passed.warnings)
