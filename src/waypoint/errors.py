@@ -11,13 +11,16 @@
     │   ├── NotRoot
     │   ├── MissingFeature    a kernel feature, a device or a program
     │   ├── NoSpace           the pool or the disk is full
-    │   └── SetupFailed       setting up could not be completed
+    │   ├── SetupFailed       setting up could not be completed
+    │   └── DatabaseDamaged   the database cannot be read; `recover` rebuilds it
     ├── SessionError
     │   ├── SessionBusy       its shell is occupied by something else
     │   ├── SessionDead       its processes are gone; `restore` brings it back
     │   └── CommandFailed     raised by Result.check()
     ├── CannotCheckpoint      a process cannot be saved; names it and says why
     ├── CannotRestore         the point could not be brought to life; nothing has changed
+    │   ├── BaseChanged       the base lacks what it needs; the point itself is whole
+    │   └── PointDamaged      it is not what was written; nothing was tried
     ├── ConfirmationNeeded    a destructive verb that was not confirmed
     ├── PolicyDenied          a policy does not let the command run
     │   └── NotApproved       it needs approval and got none: denied, or expired
@@ -152,6 +155,12 @@ class SetupFailed(MachineError):
     code = "setup_failed"
 
 
+class DatabaseDamaged(MachineError):
+    """Raised when the database cannot be read, or not to its end. `recover` rebuilds it beside a copy."""
+
+    code = "database_damaged"
+
+
 class SessionError(WaypointError):
     """Raised when a session is in no state to do what was asked."""
 
@@ -189,6 +198,18 @@ class CannotRestore(WaypointError):
 
     code = "cannot_restore"
     exit_status = 8
+
+
+class BaseChanged(CannotRestore):
+    """Raised when the base lacks what a point needs of it: the point itself is whole."""
+
+    code = "base_changed"
+
+
+class PointDamaged(CannotRestore):
+    """Raised when a point is not what was written: before anything of it is brought to life."""
+
+    code = "damaged"
 
 
 class ConfirmationNeeded(WaypointError):
@@ -256,7 +277,8 @@ def _tree(root: type[WaypointError]) -> list[type[WaypointError]]:
 
 def from_dict(fields: dict[str, Any]) -> WaypointError:
     """The error that `to_wire` or `as_dict` was called on, on the other side of the socket."""
-    kinds = {kind.code: kind for kind in _tree(WaypointError)}
+    # A subclass that a module has for itself shares the code of its parent, which is what a client knows.
+    kinds = {kind.code: kind for kind in _tree(WaypointError) if "code" in vars(kind)}
     kind = kinds.get(fields.get("code", ""), WaypointError)
     hint = hints.from_wire(fields["hint_parts"]) if "hint_parts" in fields else fields.get("hint", "")
     return kind(fields.get("message", ""), hint=hint, **fields.get("details", {}))
@@ -277,6 +299,22 @@ def translated(doing: str, path: str | os.PathLike[str] = "", *, hint: str = "")
         yield
     except OSError as error:
         raise _from_os_error(error, doing, os.fspath(path), hint) from error
+
+
+_OF_THE_MACHINE = frozenset(
+    {
+        *(errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM, errno.ENOBUFS),
+        *(errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT),
+    }
+)
+"""Any call may fail with these, whatever was asked for: the disk, the memory, the limits of this machine."""
+
+
+def of_the_machine(error: OSError, doing: str) -> WaypointError | None:
+    """The error that means that this machine failed; None for one that may be a bug of Waypoint."""
+    if isinstance(error, TimeoutError) or error.errno in _OF_THE_MACHINE:
+        return _from_os_error(error, doing, "", "")
+    return None
 
 
 def _from_os_error(error: OSError, doing: str, path: str, hint: str) -> WaypointError:

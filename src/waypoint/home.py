@@ -99,6 +99,10 @@ class Settings(NamedTuple):
     """WAYPOINT_SPARE_SECONDS: how long a spare is held."""
     durable: bool = False
     """WAYPOINT_DURABLE: whether a point is answered only when it is on the disk (`1`)."""
+    faults: str | None = None
+    """WAYPOINT_FAULTS: for tests, the socket of the process that decides what happens at fault points."""
+    digests: bool = True
+    """WAYPOINT_DIGESTS: whether points are read once when idle, so that damage is noticed later (`off`)."""
     prove: bool = True
     """WAYPOINT_PROVE: whether the newest point of a session is restored when idle, as a proof (`off`)."""
 
@@ -124,7 +128,9 @@ class Settings(NamedTuple):
             spares=read("WAYPOINT_SPARES", _spares, SPARES, "`off` or a number"),
             spare_bytes=read("WAYPOINT_SPARE_BYTES", _size, None, "512M or a number of bytes"),
             spare_seconds=read("WAYPOINT_SPARE_SECONDS", _seconds, SPARE_SECONDS, "a number of seconds"),
+            faults=environment.get("WAYPOINT_FAULTS") or None,
             durable=read("WAYPOINT_DURABLE", _switch, False, "1 or 0"),
+            digests=read("WAYPOINT_DIGESTS", _switch, True, "`on` or `off`"),
             prove=read("WAYPOINT_PROVE", _switch, True, "`on` or `off`"),
         )
 

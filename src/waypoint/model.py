@@ -29,6 +29,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What all of them share: immutable, made by keyword."""
 
 
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are no such message: text that is not UTF-8 is reported by Python."""
+
+
 class Bind(Record, frozen=True):
     """A host path seen in the box as it is: outside every checkpoint."""
 
@@ -81,12 +85,17 @@ class Session(Record, frozen=True):
     """Whether a point is taken after each command that changed something."""
 
 
+VerdictState = Literal["running", "passed", "failed", "timeout", "unclear", "error"]
+"""`timeout`: it took too long. `unclear`: it ended with 125, by which it says that it cannot tell. `error`:
+it could not be tried."""
+
+
 class Verdict(Record, frozen=True):
     """What came of a command that was run in a throwaway fork of exactly this checkpoint."""
 
     id: int
     command: str
-    state: Literal["running", "passed", "failed", "error"]
+    state: VerdictState
     at: str
     exit_code: int | None = None
     duration_ms: float | None = None
@@ -99,6 +108,15 @@ class Note(Record, frozen=True):
 
     at: str
     text: str
+
+
+class Platform(Record, frozen=True):
+    """What saved the processes of a point. Images are made for it, and usually, but not always, restored by
+    another one."""
+
+    architecture: str
+    kernel: str
+    criu: str
 
 
 class Checkpoint(Record, frozen=True):
@@ -125,7 +143,9 @@ class Checkpoint(Record, frozen=True):
     pinned: bool = False
     tags: tuple[str, ...] = ()
     verdict: Verdict | None = None
-    """The last one; `show` has all."""
+    """The one that decides: the last failure, else the last pass, else the last attempt. `show` has all."""
+    verdicts: tuple[Verdict, ...] = ()
+    """For each command that was tried there the last time that it passed or failed; oldest first."""
     summary: str | None = None
     """The card's one line; None until the card is computed."""
     position: int | None = None
@@ -140,6 +160,13 @@ class Checkpoint(Record, frozen=True):
     """Whether its processes have been brought back once: by a spare, a restore, a fork or a proof."""
     restore_error: str | None = None
     """Why it could not be restored, when `restorable` is "failed"."""
+    digested: bool = False
+    """Whether digests of its images and files were made, with which they can be compared. That happens in the
+    background, moments after the point."""
+    damage: str | None = None
+    """What of it is not what was written, once a comparison has shown that. It is not restored."""
+    platform: Platform | None = None
+    """What it was taken with; None for points of older versions."""
 
 
 class Event(Record, frozen=True):
@@ -343,6 +370,9 @@ class Restored(Record, frozen=True):
     safety: Checkpoint | None = None
     spare: bool = False
     """Whether a spare was used: a copy that had been restored ahead of time."""
+    base_changes: tuple[str, ...] = ()
+    """What its base has changed since the point was taken, where its processes notice. They go on with what
+    they had."""
 
 
 class Forked(Record, frozen=True):
@@ -352,6 +382,8 @@ class Forked(Record, frozen=True):
     name: str
     ready_ms: float
     spare: bool = False
+    base_changes: tuple[str, ...] = ()
+    """As of `Restored`."""
 
 
 class Cost(Record, frozen=True):
@@ -456,6 +488,50 @@ class Pruned(Record, frozen=True):
     """Measured; of a dry run, what is expected of the points."""
     pool: PoolUse
     dry_run: bool = False
+
+
+Remedy = Literal["recover", "forget", "by-hand", "none"]
+"""What to do about a broken rule: `recover` repairs it; the point can only be forgotten; what is there has to
+be moved away by hand; nothing can be done, and nothing else is affected."""
+
+
+class Violation(Record, frozen=True):
+    """A rule of docs/storage.md that is broken."""
+
+    rule: int
+    what: str
+    where: str
+    """A path in the home, or a table of the database."""
+    remedy: Remedy
+    point: str | None = None
+    """The id of the point that is concerned."""
+
+
+class Repair(Record, frozen=True):
+    """Something that was put in order."""
+
+    what: str
+    where: str
+
+
+class Checked(Record, frozen=True):
+    """What a check has found. `undigested`: points of which no digests were made yet, so that only the sizes
+    of their images could be compared. `repaired`: what the daemon put in order when it started."""
+
+    deep: bool
+    points: int
+    undigested: int
+    violations: tuple[Violation, ...] = ()
+    repaired: tuple[Repair, ...] = ()
+
+
+class Recovered(Record, frozen=True):
+    """What was put in order, and what is left. `kept`: the folder with the database as it was before it was
+    rebuilt."""
+
+    repaired: tuple[Repair, ...] = ()
+    left: tuple[Violation, ...] = ()
+    kept: str | None = None
 
 
 LandedAction = Literal["create", "update", "mode", "delete"]

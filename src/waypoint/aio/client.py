@@ -167,6 +167,34 @@ class Client(Transport):
         """Removes what belongs to nothing; `auto`: also points that were taken automatically."""
         return await self.ask(requests.Prune(auto=auto, dry_run=dry_run))
 
+    async def check(
+        self,
+        *refs: str,
+        session: str | None = None,
+        deep: bool = False,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> model.Checked:
+        """Whether everything keeps the rules of docs/storage.md. `refs`, `session`: only these points.
+        `deep`: all memory and all files are compared with the digests that were made with the points."""
+
+        def on_event(event: Any) -> None:
+            if on_progress:
+                on_progress(event["progress"])
+
+        request = requests.Check(session=session, refs=refs, deep=deep)
+        return await self.ask(request, on_event=on_event)
+
+    async def recover(self, *, on_progress: Callable[[str], None] | None = None) -> model.Recovered:
+        """Repairs what a check finds, as far as nothing has to be guessed, and says what it did. (A database
+        that cannot be read keeps the daemon from starting: `waypoint recover` on the command line rebuilds
+        it.)"""
+
+        def on_event(event: Any) -> None:
+            if on_progress:
+                on_progress(event["progress"])
+
+        return await self.ask(requests.Recover(), on_event=on_event)
+
     async def du(self) -> model.DiskUse:
         """What takes how much space."""
         return await self.ask(requests.Du())

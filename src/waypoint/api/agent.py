@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from waypoint import model
-from waypoint.api.request import Count, Request, Result, Some
+from waypoint.api.request import Count, EventNumber, Request, Result, Some
 
 
 class Recorded(Result, frozen=True):
@@ -102,14 +102,14 @@ class Trace(Request[TraceResult], frozen=True):
     all: bool = False
     kinds: tuple[model.EventKind, ...] = ()
     limit: Count | None = None
-    after: int | None = None
+    after: EventNumber | None = None
     full: bool = False
 
 
 class Event(Request[OneEvent], frozen=True):
     """One event with all that belongs to it."""
 
-    event: int
+    event: EventNumber
 
 
 class Cast(Request[CastWritten], frozen=True):

@@ -18,8 +18,10 @@ ChangeKind = Literal["created", "modified", "deleted", "renamed"]
 Facet = Literal["type", "content", "mode", "owner", "xattr"]
 EntryKind = Literal["file", "folder", "link", "fifo", "socket", "device"]
 Sign = Literal["+", "~", "-", "→"]
-Source = Literal["derived", "observed", "claimed"]
-"""How it is known: derived from the snapshots, observed by Waypoint, claimed by a user or an agent."""
+Way = Literal["back", "on", "across"]
+Source = Literal["derived", "observed", "judged", "claimed"]
+"""How it is known: derived from the snapshots, observed by Waypoint, judged from the words of a command
+(whether it acted outside was not seen), claimed by a user or an agent."""
 
 
 class Change(Record, frozen=True):
@@ -46,6 +48,9 @@ class Change(Record, frozen=True):
     files_bytes: int = 0
     at_least: bool = False
     """There are more of them than were counted."""
+    links_to: str | None = None
+    """Of a name that was created or deleted: another name of the same file in the new tree (a hard link). The
+    content did not come or go with this name."""
     path_base64: str | None = None
     """The path as it is, when it is no valid UTF-8 (`path` then has its odd bytes as \\\\xNN)."""
     old_path_base64: str | None = None
@@ -101,12 +106,45 @@ class PortFact(Record, frozen=True):
     command: str | None = None
 
 
+class PortMove(Record, frozen=True):
+    """A port on which another process listens now."""
+
+    before: PortFact
+    after: PortFact
+
+
+class Restart(Record, frozen=True):
+    """A program that ended and was started again with the same command."""
+
+    before: ProcessFact
+    after: ProcessFact
+    ports: tuple[int, ...] = ()
+    """On which it listens now."""
+
+
 class VariableChange(Record, frozen=True):
-    """An exported variable that came (`before` is None), went (`after` is None) or changed."""
+    """A variable of the shell that came (`before` is None), went (`after` is None) or changed."""
 
     name: str
     before: str | None
     after: str | None
+    exported: bool = True
+    became: tuple[str, ...] = ()
+    """`exported`, `read-only`, …: attributes that it has now and had not before."""
+    no_longer: tuple[str, ...] = ()
+
+
+SettingKind = Literal["function", "alias", "option", "umask", "trap"]
+
+
+class SettingChange(Record, frozen=True):
+    """A setting of the shell that came (`before` is None), went (`after` is None) or changed. Of a function
+    only that its body is another one."""
+
+    kind: SettingKind
+    name: str
+    before: str | None = None
+    after: str | None = None
 
 
 class LiveDifference(Record, frozen=True):
@@ -114,21 +152,29 @@ class LiveDifference(Record, frozen=True):
 
     started: tuple[ProcessFact, ...] = ()
     ended: tuple[ProcessFact, ...] = ()
+    restarted: tuple[Restart, ...] = ()
+    """Each is one thing: neither among the started nor among the ended."""
+    stopped: tuple[ProcessFact, ...] = ()
+    """Suspended since then (Ctrl-Z, SIGSTOP)."""
+    continued: tuple[ProcessFact, ...] = ()
     kept: int = 0
     opened: tuple[PortFact, ...] = ()
     closed: tuple[PortFact, ...] = ()
+    moved: tuple[PortMove, ...] = ()
     cwd: tuple[str, str] | None = None
     variables: tuple[VariableChange, ...] = ()
     functions_added: tuple[str, ...] = ()
     functions_removed: tuple[str, ...] = ()
+    settings: tuple[SettingChange, ...] = ()
     memory_bytes: tuple[int, int] = (0, 0)
 
     @property
     def empty(self) -> bool:
         """Whether nothing happened. (Memory alone is no event: it breathes.)"""
-        return not (
-            self.started or self.ended or self.opened or self.closed or self.cwd or self.variables
-        ) and not (self.functions_added or self.functions_removed)
+        processes = (self.started, self.ended, self.restarted, self.stopped, self.continued)
+        ports = (self.opened, self.closed, self.moved)
+        functions = (self.functions_added, self.functions_removed)
+        return not any((*processes, *ports, self.cwd, self.variables, *functions, self.settings))
 
 
 class Contact(Record, frozen=True):
@@ -153,6 +199,16 @@ class Contact(Record, frozen=True):
         return place if self.protocol == "tcp" else f"{place}/{self.protocol}"
 
 
+class CommandOutcome(Record, frozen=True):
+    """How a command line ended between two points. `failed`: how many of its runs did not end with 0."""
+
+    command: str
+    exit_code: int
+    """Of the last run."""
+    runs: int = 1
+    failed: int = 0
+
+
 class CardLine(Record, frozen=True):
     """One thing a card says, and how it knows."""
 
@@ -171,6 +227,8 @@ class Difference(Record, frozen=True):
     redacted: int = 0
     contacts: tuple[Contact, ...] = ()
     """What has left the session on the way from the one to the other."""
+    not_compared: tuple[str, ...] = ()
+    """What may have changed without a sign of it, one phrase each: the memory of programs that went on."""
 
     @property
     def empty(self) -> bool:
@@ -188,6 +246,8 @@ class Card(Record, frozen=True):
     coverage: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
     redacted: int = 0
+    commands: tuple[CommandOutcome, ...] = ()
+    """What ran in the session since the point before."""
 
 
 class SectionLine(Record, frozen=True):
@@ -225,6 +285,8 @@ class RestorePlan(Record, frozen=True):
     unseen: tuple[str, ...] = ()
     """Commands since then that could not be looked into: they may have acted outside."""
     not_covered: tuple[str, ...] = ()
+    base_changes: tuple[str, ...] = ()
+    """What its base has changed since the point was taken, where its processes notice."""
     contacts: tuple[Contact, ...] = ()
     """What the session has talked to since the target was taken; in `not_undone`, too, in words."""
 
@@ -235,9 +297,15 @@ class PlanWords(Record, frozen=True):
     here: str
     """`c5 + 3 files`."""
     state: State
-    forward: bool = False
-    """The point is younger than the one the session stands on."""
+    way: Way = "back"
+    """How the point lies to the one the session stands on: on the way there, after it, or on another line."""
     files: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    """`pip flask 3.0 and 7 more will be lost`."""
+    git: tuple[str, ...] = ()
+    """`2 commits of app will be lost: "fix it", "try it"`."""
+    databases: tuple[str, ...] = ()
+    """`app.db: 12 rows of orders will be lost`."""
     ends: tuple[str, ...] = ()
     """Programs that run now and not then."""
     resumes: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from waypoint.model import Record
 
 PackageMove = Literal["added", "removed", "upgraded", "downgraded"]
 Fate = Literal["created", "removed", "changed"]
+ServerKind = Literal["postgresql", "mariadb", "redis"]
 
 
 class PackageChange(Record, frozen=True, tag_field="kind", tag="package"):
@@ -32,12 +33,13 @@ class PackageChange(Record, frozen=True, tag_field="kind", tag="package"):
 
 
 class Commit(Record, frozen=True):
-    """A commit that a branch has gained between two points."""
+    """A commit that a branch has gained or lost between two points."""
 
     id: str
     subject: str
     at: int
     """Seconds since the epoch, as its committer noted them."""
+    merge: bool = False
 
 
 class BranchMove(Record, frozen=True):
@@ -49,7 +51,18 @@ class BranchMove(Record, frozen=True):
     gained: int = 0
     """Commits that it has now and had not before; for a new branch those that no ref had."""
     lost: int = 0
-    """Commits that it had and has not any more."""
+    """Commits that it had and has not any more; for a branch that is gone those that no ref has now."""
+    lost_subjects: tuple[str, ...] = ()
+    """Of the last ten of these, newest first."""
+
+
+class RefMove(Record, frozen=True):
+    """A tag, or a branch of another repository as it was fetched, that came, went or points elsewhere now."""
+
+    kind: Literal["tag", "remote branch"]
+    name: str
+    before: str | None
+    after: str | None
 
 
 class RepositoryChange(Record, frozen=True, tag_field="kind", tag="repository"):
@@ -71,9 +84,19 @@ class RepositoryChange(Record, frozen=True, tag_field="kind", tag="repository"):
     commit_count: int = 0
     lost_count: int = 0
     """Commits that this branch had and has not any more: after a reset, a rebase, an amend."""
+    lost: tuple[Commit, ...] = ()
+    """The last ten of these, newest first."""
+    lost_kept_on: str | None = None
+    """A branch that still has all of them."""
     moves: tuple[str, ...] = ()
     """What else moved HEAD, as the reflog words it: checkouts, resets, pulls, rebases."""
     branches: tuple[BranchMove, ...] = ()
+    refs: tuple[RefMove, ...] = ()
+    """Tags and fetched branches; the first fifty."""
+    stashed: int = 0
+    """Entries that the stash has now and had not before."""
+    unstashed: int = 0
+    """Entries that it had and has not any more."""
     committed: int = 0
     staged: int = 0
     modified: int = 0
@@ -121,6 +144,31 @@ class DatabaseChange(Record, frozen=True, tag_field="kind", tag="database"):
     """Why it cannot be read now."""
 
 
+class Keyspace(Record, frozen=True):
+    """A database of a server. `before`, `after`: how many tables or keys it has; None: not known."""
+
+    name: str
+    change: Fate
+    before: int | None = None
+    after: int | None = None
+    added: int | None = None
+    """Keys; None, as below: not compared."""
+    removed: int | None = None
+    rewritten: int | None = None
+
+
+class ServerChange(Record, frozen=True, tag_field="kind", tag="server"):
+    """The data folder of a database server, or its snapshot, and the databases in it that were written to."""
+
+    path: str
+    server: ServerKind
+    change: Fate
+    version: str = ""
+    databases: tuple[Keyspace, ...] = ()
+    unit: str = ""
+    """What is counted: tables or keys."""
+
+
 class AccountChange(Record, frozen=True, tag_field="kind", tag="account"):
     """A line of the system's user list."""
 
@@ -138,15 +186,40 @@ class CronChange(Record, frozen=True, tag_field="kind", tag="cron"):
     removed: tuple[str, ...] = ()
 
 
+SystemSubject = Literal["group", "password", "keys", "unit", "capability"]
+
+
+class SystemChange(Record, frozen=True, tag_field="kind", tag="system"):
+    """A group, the password of a user (that it is another one, never what it is), the keys that may log in as
+    a user, a unit of systemd, or the capabilities of a program."""
+
+    subject: SystemSubject
+    name: str
+    """Of the group, the user or the unit; the path of the file."""
+    change: Fate
+    details: tuple[str, ...] = ()
+    """`+ann` joined the group; `locked`; `+ssh-ed25519 SHA256:… ann@laptop`; `enabled`."""
+
+
 class Gap(Record, frozen=True):
     """Something an analyzer could not tell, and why."""
 
     analyzer: str
     reason: str
     path: str | None = None
+    meaning: str = ""
+    """What is missing because of it; empty: all that the analyzer could have told of it."""
 
 
-Finding = PackageChange | RepositoryChange | DatabaseChange | AccountChange | CronChange
+Finding = (
+    PackageChange
+    | RepositoryChange
+    | DatabaseChange
+    | ServerChange
+    | AccountChange
+    | CronChange
+    | SystemChange
+)
 
 
 class Analysis(Record, frozen=True):

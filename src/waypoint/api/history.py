@@ -105,12 +105,16 @@ class Trial(Result, frozen=True):
     checkpoint: str
     label: str
     passed: bool
+    state: model.VerdictState
+    """`timeout` and `unclear`: the point is neither good nor bad."""
 
 
 class Bisection(Result, frozen=True):
-    """The first bad point, the last good one, and what changed between them."""
+    """The first bad point, the last good one, and what changed between them. `unclear`: the points between
+    the two at which the command could not tell; it may have broken at one of these."""
 
     culprit: model.Checkpoint
+    unclear: tuple[model.Checkpoint, ...]
     parent: str | None
     last_good: model.Checkpoint
     card: Card | None

@@ -100,6 +100,20 @@ class Du(Request[model.DiskUse], frozen=True):
     session: str | None = None
 
 
+class Check(Request[model.Checked], frozen=True):
+    """Whether everything keeps the rules of docs/storage.md: all of the home, or the points in `refs`, or
+    those of a session. `deep`: all memory and all files are compared with their digests. Progress comes in
+    events."""
+
+    session: str | None = None
+    refs: tuple[str, ...] = ()
+    deep: bool = False
+
+
+class Recover(Request[model.Recovered], frozen=True):
+    """Repairs what a check finds, as far as nothing has to be guessed. Progress comes in events."""
+
+
 class BaseImport(Request[BaseImported], frozen=True):
     """Imports a root file system: a tar, an image archive or a folder. Progress comes in events."""
 

@@ -15,6 +15,7 @@ import msgspec
 
 from waypoint.api.request import Request
 from waypoint.errors import UsageError
+from waypoint.model import MALFORMED
 
 if TYPE_CHECKING:
     from waypoint.api.agent import *  # noqa: F403
@@ -43,7 +44,7 @@ SUBJECTS = {
     "files": "apply export copy_in copy_out restore_files",
     "agent": "record trace event cast messages agent_state tasks task_add task_set resume",
     "effects": "effects effect classify policy policy_set approvals approve deny",
-    "machine": "forget prune du base_import base_ls base_rm ping daemon_status daemon_stop",
+    "machine": "forget prune du check recover base_import base_ls base_rm ping daemon_status daemon_stop",
 }
 """Which module of the API describes a verb, and which one of daemon/verbs/ answers it."""
 _SUBJECT_OF = {verb: subject for subject, verbs in SUBJECTS.items() for verb in verbs.split()}
@@ -86,7 +87,7 @@ def decode(verb: str, args: bytes | msgspec.Raw) -> Request[Any]:
     """The request in the arguments of a frame; UsageError naming the field that is wrong."""
     try:
         request: Request[Any] = _decoder(verb).decode(args)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise _usage_error(verb, str(error)) from error
     return request
 

@@ -20,7 +20,7 @@ from waypoint.bench.peers import COLD
 from waypoint.bench.results import OURS, TREE, Report, Window
 from waypoint.home import locate
 from waypoint.machine import setup
-from waypoint.model import Record
+from waypoint.model import MALFORMED, Record
 
 BASELINE = Path(__file__).parents[3] / "docs" / "performance-baseline.json"
 BOUND = 2.5
@@ -212,7 +212,7 @@ def main() -> int:
         if worse:
             say(f"measured a second time: {', '.join(worse)}")
             now = best(now, ratios(measure(worse, say)))
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *MALFORMED) as error:
         sys.stderr.write(f"the recorded ratios cannot be read: {error}\n")
         return 2
     except errors.WaypointError as error:

@@ -186,7 +186,8 @@ def _statuses() -> str:
         when = (error.__doc__ or "").strip().splitlines()[0]
         lines.append(f"| {error.exit_status} | `{error.code}` | {when.removeprefix('Raised ')} |")
     lines += [
-        "| 124 | | `exec --timeout`: the command took too long and was interrupted |",
+        "| 124 | | `exec --timeout`, `verify`: the command took too long and was interrupted |",
+        "| 125 | | `verify`: the command ended with 125, by which it says that it cannot tell |",
         "| 130 | | interrupted with Ctrl-C |",
         "",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waypoint.cli import render
@@ -109,8 +110,12 @@ class Timeline:
         own = [self._label(point) for point in points if self._is_own(point)]
         self._label_width = max((len(label) for label in own), default=2)
         self._time_width = max((len(self._when(point)) for point in points), default=5)
+        self._marks_width = max((render.width(self._marks(point)) + 2 for point in points), default=2)
+        if not any(point["verdict"] for point in points):
+            self._verdict_width = 0  # a column that says nothing of any point leaves its room to the intents
+            return
         room = self._width * 2 // 5
-        self._short = any(render.width(views.verdict(point["verdict"])) > room for point in points)
+        self._short = any(render.width(views.verdicts(point)) > room for point in points)
         verdicts = [render.width(self._verdict(point)) for point in points]
         self._verdict_width = min(max(verdicts, default=0), room)
         if self._width < _NARROW:
@@ -128,7 +133,7 @@ class Timeline:
         return render.clock(point["created_at"], self._now)
 
     def _verdict(self, point: Point) -> str:
-        return views.verdict(point["verdict"], short=self._short)
+        return views.verdicts(point, short=self._short)
 
     def _texts(self, entry: _Entry, room: int) -> list[str]:
         """The sign, then the lines of text."""
@@ -141,7 +146,9 @@ class Timeline:
         if entry.folded:
             labels = [self._label(point) for point in entry.points]
             names = ", ".join(labels) if len(labels) <= 3 else f"{labels[0]} to {labels[-1]}"
-            return [paint.dim("○"), paint.dim(render.cut(f"… {len(labels)} automatic ({names})", room))]
+            titles = _with_repeats([views.title(point) for point in entry.points])
+            words = f"… {len(labels)} automatic ({names})  {titles}"
+            return [paint.dim("○"), paint.dim(render.cut(words.rstrip(), room))]
         [point] = entry.points
         lines = [self._sign(point), self._first_line(point, room)]
         indent += max(0, len(self._label(point)) - self._label_width)
@@ -149,7 +156,7 @@ class Timeline:
             words = f"cannot be restored: {render.shown(point['restore_error'] or '')}"
             lines.append(" " * indent + paint.bad(render.cut(words, room - indent)))
         summary = render.shown(point["summary"] or "")
-        if summary and summary != "nothing changed":
+        if summary and summary not in views.NOTHING_FOUND:
             lines.append(" " * indent + paint.dim(render.cut(summary, room - indent)))
         return lines
 
@@ -165,12 +172,10 @@ class Timeline:
         label = self._label(point).ljust(self._label_width if self._is_own(point) else 0)
         when = self._when(point).rjust(self._time_width)
         marks = self._marks(point)
-        verdict = self._verdict(point)
+        verdict = self._verdict(point) if self._verdict_width else ""
         verdict = verdict[:1] if self._width < _NARROW else render.cut(verdict, self._verdict_width)
         # The verdicts stand in one column, however wide the graph before a point is.
-        left_width = (
-            self._width - self._verdict_width - max(9, render.width(marks) + 2) - (self._width - room)
-        )
+        left_width = room - self._verdict_width - self._marks_width
         name = f"{point['name']}  " if point["name"] else ""
         tags = "".join(f"  #{tag}" for tag in point["tags"]) + ("  pinned" if point["pinned"] else "")
         words = views.title(point) or ("" if name else "no intent")
@@ -194,3 +199,9 @@ class Timeline:
         marks = [name for name in self._heads.get(point["id"], ()) if name != point["session"]]
         marks += ["good" if name == point["session"] else f"good of {name}" for name in good]
         return f"← {', '.join(marks)}" if marks else ""
+
+
+def _with_repeats(titles: Sequence[str]) -> str:
+    """`$ make ×3, $ pytest`: what stands several times in a row stands once."""
+    groups = [(title, len(list(same))) for title, same in groupby(titles)]
+    return ", ".join(title + (f" ×{times}" if times > 1 else "") for title, times in groups if title)

@@ -61,6 +61,34 @@ def start_daemon(home: Home) -> None:
         )
 
 
+def rebuild_database(home: Home) -> model.Recovered:
+    """Rebuilds a damaged database, with which no daemon can start. A daemon that runs is stopped; sessions
+    live on."""
+    import subprocess
+
+    from waypoint.api.machine import DaemonStop
+
+    with contextlib.suppress(errors.WaypointError):
+        Transport(home.path, start=False).ask(DaemonStop())
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "waypoint.daemon.rebuild"],
+        env={**os.environ, "WAYPOINT_HOME": str(home.path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        answer = wire.decode(done.stdout.splitlines()[-1].encode())
+    except (ValueError, IndexError):
+        raise errors.InternalError(
+            f"the database could not be rebuilt: {done.stderr.strip()[-500:]}", hint=f"the log is {home.log}"
+        ) from None
+    if "error" in answer:
+        raise errors.from_dict(answer["error"])
+    return msgspec.convert(answer, model.Recovered)
+
+
 def connection_error(home: Home, error: OSError) -> errors.WaypointError:
     """Why the socket of a home cannot be used."""
     if isinstance(error, PermissionError):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from waypoint.errors import UsageError
+from waypoint.hooks.events import mapping
 from waypoint.kernel import atomic
 
 _OURS = re.compile(r"\bwaypoint\b.*\bhook\b.* (claude|codex)$", re.DOTALL)
@@ -101,13 +102,18 @@ def _own_entries(edit: Edit) -> Iterator[str]:
         yield from (f"{edit.path}: {' · '.join(block.splitlines())}" for block in blocks)
         return
     content = json.loads(edit.before or "{}")
-    for event, groups in content.get("hooks", {}).items():
-        for group in groups:
-            for handler in filter(_is_ours, group.get("hooks", ())):
+    for event, groups in mapping(content.get("hooks")).items():
+        for group in map(mapping, groups):
+            for handler in filter(_is_ours, _list(group.get("hooks"))):
                 matcher = f" ({group['matcher']})" if group.get("matcher") else ""
                 yield f"{edit.path}: {event}{matcher}: {handler['command']}"
-    if server := content.get("mcpServers", {}).get(_SERVER):
-        yield f"{edit.path}: MCP server: {shlex.join([server['command'], *server.get('args', ())])}"
+    if server := mapping(mapping(content.get("mcpServers")).get(_SERVER)):
+        words = [server.get("command"), *_list(server.get("args"))]
+        yield f"{edit.path}: MCP server: {shlex.join(map(str, words))}"
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 # ---- Claude Code ---------------------------------------------------------------------------------

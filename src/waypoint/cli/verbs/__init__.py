@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "This machine": {
         "demo": "demo", "bench": "bench", "doctor": "machine", "setup": "machine", "uninstall": "machine",
+        "check": "check", "recover": "check",
         "base import": "bases", "base ls": "bases", "base rm": "bases",
         "daemon status": "machine", "daemon stop": "machine", "daemon logs": "machine",
     },
@@ -47,9 +48,10 @@ MODULES = {name: module for verbs in GROUPS.values() for name, module in verbs.i
 
 _SYNONYMS = {
     "annotate": "note", "attach": "shell", "branch": "fork", "capture-pane": "screen", "checkout": "restore",
-    "clone": "fork", "commit": "checkpoint", "copy": "cp", "create": "new", "delete": "rm", "gc": "prune",
-    "history": "log", "install": "setup", "kill": "rm", "list": "ls", "plan": "preview", "ps": "ls",
-    "remove": "rm", "reset": "restore", "rollback": "restore", "run": "exec", "save": "checkpoint",
+    "clone": "fork", "commit": "checkpoint", "copy": "cp", "create": "new", "delete": "rm", "fsck": "check",
+    "gc": "prune", "history": "log", "install": "setup", "kill": "rm", "list": "ls", "plan": "preview",
+    "ps": "ls", "remove": "rm", "repair": "recover", "reset": "restore", "rollback": "restore",
+    "run": "exec", "save": "checkpoint",
     "send-keys": "type", "start": "new", "stop": "park", "test": "verify",
 }  # fmt: skip
 """Words that users of git, tmux and docker type, and the verb that does this here."""

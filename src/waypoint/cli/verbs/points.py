@@ -20,6 +20,7 @@ from waypoint.text import views
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
 
+_STATUSES = {"passed": 0, "timeout": 124, "unclear": 125}
 _FAILED = 1
 _OUTPUT_LINES = 20
 
@@ -35,7 +36,7 @@ _OUTPUT_LINES = 20
     argument(
         "--verify", metavar="CMD", help="then run this in a throwaway fork of the point, and keep the verdict"
     ),
-    flag("--wait", help="with --verify: wait for the verdict; exit status 1 if the command fails"),
+    flag("--wait", help="with --verify: wait for the verdict; exit status as of `verify`"),
     argument(
         "--agent-state",
         metavar="FILE|-",
@@ -128,6 +129,8 @@ def fork(console: Console) -> int:
         f"{session.name.ljust(width)}  {dim('ready in ' + render.milliseconds(session.ready_ms))}"
         for session in result.sessions
     ]
+    changes = dict.fromkeys(change for session in result.sessions for change in session.base_changes)
+    lines += [f"{console.paint.warn('note')} {change}" for change in changes]
     console.result(result, "\n".join(lines))
     return 0
 
@@ -142,10 +145,11 @@ def fork(console: Console) -> int:
     argument("--timeout", metavar="SEC", type=positive, help="the longest it may take (default: 600)"),
     flag("--no-wait", help="do not wait for the verdict"),
     REF,
-    command("the command; it passes if its exit status is 0"),
+    command("the command; it passes if its exit status is 0, and 125 means that it cannot tell"),
     examples=("waypoint verify up pytest -q", "waypoint verify --timeout 60 @ 'make && make test'"),
-    about="The session is not touched, and the fork is removed. Exit status 1 if the command fails. The last"
-    " point that passed is called `good`. Options stand before the point.",
+    about="The session is not touched, and the fork is removed. Exit status 1 if the command fails, 124 if"
+    " it takes too long, 125 if it cannot tell. `good` is the last point at which a command passed and none"
+    " failed; of each command the last pass or failure counts. Options stand before the point.",
 )
 def verify(console: Console) -> int:
     arguments = console.arguments
@@ -174,7 +178,7 @@ def _show_verdict(console: Console, result: CheckpointTaken | Verified) -> int:
         if verdict.state != "passed":
             for line in verdict.output.rstrip().splitlines()[-_OUTPUT_LINES:]:
                 print(console.paint.dim(f"    {render.shown(line)}"))
-    return 0 if verdict.state == "passed" else _FAILED
+    return _STATUSES.get(verdict.state, _FAILED)
 
 
 @verb(
@@ -186,10 +190,11 @@ def _show_verdict(console: Console, result: CheckpointTaken | Verified) -> int:
     ),
     argument("good", metavar="GOOD", help="a point at which the command passes"),
     argument("bad", metavar="BAD", help="a later point of the same line, at which it fails"),
-    command("the command; it passes if its exit status is 0"),
+    command("the command; it passes if its exit status is 0, and 125 means that it cannot tell"),
     examples=("waypoint bisect c2 @ pytest -q",),
     about="Points are tried in throwaway forks, two at a time. The result shows what changed from the last"
-    " good point to the first bad one. Options stand before the points.",
+    " good point to the first bad one. A point at which the command takes too long or cannot tell is left"
+    " out. Options stand before the points.",
 )
 def bisect(console: Console) -> int:
     arguments = console.arguments
@@ -204,7 +209,8 @@ def bisect(console: Console) -> int:
 
     def show_step(event: Mapping[str, Any]) -> None:
         step = event["tried"]
-        sign = paint.good("✔") if step["passed"] else paint.bad("✖")
+        signs = {"passed": paint.good("✔"), "failed": paint.bad("✖")}
+        sign = signs.get(step["state"]) or paint.warn("?")
         if sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
         console.aside(f"{sign} {step['label']}  {render.cut(views.title(step), 60)}".rstrip())

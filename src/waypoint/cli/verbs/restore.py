@@ -125,7 +125,8 @@ def _show_restored(console: Console, result: Restored) -> int:
     paint, name = console.paint, result.session.name
     title = render.point_title(result.checkpoint, paint)
     ready = paint.dim(f"ready in {render.milliseconds(result.ready_ms)}")
-    console.result(result, f"{name} is at {title}  {ready}")
+    notes = "".join(f"\n{paint.warn('note')} {change}" for change in result.base_changes)
+    console.result(result, f"{name} is at {title}  {ready}{notes}")
     if result.safety:
         console.hint(f"waypoint undo -s {name}   goes back to where it was ({result.safety.label})")
     return 0

@@ -62,7 +62,7 @@ class PointTools:
         )
         text = f"Kept as {called(point.info)} (paused {milliseconds(point.info.pause_ms)})."
         if point.info.verdict:
-            text += f"\n{views.verdict(plain(point.info.verdict))}"
+            text += f"\n{views.verdicts(plain(point.info))}"
         if point.info.coverage:
             text += "\nnot held: " + " · ".join(map(shown, point.info.coverage))
         return Answer(text, {"point": summary_of(point.info)})
@@ -205,6 +205,7 @@ def summary_of(point: model.Checkpoint | Mapping[str, Any]) -> dict[str, Any]:
         "kind": fields["kind"],
         "actor": fields["actor"],
         "verdict": _verdict(fields["verdict"]) if fields.get("verdict") else None,
+        "verdicts": [_verdict(verdict) for verdict in fields.get("verdicts", ())],
         "summary": fields.get("summary"),
     }
 
@@ -217,8 +218,8 @@ def _log_lines(point: model.Checkpoint, *, head: str | None, good: set[str]) -> 
     fields = plain(point)
     mark = "●" if point.id == head else "○"
     label = " ".join(filter(None, (point.label, clock(point.created_at), point.name)))
-    verdict = views.verdict(fields["verdict"], short=True)
-    line = f"{mark} {label}  {views.title(fields) or '(no intent)'}  {verdict}"
+    verified = views.verdicts(fields, short=True)
+    line = f"{mark} {label}  {views.title(fields) or '(no intent)'}  {verified}"
     if point.id in good:
         line += "  ← good"
     return [line, f"    {shown(point.summary)}"] if point.summary else [line]
