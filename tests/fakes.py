@@ -1,13 +1,15 @@
 """A machine without root and without CRIU, for tests of the core: it has no processes and fails on demand.
 
 `World` is a home on it, with an `App`. Every call that may fail on a real machine goes through `Faults`,
-which counts the calls and can fail the Nth. The pool is plain folders. A box is a folder with a
-pseudoterminal whose shell prints its prompt and nothing else. The image of a process tree is a file.
+which counts the calls and can fail the Nth. The pool is plain folders. A box is a file that outlives the
+process which built it, and holds the memory of its processes; its pseudoterminal has a shell that prints its
+prompt and nothing else. The image of a process tree is a file with the same memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -17,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from waypoint.box.box import Box
-from waypoint.box.keeper import Hello, Keeper
+from waypoint.box.keeper import Hello, Keeper, OtherProtocol
 from waypoint.box.volume import make_volume
 from waypoint.core.background import Background
 from waypoint.core.builder import BoxFacts
@@ -31,7 +33,7 @@ from waypoint.kernel.network.flows import Flow, Flows
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.protocol import Usage
 from waypoint.kernel.processes import Process
-from waypoint.model import BoxOptions, Size
+from waypoint.model import BoxOptions, Platform, Size
 
 TREE = TreeState(anchor=2, status_pipe=0, foreground=0, last_pid=9, ipc=False, network_locked=False)
 
@@ -69,37 +71,43 @@ class FakePool:
 
     def __init__(self, root: Path, faults: Faults) -> None:
         self.root, self._faults = root, faults
-        self._sealed: set[Path] = set()
 
     def create(self, path: Path) -> None:
         self._faults.call("pool.create")
         path.mkdir(mode=0o755)
+        self._faults.call("pool.created")
 
     def snapshot(self, source: Path, target: Path, *, readonly: bool) -> None:
         self._faults.call("pool.snapshot")
         if not source.is_dir():
             raise NotFound(f"there is no {source}")
         shutil.copytree(source, target, symlinks=True)
-        if readonly:
-            self.seal(target)
+        target.chmod(0o555 if readonly else 0o755)
+        self._faults.call("pool.snapshotted")
 
     def seal(self, path: Path) -> None:
-        self._sealed.add(path)
+        self._faults.call("pool.seal")
+        path.chmod(0o555)
+
+    def unseal(self, path: Path) -> None:
+        """What no verb does."""
+        path.chmod(0o755)
 
     def is_readonly(self, path: Path) -> bool:
-        return path in self._sealed
+        return not path.stat().st_mode & 0o200
 
     def delete(self, path: Path) -> None:
         self._faults.call("pool.delete")
-        self._sealed.discard(path)
         if path.exists():
+            path.chmod(0o755)
             shutil.rmtree(path)
+        self._faults.call("pool.deleted")
 
     def flush(self, path: Path) -> None:
         self._faults.call("pool.flush")
 
     def sync(self) -> None:
-        pass
+        self._faults.call("pool.sync")
 
     def has_stopped(self) -> bool:
         return False
@@ -139,8 +147,8 @@ class FakeMemory:
 class FakeDump:
     """One dump: its tree stands still twice, as when CRIU has to repeat."""
 
-    def __init__(self, folder: Path, faults: Faults) -> None:
-        self._folder, self._faults = folder, faults
+    def __init__(self, box: FakeBox, folder: Path, faults: Faults) -> None:
+        self._box, self._folder, self._faults = box, folder, faults
         self.state = TREE
         self.stats = DumpStats(freezing_ms=0.5, frozen_ms=0.5, pages_written=1)
 
@@ -149,7 +157,7 @@ class FakeDump:
             self._faults.call("engine.freeze")
             yield []
         self._faults.call("engine.write")
-        (self._folder / "core.img").write_text("a process tree")
+        (self._folder / "core.img").write_text(self._box.memory)
 
 
 class FakeHeld:
@@ -172,6 +180,7 @@ class FakeHeld:
     def release(self) -> None:
         self._faults.call("engine.release")
         self.released = True
+        self._faults.call("engine.released")
 
     def close(self) -> None:
         pass
@@ -184,6 +193,7 @@ class FakeEngine:
         self._faults = faults
         self.unrestorable = ""
         """Why no point can be restored, if none can."""
+        self.platform = Platform(architecture="x86_64", kernel="6.18.0", criu="4.2.1")
 
     def track_memory(self) -> FakeMemory:
         return FakeMemory()
@@ -200,7 +210,8 @@ class FakeEngine:
         complete_folder: Path,
     ) -> Iterator[FakeDump]:
         self._faults.call("engine.dump")
-        yield FakeDump(folder, self._faults)
+        assert isinstance(box, FakeBox)
+        yield FakeDump(box, folder, self._faults)
 
     def hold(self, box: Box, images: Path) -> FakeHeld:
         self._faults.call("engine.hold")
@@ -208,6 +219,7 @@ class FakeEngine:
             raise CannotRestore(self.unrestorable)
         assert isinstance(box, FakeBox)
         assert (images / "core.img").exists(), "a point with a row has its images"
+        box.memory = (images / "core.img").read_text()
         return FakeHeld(box, self._faults)
 
 
@@ -234,6 +246,9 @@ class FakeKeeper(Keeper):
             os.write(stdio[1], f"\x1b]133;A;k={key}\x07$ \x1b]133;B;k={key}\x07".encode())
         return 3
 
+    def set_hostname(self, name: str) -> None:
+        self._faults.call("keeper.set_hostname")
+
     def close(self) -> None:
         self._socket.close()
         self._other.close()
@@ -242,42 +257,62 @@ class FakeKeeper(Keeper):
 class FakeBox(Box):
     """A box without processes. Its pid is that of the test: what is looked up there exists."""
 
-    def __init__(self, box_id: str, volume: Path, faults: Faults) -> None:
-        self.id, self.pid, self.volume, self.keeper = box_id, os.getpid(), volume, FakeKeeper(faults)
+    def __init__(self, place: Path, volume: Path, faults: Faults) -> None:
+        self.id, self.pid, self.volume, self.keeper = place.name, os.getpid(), volume, FakeKeeper(faults)
+        self._place = place
         self._master, self._slave = os.openpty()
         tty.setraw(self._slave)
-        self.killed = False
+        self._open = True
         self._mounts_file = volume / "no mount table"
+        self.protocol = ""
+        """The version that its keeper speaks, if that is not this one."""
         self.printed = b""
         """What its terminal prints while no daemon runs."""
 
     @property
+    def memory(self) -> str:
+        """What its processes have in memory."""
+        return self._place.read_text()
+
+    @memory.setter
+    def memory(self, text: str) -> None:
+        self._place.write_text(text)
+
+    @property
     def alive(self) -> bool:
-        return not self.killed
+        return self._place.exists()
 
     def hello(self) -> Hello:
+        if self.protocol:
+            raise OtherProtocol(errno.EPROTO, f"its keeper speaks protocol {self.protocol}, this daemon 1")
         return Hello(anchor=2, status_pipe=0, master=os.dup(self._master), slave=os.dup(self._slave))
 
     def ends_within(self, seconds: float) -> bool:
-        return self.killed
+        return not self.alive
 
     def signal_end(self) -> None:
-        self.killed = True
+        self._place.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """The next daemon gets this very box."""
 
     def kill(self, home: Home) -> None:
-        self.killed = True
-        self.keeper.close()
-        for fd in (self._master, self._slave):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        self.signal_end()
+        if self._open:
+            self._open = False
+            self.keeper.close()
+            os.close(self._master)
+            os.close(self._slave)
 
 
 class FakeBuilder:
-    """Builds boxes that are folders."""
+    """Builds boxes that are files in a folder."""
 
-    def __init__(self, pool: FakePool, faults: Faults) -> None:
-        self._pool, self._faults = pool, faults
+    def __init__(self, folder: Path, pool: FakePool, faults: Faults) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder, self._pool, self._faults = folder, pool, faults
         self.boxes: dict[str, FakeBox] = {}
+        """Those that this process has built or found."""
 
     def make_volume(self, volume: Path, name: str, options: BoxOptions, base: Path) -> None:
         self._pool.create(volume)
@@ -287,15 +322,26 @@ class FakeBuilder:
         self, volume: Path, name: str, options: BoxOptions, base: Path, size: Size, facts: BoxFacts
     ) -> Box:
         self._faults.call("builder.build")
-        box = self.boxes[volume.name] = FakeBox(volume.name, volume, self._faults)
+        place = self._folder / volume.name
+        place.write_text("a process tree")
+        try:
+            self._faults.call("builder.built")
+        except BaseException:
+            place.unlink()
+            raise
+        box = self.boxes[volume.name] = FakeBox(place, volume, self._faults)
         return box
 
     def standing(self) -> dict[str, int]:
-        return {box.id: box.pid for box in self.boxes.values() if box.alive}
+        return {path.name: os.getpid() for path in self._folder.iterdir()}
 
     def find(self, box_id: str) -> Box | None:
-        box = self.boxes.get(box_id)
-        return box if box and box.alive else None
+        place = self._folder / box_id
+        if not place.exists():
+            return None
+        if box_id not in self.boxes:
+            self.boxes[box_id] = FakeBox(place, self._pool.root / "sessions" / box_id, self._faults)
+        return self.boxes[box_id]
 
     def connect(self, box: Box) -> Keeper:
         self._faults.call("builder.connect")
@@ -309,7 +355,9 @@ class FakeBuilder:
         pass
 
     def remove_unowned(self, box_id: str, pid: int) -> None:
-        self.remove(self.boxes[box_id])
+        (self._folder / box_id).unlink(missing_ok=True)
+        if box := self.boxes.pop(box_id, None):
+            box.kill(Home(Path("/")))
 
 
 class FakeRam(Ram):
@@ -344,21 +392,24 @@ class FakeHome(Home):
 class World:
     """A home on such a machine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, faults: Faults | None = None) -> None:
         self.home = FakeHome(folder / "home")
         self.home.run.mkdir(parents=True, exist_ok=True)
+        (self.home.pool / "bases").mkdir(parents=True, exist_ok=True)
         self.base = folder / "base"
         (self.base / "bin").mkdir(parents=True, exist_ok=True)
         (self.base / "bin/bash").touch()
         self.options = BoxOptions(base=str(self.base), net="host")
-        self.faults = Faults()
+        self.faults = faults or Faults()
         self.pool = FakePool(self.home.pool, self.faults)
-        self.builder = FakeBuilder(self.pool, self.faults)
+        self.home.pool.mkdir(exist_ok=True, parents=True)
+        (self.home.pool / ".kind").write_text("copy\n")
+        self.builder = FakeBuilder(folder / "boxes", self.pool, self.faults)
         self.engine = FakeEngine(self.faults)
         self.network = FakeNetwork(self.home.tag)
         self.app = self.start()
 
-    def start(self) -> App:
+    def start(self, *, digests: bool = False) -> App:
         """A daemon, also after an earlier one: what that one built is still there."""
         machine = Machine(
             pool=self.pool,
@@ -368,7 +419,7 @@ class World:
             ram=FakeRam(),
             make_builder=lambda _contacts: self.builder,
         )
-        self.app = App(self.home, machine, Settings(spares=0, prove=False))
+        self.app = App(self.home, machine, Settings(spares=0, prove=False, digests=digests))
         return self.app
 
     def settle(self) -> None:

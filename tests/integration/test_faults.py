@@ -1,0 +1,33 @@
+"""A handful of faults on the real thing; `make torture` has all of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.torture.real import VERBS, RealCampaign
+from tests.torture.tester import RealKind
+
+CASES: tuple[tuple[str, str, RealKind], ...] = (
+    ("checkpoint", "capture.published", "kill daemon"),
+    ("checkpoint", "dump.written", "kill CRIU"),
+    ("restore", "copy.released", "ENOSPC"),
+    ("restore", "revive.held", "hang CRIU"),
+    ("fork", "copy.box", "kill new keeper"),
+    ("park", "park.ended", "EIO"),
+)
+
+
+def test_a_fault_in_a_verb_loses_nothing_and_leaves_nothing(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FAULTS", "HOME", "SPARES", "PROVE", "DEBUG_LOCKS"):  # what it sets goes with the test
+        monkeypatch.setenv(f"WAYPOINT_{name}", os.environ.get(f"WAYPOINT_{name}", ""))
+    verbs = {verb.name: verb for verb in VERBS}
+    campaign = RealCampaign(tmp_path, 0, print)
+    cases = [(verbs[verb], point, kind) for verb, point, kind in CASES]
+    campaign.run_cases(cases, time.monotonic() + 1000)
+    assert not campaign.part.violations
+    assert campaign.part.cases == len(CASES), "every fault has happened"

@@ -1,0 +1,162 @@
+"""`python -m tests.torture`: the whole campaign of faults, and its table in docs/reliability.md.
+
+`--seed N` makes the same choices again, `--case NAME` runs one case below root (a violation is printed with
+the name of its case), `--part NAME` one part. The result of each part is kept in .cache/torture; the table
+is written when there is one of every part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from tests import tables
+from tests.torture import below_root, real, scene
+from tests.torture.result import Part
+
+RESULTS = Path(__file__).parents[2] / ".cache" / "torture"
+_MEMORY = Path("/dev/shm")
+EXTENT = below_root.Extent(pairs=90, deaths=50)
+"""For each verb. WAYPOINT_TORTURE_CASES sets a smaller number of each sort."""
+if most := os.environ.get("WAYPOINT_TORTURE_CASES"):
+    EXTENT = below_root.Extent(singles=int(most), pairs=int(most), deaths=int(most))
+_KINDS_BELOW_ROOT = {
+    "error": "below root: a call fails with an error of Waypoint",
+    "EIO": "below root: a call fails with EIO",
+    "ENOSPC": "below root: a call fails with ENOSPC",
+    "timeout": "below root: a call exceeds its time limit",
+    "kill": "below root: the daemon dies at a call",
+}
+
+
+def run_below_root(seed: int) -> Part:
+    """Every call of every verb, and a choice of pairs."""
+    part = Part()
+    place = Path(tempfile.mkdtemp(prefix="waypoint-torture-", dir=_MEMORY if _MEMORY.is_dir() else None))
+    try:
+        with below_root.Campaign(place, seed, workers=4) as campaign:
+            for verb in scene.VERBS:
+                campaign.run_verb(verb, EXTENT)
+                wrong = sum(bool(outcome.violations) for outcome in campaign.outcomes.values())
+                print(f"  {verb}: {len(campaign.outcomes)} cases so far, {wrong} of them wrong", flush=True)
+    finally:
+        shutil.rmtree(place)
+    for name, outcome in campaign.outcomes.items():
+        kinds = [_KINDS_BELOW_ROOT[text.rpartition(":")[2]] for text in outcome.happened]
+        part.add(name, kinds, outcome.violations)
+    return part
+
+
+def run_real(seed: int) -> Part:
+    """The fault points on the real thing, for so many minutes as WAYPOINT_TORTURE_MINUTES says."""
+    place = Path(tempfile.mkdtemp(prefix="waypoint-torture-", dir="/var/tmp"))
+    campaign = real.RealCampaign(place, seed, lambda text: print(f"  {text}", flush=True))
+    campaign.run(60 * float(os.environ.get("WAYPOINT_TORTURE_MINUTES", "30")))
+    if not campaign.part.violations:
+        shutil.rmtree(place)
+    return campaign.part
+
+
+def run_power_cuts(seed: int) -> Part:
+    """Power cuts while points are taken and forgotten (tests/power_cuts.py)."""
+    cuts = int(os.environ.get("WAYPOINT_POWER_CUTS", "40"))
+    part = Part()
+    with tempfile.TemporaryDirectory(prefix="waypoint-torture-", dir="/var/tmp") as place:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.power_cuts", str(cuts), str(seed), place],
+            env={**os.environ, "WAYPOINT_SPARES": "off", "WAYPOINT_DEBUG_LOCKS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    print(f"  {done.stdout.strip()}")
+    part.add("power cuts", ["a power cut"] * cuts, [done.stderr] if done.returncode else [])
+    part.cases = cuts
+    return part
+
+
+PARTS: dict[str, Callable[[int], Part]] = {
+    "below-root": run_below_root,
+    "real": run_real,
+    "power-cuts": run_power_cuts,
+}
+
+
+def run_one(name: str) -> Part:
+    """A single case, by the name that was printed with a violation."""
+    place = Path(tempfile.mkdtemp(prefix="waypoint-torture-"))
+    case = below_root.Case.parse(name)
+    part = Part()
+    try:
+        found = below_root.prepare(place / "prepared", scene.VERBS[case.verb])
+        outcome = below_root.run_case(case, place / "prepared", place / "case")
+    finally:
+        shutil.rmtree(place)
+    part.add(name, outcome.happened, (*found, *outcome.violations))
+    return part
+
+
+def table(parts: Sequence[Part]) -> str:
+    """The result as it stands in docs/reliability.md."""
+    faults: Counter[str] = Counter()
+    violations: Counter[str] = Counter()
+    for part in parts:
+        faults.update(part.faults)
+        violations.update(part.wrong)
+    rows = [(kind, number, violations[kind]) for kind, number in faults.items()]
+    result = tables.table(
+        ("fault", "faults", "violations"), [*rows, ("all", faults.total(), violations.total())]
+    )
+    cases, minutes = sum(part.cases for part in parts), sum(part.seconds for part in parts) / 60
+    seeds = ", ".join(sorted({str(part.seed) for part in parts}))
+    at = datetime.now(UTC).date().isoformat()
+    return f"{result}\n\n{cases:,} cases in {minutes:.0f} minutes, {at}, WAYPOINT_SEED={seeds}."
+
+
+def _run_part(name: str, seed: int) -> Part:
+    print(f"{name}:", flush=True)
+    started = time.monotonic()
+    part = PARTS[name](seed)
+    part.seed, part.seconds = seed, time.monotonic() - started
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_bytes(msgspec.json.encode(part))
+    return part
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    seed = os.environ.get("WAYPOINT_SEED") or random.SystemRandom().randrange(1, 1 << 30)
+    parser.add_argument("--seed", type=int, default=int(seed))
+    parser.add_argument("--case", help="one case below root, by its name")
+    parser.add_argument("--part", choices=PARTS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        parts = [run_one(arguments.case)]
+    else:
+        print(f"WAYPOINT_SEED={arguments.seed}", flush=True)
+        chosen = [arguments.part] if arguments.part else list(PARTS)
+        parts = [_run_part(name, arguments.seed) for name in chosen]
+        print(table(parts))
+        kept = [RESULTS / f"{name}.json" for name in PARTS]
+        if all(path.exists() for path in kept):
+            everything = [msgspec.json.decode(path.read_bytes(), type=Part) for path in kept]
+            tables.replace_section("reliability.md", "torture", table(everything))
+    violations = [violation for part in parts for violation in part.violations]
+    for violation in violations:
+        print(f"VIOLATION {violation}")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

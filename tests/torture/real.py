@@ -1,0 +1,492 @@
+"""Faults on the real thing: daemon, keepers, CRIU, btrfs; one at a fault point of a verb, then everything is
+looked at from outside.
+
+A case is a verb, a point that it reaches, and what happens there (tests/torture/tester.py). The session
+`work` and its two points were acknowledged before the verb. Each of them holds a number in three places: a
+file, a variable of the shell, the memory of another process. `examine` asks for these numbers, runs `check`,
+and lists what is left over on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from tests.leaks import Watch
+from tests.torture.result import Part
+from tests.torture.tester import ERRORS, WITH_CRIU, RealKind, Tester
+
+import waypoint
+from waypoint import errors
+from waypoint.api import machine, points, sessions
+from waypoint.box.box import keepers
+from waypoint.home import Home
+from waypoint.kernel import faults
+from waypoint.kernel.pool.lifecycle import close_pool
+
+KINDS: tuple[RealKind, ...] = get_args(RealKind)
+_VERB_SECONDS = 60.0
+_GRACE_SECONDS = 8.0
+_SETUP = "coproc MEMORY { m=0; while read -r q; do case $q in set*) m=${q#set };; esac; echo $m; done; }"
+
+
+class Wrong(Exception):
+    """Raised when something is not as it must be."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb of the campaign. `work` holds 3; its points `one` and `two` hold 1 and 2."""
+
+    name: str
+    run: Callable[[Stage], object]
+    prepare: Callable[[Stage], object] = lambda _: None
+    becomes: tuple[str, ...] = ("3",)
+    """What `work` may hold afterwards."""
+    may_end: bool = False
+    """Whether the session `work` may have ended by it."""
+    waits_for: str = ""
+    """A point that is reached in the background after the answer."""
+
+
+class Stage:
+    """A home with the session `work`, a client, and the tester."""
+
+    def __init__(self, home: Home, client: waypoint.Client, tester: Tester) -> None:
+        self.home, self.client, self.tester = home, client, tester
+        self.outside = home.path.with_name(f"{home.path.name}-outside")
+        self.outside.mkdir(exist_ok=True)
+        self.watch = Watch(home.path)
+        self.watch.add_home(home)
+
+    @property
+    def work(self) -> waypoint.Session:
+        return self.client.session("work")
+
+    def begin(self) -> None:
+        """A fresh session, of which forks are made."""
+        seed = self.client.new("seed")
+        seed.run(_SETUP)
+        seed.checkpoint(name="start")
+
+    def reset(self) -> None:
+        """`work` as every case finds it."""
+        there = [session.name for session in self.client.sessions() if session.name != "seed"]
+        if there:
+            self.client.ask(sessions.Rm(sessions=tuple(there)))
+        self.client.session("seed").fork(ref="start", name="work")
+        for number, name in (("1", "one"), ("2", "two"), ("3", "")):
+            set_number(self.work, number)
+            if name:
+                self.work.checkpoint(name=name)
+
+    # ---- what must hold ----------------------------------------------------------------------
+
+    def examine(self, verb: Verb, *, gone: bool) -> None:
+        """Everything is as it must be. `gone`: a fault may have ended processes of the session."""
+        names = {session.name: session.info for session in self.client.sessions()}
+        if "work" not in names:
+            raise Wrong("the session is lost")
+        if names["work"].state != "live" or (gone and self._has_just_died()):
+            if not (gone or verb.may_end):
+                raise Wrong(f"the session is {names['work'].state}")
+            self.work.restore("@", safety=False)
+            gone = True  # it holds what its last point holds
+        number = get_number(self.work)
+        if number not in (*verb.becomes, "1", "2", "3") or (not gone and number not in verb.becomes):
+            raise Wrong(f"the session holds {number}, and not {' or '.join(verb.becomes)}")
+        there = {point.info.name: point for point in self.work.log()}
+        for name in ("one", "two"):
+            if name not in there:
+                raise Wrong(f"the acknowledged point {name} is lost")
+        for point in self.work.log():
+            (fork,) = point.fork(name="look")
+            found = get_number(fork)
+            self.client.ask(sessions.Rm(sessions=("look",)))
+            wanted = {"one": ("1",), "two": ("2",)}.get(point.info.name or "", ("1", "2", "3", *verb.becomes))
+            if found.strip(",") not in wanted and not point.info.files_only:
+                raise Wrong(f"the point {point.info.label} ({point.info.intent}) holds {found}")
+
+    def _has_just_died(self) -> bool:
+        """Whether the session died a moment ago: the daemon may still call it live until it is asked."""
+        try:
+            self.work.run("true")
+        except waypoint.SessionDead:
+            return True
+        return False
+
+    def go_on(self) -> None:
+        """The next verbs work."""
+        set_number(self.work, "4")
+        point = self.work.checkpoint("go on")
+        set_number(self.work, "5")
+        self.work.restore(point)
+        if (number := get_number(self.work)) != "4":
+            raise Wrong(f"the next point holds {number}")
+
+    def check(self) -> None:
+        """Nothing is left over, and `check` is clean. What could not be deleted has been tried again."""
+        if left := self.left_over():
+            raise Wrong(f"left over: {left}")
+        checked = self.client.ask(machine.Check())
+        if checked.violations:
+            raise Wrong(f"check: {checked.violations}")
+
+    def left_over(self) -> list[str]:
+        """What is on this machine and belongs to no session."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while True:
+            left = [
+                entry
+                for entry in self.watch.look()
+                if not entry.startswith(("thread ", "descriptor ", "process ", "session "))
+            ]
+            boxes = {path.name for path in self.home.sessions.iterdir()}
+            standing = set(keepers(self.home))
+            left += [f"box {box} without a volume" for box in standing - boxes]
+            left += [f"in staging: {path.name}" for path in self.home.staging.iterdir()]
+            rows = {point.id for point in self.client.checkpoints()}
+            folders = {path.name for path in self.home.checkpoints.iterdir()}
+            left += [f"folder {name}" for name in folders - rows]
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.05)
+
+
+def set_number(session: waypoint.Session, number: str) -> None:
+    """The number in a file, in a variable of the shell, and in the memory of another process."""
+    session.run(
+        f"n={number}; echo {number} > /number; echo set {number} >&${{MEMORY[1]}}; read -r r <&${{MEMORY[0]}}"
+    ).check()
+
+
+def get_number(session: waypoint.Session) -> str:
+    """The number that all three hold; all of them, separated by commas, where they differ."""
+    output = session.run(
+        "{ r=; echo get >&${MEMORY[1]} && read -t 5 -r r <&${MEMORY[0]}; } 2>/dev/null;"
+        " echo $n,$(cat /number),$r",
+        timeout=30,
+    ).output.strip()
+    numbers = output.split(",")
+    return numbers[0] if len({*numbers}) == 1 else output
+
+
+# ---- verbs ---------------------------------------------------------------------------------------
+
+
+def _tree(stage: Stage) -> Path:
+    folder = stage.outside / "tree"
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy("/bin/true", folder / "bin" / "bash")
+    return folder
+
+
+def _remove_base(stage: Stage) -> None:
+    with contextlib.suppress(errors.NotFound):
+        stage.client.ask(machine.BaseRm(name="tree"))
+
+
+def _import_base(stage: Stage) -> None:
+    _remove_base(stage)
+    stage.client.ask(machine.BaseImport(name="tree", file=str(_tree(stage))))
+
+
+def _landing(stage: Stage) -> Path:
+    folder = stage.outside / "landed"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def _stop(stage: Stage) -> None:
+    stage.client.ask(machine.DaemonStop())
+
+
+def _lose_a_row(stage: Stage) -> None:
+    """The row of a point is gone, as after a power cut, and a copy of it was being made: a box, a volume and
+    a tree in staging are left. Then no daemon runs."""
+    point = stage.work.checkpoint("to be adopted")
+    stage.tester.plan("copy.held", "kill daemon")
+    with contextlib.suppress(errors.WaypointError):
+        point.fork(name="never")
+    stage.tester.cancel()
+    stage.tester.wait_gone()
+    with contextlib.closing(sqlite3.connect(stage.home.database)) as database, database:
+        database.execute("UPDATE sessions SET head = ? WHERE head = ?", (point.info.parent, point.id))
+        database.execute("DELETE FROM checkpoints WHERE id = ?", (point.id,))
+
+
+def _spare(stage: Stage) -> waypoint.Checkpoint:
+    """A session with a spare of its point."""
+    session = stage.client.new("spared", options=waypoint.BoxOptions(spares=1))
+    point = session.checkpoint()
+    deadline = time.monotonic() + 20
+    while point.id not in stage.client.ask(machine.DaemonStatus()).spares and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return point
+
+
+def _tracked(stage: Stage) -> None:
+    """Memory that is tracked, with a dump to compare with."""
+    code = "import time; kept = bytearray(b'x') * (24 << 20); open('/ready', 'w').close(); time.sleep(10000)"
+    stage.work.run(f'python3 -c "{code}" &')
+    stage.work.run("until [ -e /ready ]; do sleep 0.01; done", timeout=30).check()
+    stage.work.checkpoint("the first of tracked memory")
+
+
+def _on_work(request: Callable[[waypoint.Session], object]) -> Callable[[Stage], object]:
+    return lambda stage: request(stage.work)
+
+
+VERBS = (
+    Verb("new", lambda stage: stage.client.new("fresh")),
+    Verb("exec", _on_work(lambda work: work.run("true"))),
+    Verb("spawn", _on_work(lambda work: work.spawn(["/bin/true"]).communicate())),
+    Verb("checkpoint", _on_work(lambda work: work.checkpoint("more"))),
+    Verb("checkpoint of files", _on_work(lambda work: work.checkpoint(files_only=True))),
+    Verb("durable checkpoint", _on_work(lambda work: work.checkpoint(durable=True))),
+    Verb("checkpoint of tracked memory", _on_work(lambda work: work.checkpoint()), _tracked),
+    Verb(
+        "checkpoint with verification",
+        lambda stage: stage.client.ask(points.Checkpoint(session="work", verify="true", wait=True)),
+    ),
+    Verb("restore", _on_work(lambda work: work.restore("one")), becomes=("1",)),
+    Verb("restore of files", _on_work(lambda work: work.restore("one", files_only=True)), becomes=(",1,",)),
+    Verb("restore with a spare", lambda stage: stage.client.session("spared").restore("@"), _spare),
+    Verb(
+        "a spare comes",
+        lambda stage: stage.client.session("spared").checkpoint(),
+        _spare,
+        waits_for="spare.held",
+    ),
+    Verb("undo", _on_work(lambda work: work.undo()), _on_work(lambda work: work.restore("one"))),
+    Verb(
+        "redo",
+        _on_work(lambda work: work.redo()),
+        _on_work(lambda work: (work.restore("one"), work.undo())),
+        becomes=("1",),
+    ),
+    Verb("fork", _on_work(lambda work: work.fork(ref="two"))),
+    Verb("fork of several", _on_work(lambda work: work.fork(3, ref="two"))),
+    Verb("park", _on_work(lambda work: work.park()), may_end=True),
+    Verb(
+        "resume of a parked session",
+        _on_work(lambda work: work.restore("@")),
+        _on_work(lambda work: work.park()),
+        may_end=True,
+    ),
+    Verb(
+        "rm",
+        lambda stage: stage.client.ask(sessions.Rm(sessions=("other",))),
+        _on_work(lambda work: work.fork(ref="two", name="other")),
+    ),
+    Verb(
+        "forget",
+        lambda stage: stage.client.ask(machine.Forget(session="work", refs=("extra",), force=True)),
+        _on_work(lambda work: (work.checkpoint(name="extra"), work.checkpoint("after"))),
+    ),
+    Verb("prune", lambda stage: stage.client.ask(machine.Prune(auto=True))),
+    Verb("tag", lambda stage: stage.client.ask(points.Tag(session="work", name="best", ref="one"))),
+    Verb("record", _on_work(lambda work: work.record("note", "seen"))),
+    Verb("task", _on_work(lambda work: work.tasks.add("a task"))),
+    Verb(
+        "apply",
+        lambda stage: stage.work.apply(_landing(stage), source="/root"),
+        _on_work(lambda work: work.run("mkdir -p /root/d; echo a > /root/d/a; echo b > /root/d/b")),
+    ),
+    Verb("copy in", lambda stage: stage.work.copy_in([_tree(stage)], "/root/tree")),
+    Verb("copy out", lambda stage: stage.work.copy_out(["/number"], _landing(stage))),
+    Verb("restore of single files", _on_work(lambda work: work.restore_files("one", ["/number"]))),
+    Verb("verify", lambda stage: stage.client.ask(points.Verify(session="work", ref="one", command="true"))),
+    Verb("sharing of images", _on_work(lambda work: work.checkpoint()), waits_for="share.started"),
+    Verb(
+        "base import",
+        lambda stage: stage.client.ask(machine.BaseImport(name="tree", file=str(_tree(stage)))),
+        _remove_base,
+    ),
+    Verb("base rm", _remove_base, _import_base),
+    Verb("the start of a daemon", lambda stage: stage.client.sessions(), _stop),
+    Verb("the start after a loss", lambda stage: stage.client.sessions(), _lose_a_row),
+    Verb(
+        "the end of everything",
+        lambda stage: stage.client.ask(machine.DaemonStop(sessions=True)),
+        may_end=True,
+        becomes=("2", "3"),
+    ),
+)
+"""`restore of single files` brings back the file of `one`, so that the three numbers differ."""
+
+
+# ---- a case --------------------------------------------------------------------------------------
+
+
+def _perform(stage: Stage, verb: Verb) -> BaseException | None:
+    """The error of a verb; Wrong when it does not end in time."""
+    ended: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            verb.run(stage)
+            ended.append(None)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is looked at
+            ended.append(error)
+
+    thread = threading.Thread(target=run, name="verb", daemon=True)
+    thread.start()
+    thread.join(_VERB_SECONDS)
+    if not ended:
+        raise Wrong(f"it has not ended after {_VERB_SECONDS:.0f} s")
+    if verb.waits_for:
+        deadline = time.monotonic() + 15
+        before = stage.tester.reached[verb.waits_for]
+        while stage.tester.reached[verb.waits_for] == before and time.monotonic() < deadline:
+            if stage.tester.happened.wait(0.05):
+                break
+    return ended[0]
+
+
+def run_case(stage: Stage, verb: Verb, point: str, kind: RealKind) -> bool:
+    """False when the fault did not happen: there was no such process, or the point was not reached."""
+    stage.reset()
+    verb.prepare(stage)
+    stage.tester.plan(point, kind)
+    try:
+        error = _perform(stage, verb)
+    finally:
+        stage.tester.cancel()
+        stage.tester.wait_gone()
+    happened = stage.tester.happened.is_set()
+    if error and not isinstance(error, errors.WaypointError):
+        raise Wrong(f"the error is not typed: {type(error).__name__}: {error}")
+    if isinstance(error, errors.InternalError):
+        raise Wrong(f"the error is not typed: {error}")
+    if error and not happened:
+        raise Wrong(f"it fails without a fault: {error}")
+    may_be_gone = happened and (kind.startswith("kill") and kind != "kill daemon")
+    may_be_gone = may_be_gone or kind.startswith("hang")
+    allowed = verb
+    if error or kind == "kill daemon" or may_be_gone or verb.name == "restore of single files":
+        becomes = (*verb.becomes, "3", "1") if verb.name in ("undo", "redo") else (*verb.becomes, "3")
+        mixed = ("3,1,3",) if verb.name == "restore of single files" else ()
+        allowed = Verb(verb.name, verb.run, becomes=(*becomes, *mixed), may_end=verb.may_end)
+    stage.examine(allowed, gone=may_be_gone)
+    stage.go_on()
+    others = [session.name for session in stage.client.sessions() if session.name not in ("seed", "work")]
+    if others:
+        stage.client.ask(sessions.Rm(sessions=tuple(others)))
+    stage.check()
+    return happened
+
+
+@contextlib.contextmanager
+def stage_in(folder: Path) -> Iterator[Stage]:
+    """A home for cases, in `folder`; nothing of it is left on the machine."""
+    home = Home(folder / "home")
+    home.path.mkdir(parents=True)
+    os.environ |= {
+        "WAYPOINT_FAULTS": str(folder / "tester"),
+        "WAYPOINT_HOME": str(home.path),
+        "WAYPOINT_DEBUG_LOCKS": "1",
+        "WAYPOINT_SPARES": "off",
+        "WAYPOINT_PROVE": "off",
+        "PYTHONPATH": str(Path(waypoint.__file__).parents[1]),
+    }
+    with Tester(folder / "tester", home) as tester, contextlib.closing(waypoint.Client(home.path)) as client:
+        try:
+            yield Stage(home, client, tester)
+        finally:
+            tester.cancel()
+            with contextlib.suppress(errors.WaypointError):
+                client.ask(machine.DaemonStop(sessions=True))
+            deadline = time.monotonic() + 20
+            while not close_pool(home.path) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            subprocess.run(["rm", "-rf", "--one-file-system", folder], check=False)
+
+
+def possible(point: str, kind: RealKind) -> bool:
+    """Whether this can happen at a point at all."""
+    if kind in ERRORS:
+        return point not in faults.ONLY_DEATH
+    return "CRIU" not in kind or point in WITH_CRIU
+
+
+class _Violated(Exception):
+    """Raised after a violation was counted."""
+
+
+class RealCampaign:
+    """Cases one after the other. After a violation the home is thrown away and another one is made."""
+
+    def __init__(self, place: Path, seed: int, log: Callable[[str], None]) -> None:
+        self._place, self._chance, self._log = place, random.Random(seed), log
+        self._number = 0
+        self.part = Part()
+        self.reached: dict[str, list[Verb]] = {}
+        """By point, the verbs that reach it."""
+
+    def run(self, seconds: float) -> None:
+        """At every point every kind of fault, in a verb that reaches it; in random order, until the time is
+        over."""
+        deadline = time.monotonic() + seconds
+        with stage_in(self._place / "survey") as stage:
+            stage.begin()
+            self._survey(stage)
+        self.run_cases(self._all(), deadline)
+
+    def run_cases(self, cases: list[tuple[Verb, str, RealKind]], deadline: float) -> None:
+        """These, as far as the time allows."""
+        while cases and time.monotonic() < deadline:
+            self._number += 1
+            with stage_in(self._place / str(self._number)) as stage, contextlib.suppress(_Violated):
+                stage.begin()
+                while cases and time.monotonic() < deadline:
+                    self._case(stage, *cases.pop())
+
+    def _survey(self, stage: Stage) -> None:
+        """Each verb without a fault: which points it reaches."""
+        for verb in VERBS:
+            stage.reset()
+            verb.prepare(stage)
+            stage.tester.reached.clear()
+            error = _perform(stage, verb)
+            if error:
+                raise Wrong(f"{verb.name} fails without a fault") from error
+            for point in stage.tester.reached:
+                self.reached.setdefault(point, []).append(verb)
+        missing = ", ".join(sorted(faults.POINTS.keys() - self.reached.keys()))
+        self._log(f"{len(self.reached)} points are reached; not reached: {missing or 'none'}")
+
+    def _all(self) -> list[tuple[Verb, str, RealKind]]:
+        cases = [
+            (self._chance.choice(verbs), point, kind)
+            for point, verbs in self.reached.items()
+            for kind in KINDS
+            if possible(point, kind)
+        ]
+        self._chance.shuffle(cases)
+        return cases
+
+    def _case(self, stage: Stage, verb: Verb, point: str, kind: RealKind) -> None:
+        name = f"{verb.name}/{point}/{kind}"
+        try:
+            happened = run_case(stage, verb, point, kind)
+        except Exception as error:
+            text = str(error) if isinstance(error, Wrong) else f"afterwards: {type(error).__name__}: {error}"
+            self.part.add(name, (f"real: {kind}",), (text,))
+            self._log(f"VIOLATION {name}: {text}")
+            shutil.copy(stage.home.log, self._place / f"{name.replace('/', ',')}.log")
+            raise _Violated from error
+        if happened:
+            self.part.add(name, (f"real: {kind}",), ())
+            self._log(f"{name}: well")
