@@ -1,0 +1,958 @@
+"""The sentences: the line of a log, the lines of a section, the words of a plan.
+
+They are compared with the data of the same answer, which has been judged against the oracle. A phrase that no
+rule can read is wrong: it may say anything.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tests.truth.judge.ledger import Ledger
+
+Data = Mapping[str, Any]
+
+_SIGNS = {"created": "+", "modified": "~", "deleted": "-", "renamed": "→"}
+_MOVES = {"added": "+", "removed": "-", "upgraded": "~", "downgraded": "~"}
+_FATES = {"created": "+", "removed": "-", "changed": "~"}
+_UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_NOISY = re.compile(r"/(?:\.git|__pycache__|node_modules|site-packages|\.venv|\.cache|\.npm|\.pytest_cache)/")
+_PARTS = re.compile(r", (?=group |password |unit |[+-]\d+ |[+~-]cap_)")
+_ENVIRONMENT = "/pyvenv.cfg"
+_NOUNS = "files?|hard links?|files and hard links"
+_BY_THE_WAY = (".lock", ".log", ".out", ".pid", ".sock", ".tmp")
+"""Files that a line of a log may leave out."""
+_ASIDE = ("", "-wal", "-shm", "-journal")
+
+
+def number(word: str) -> int:
+    """`1,842`."""
+    return int(word.replace(",", ""))
+
+
+def is_folded(change: Data) -> bool:
+    """Whether it is in a folder that a program fills, or is one."""
+    if change["path"].endswith(_ENVIRONMENT):  # it stands for a whole environment
+        return False
+    return _NOISY.search(f"{change['path']}{'/' * (change['entry'] == 'folder')}") is not None
+
+
+def is_size(word: str, size: int | None) -> bool:
+    """Whether `4.3 KB` is a size, as precisely as it says."""
+    if size is None:
+        return False
+    amount, _, unit = word.partition(" ")
+    told, step = float(amount) * _UNITS[unit], (0.051 if "." in amount else 0.51) * _UNITS[unit]
+    return abs(told - size) <= step
+
+
+def printed(text: str) -> str:
+    """A text from a session as it stands on one line of a terminal."""
+    return clean(text).strip()
+
+
+def clean(text: str) -> str:
+    """A text without letters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+class Words:
+    """What an answer says in words, and the data that it says it of."""
+
+    def __init__(self, ledger: Ledger, difference: Data) -> None:
+        self._ledger = ledger
+        self._changes = difference["files"]["changes"]
+        self._live = difference["live"]
+        self._contacts = difference["contacts"]
+        self._findings: dict[str, list[Data]] = {}
+        for finding in difference["analysis"]["findings"]:
+            self._findings.setdefault(finding["kind"], []).append(finding)
+
+    def _of(self, kind: str) -> list[Data]:
+        return self._findings.get(kind, [])
+
+    # ---- the line of a log -------------------------------------------------------------------
+
+    def judge_summary(self, summary: str, commands: Sequence[Data] = (), work: Sequence[str] = ()) -> None:
+        """The one line of a log. `work`: what it has to say of tasks and of effects outside."""
+        told = Counter[str]()
+        for phrase in clean(summary).split(" · "):
+            self._ledger.count("log")
+            kind = "work" if phrase in work else self._phrase(phrase, commands)
+            if not kind:
+                self._ledger.wrong("log", f"{phrase!r}, in {summary!r}")
+            told[kind] += 1
+        if told["work"] < len(work):
+            self._ledger.missing("log", f"{work}: {summary!r}")
+        self._judge_kept(summary, told)
+
+    def _judge_kept(self, summary: str, told: Counter[str]) -> None:
+        """What has to have a word in the line."""
+        live = self._live
+        for kind, changed in (
+            ("sqlite", self._of("database")),
+            ("package", self._of("package")),
+            ("processes", live["started"] or live["ended"] or live["restarted"]),
+            ("cwd", live["cwd"]),
+            ("variables", any(self._shell_names().values())),
+        ):
+            if changed and not told[kind]:
+                self._ledger.missing("log", f"{kind}: {summary!r}")
+        repositories = [
+            change
+            for change in self._of("repository")
+            if change["commit_count"] or change["lost_count"] or change["change"] != "changed"
+        ]
+        if len(repositories) > told["git"]:
+            self._ledger.missing("log", f"git: {summary!r}")
+
+    def _phrase(self, phrase: str, commands: Sequence[Data]) -> str:
+        """What a phrase is about, if it is true; else empty."""
+        if phrase == "no change found":
+            return "" if self._changes or any(self._shell_names().values()) else "nothing"
+        for kind, rule in (
+            ("git", self._git),
+            ("sqlite", self._sqlite),
+            ("server", self._server),
+            ("package", self._package),
+            ("system", self._system),
+            ("processes", self._processes),
+            ("moved", self._port_moves),
+            ("cwd", self._cwd),
+            ("variables", self._variables),
+            ("files", self._files),
+        ):
+            if rule(phrase):
+                return kind
+        return "command" if any(_is_outcome(phrase, outcome) for outcome in commands) else ""
+
+    def _git(self, phrase: str) -> bool:
+        if not phrase.startswith("git "):
+            return False
+        return any(rule(phrase[4:], change) for change in self._of("repository") for rule in _GIT_RULES)
+
+    def _sqlite(self, phrase: str) -> bool:
+        if not phrase.startswith("sqlite "):
+            return False
+        return any(_is_database(phrase[7:], change) for change in self._of("database"))
+
+    def _server(self, phrase: str) -> bool:
+        """`redis +dump.rdb (+db0 2 keys)`."""
+        for change in self._of("server"):
+            sign = _FATES[change["change"]].strip("~")
+            rest = phrase.removeprefix(f"{change['server']} {sign}{posixpath.basename(change['path'])}")
+            told = set(map(number, re.findall(r"(?<![\w.])\d[\d,]*", rest)))
+            if rest == "" and change["change"] == "removed":
+                return True
+            if rest != phrase and told <= _numbers(change):
+                return all(space["name"] in rest for space in change["databases"][:2])
+        return False
+
+    def _package(self, phrase: str) -> bool:
+        match = re.fullmatch(
+            r"(apt|apk|pip|npm|cargo|conda|pnpm|yarn)( locked|, lock file only:)? (.*?)"
+            r"(?: \(and ([\d,]+) with (?:it|them)\))?(?: in (/\S*))?(?: \(lock file only\))?",
+            phrase,
+        )
+        if match is None:
+            return False
+        members = [change for change in self._of("package") if change["ecosystem"] == match[1]]
+        if match[5]:
+            members = [change for change in members if change["environment"] == match[5]]
+        if re.fullmatch(r"[+~-][\d,]+(?: [+~-][\d,]+)*", match[3]):
+            counted = Counter(_MOVES[change["change"]] for change in members)
+            return all(counted[word[0]] == number(word[1:]) for word in match[3].split())
+        named = [re.match(r"([+~-])(\S+)(?: (\S+)(?: → (\S+))?)?$", word) for word in match[3].split(", ")]
+        more = number(match[4]) if match[4] else 0
+        return all(word and any(_is_package(word, change) for change in members) for word in named) and (
+            len(named) + more == len(members)
+        )
+
+    def _system_change(self, words: str) -> bool:
+        """`group +docker (+ann)`, `password of ann another one`, `+1 key in /root/.ssh/authorized_keys`."""
+        for change in self._of("system"):
+            sign, name = _FATES[change["change"]], change["name"]
+            details = change["details"]
+            match change["subject"]:
+                case "group":
+                    members = f" ({', '.join(details[:3])})" if details else ""
+                    forms = {f"group {sign}{name}{members}"}
+                case "password":
+                    forms = {f"password of {name} {' '.join(details)}"}
+                case "keys":
+                    signs = Counter(detail[0] for detail in details)
+                    counts = " ".join(f"{mark}{signs[mark]}" for mark in "+-" if signs[mark])
+                    forms = {f"{counts} {noun} in {name}" for noun in ("key", "keys")}
+                case "capability":
+                    forms = {f"{sign}{' '.join(details)} on {name}"}
+                case _:
+                    forms = {f"unit {sign.replace('~', '')}{name} {' '.join(details)}".rstrip()}
+            if words in forms:
+                return True
+        counted = re.fullmatch(r"(\d+) (group|password|unit)s changed", words)
+        subject = counted[2] if counted else ""
+        alike = [change for change in self._of("system") if change["subject"] == subject]
+        return counted is not None and len(alike) == number(counted[1])
+
+    def _system(self, phrase: str) -> bool:
+        if all(self._system_change(part) for part in _PARTS.split(phrase)):
+            return True
+        word, _, rest = phrase.partition(" ")
+        kind = {"user": "account", "cron": "cron"}.get(word)
+        if kind is None:
+            return False
+        names = {
+            f"{_FATES[change['change']]}{posixpath.basename(change.get('name') or change['path'])}"
+            for change in self._of(kind)
+        }
+        return set(rest.split(", ")) == names
+
+    def _processes(self, phrase: str) -> bool:
+        match = re.fullmatch(r"(.*?)(?: and (\d+) more)? (started|ended|restarted|stopped|continued)", phrase)
+        if match is None:
+            return False
+        members = self._live[match[3]]
+        if match[3] == "restarted":
+            members = [restart["after"] for restart in members]
+        names = match[1].split(", ")
+        times = sum(int(count[1]) if (count := re.search(r" ×(\d+)", name)) else 1 for name in names)
+        is_all = times == len(members) if match[2] is None else times < len(members)
+        return is_all and all(
+            any(name.split(" ")[0] in process["command"] for process in members) for name in names
+        )
+
+    def _port_moves(self, phrase: str) -> bool:
+        """`:5000 flask → node`."""
+        match = re.fullmatch(r":(\d+) (.*) → (.*)", phrase)
+        return match is not None and any(
+            int(match[1]) == move["after"]["port"]
+            and match[2].split(" ")[0] in (move["before"]["command"] or "pid")
+            and match[3].split(" ")[0] in (move["after"]["command"] or "pid")
+            for move in self._live["moved"]
+        )
+
+    def _cwd(self, phrase: str) -> bool:
+        cwd = self._live["cwd"]
+        return bool(cwd) and phrase in (f"cwd {cwd[1]}", f"cwd {cwd[0]} → {cwd[1]}")
+
+    def _shell_names(self) -> dict[str, set[str]]:
+        """What changed in the shell, as a line of a log names it, by the noun that counts it."""
+        live, settings = self._live, set()
+        functions = {f"+{name}()" for name in live["functions_added"]}
+        functions |= {f"-{name}()" for name in live["functions_removed"]}
+        for change in live["settings"]:
+            kind, name = change["kind"], change["name"]
+            if kind == "function":
+                functions.add(f"~{name}()")
+            elif kind == "umask":
+                settings.add(f"umask {change['after']}")
+            elif kind == "option":
+                settings.add(f"{name} {change['after'] or 'off'}")
+            else:
+                settings.add(f"{_sign(change)}{kind} {name}")
+        variables = {f"{_sign(one)}{one['name']}" for one in live["variables"]}
+        return {"variable": variables, "function": functions, "shell setting": settings}
+
+    def _variables(self, phrase: str) -> bool:
+        nouns = self._shell_names()
+        counted = re.fullmatch(r"(\d+) (variable|function|shell setting)s?", phrase)
+        if counted:
+            return int(counted[1]) == len(nouns[counted[2]])
+        return set(phrase.split(", ")) in nouns.values()
+
+    # ---- files in a line ---------------------------------------------------------------------
+
+    def _files(self, phrase: str) -> bool:
+        phrase = phrase.removeprefix("caches only: ")
+        if match := re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({_NOUNS}) \((.*)\)", phrase):
+            return self._counts(match[1]) == _count(self._changes) and match[2] == _noun(self._changes)
+        parts = re.split(r", (?=[+~→-][\d,]+ (?:[+~→-][\d,]+ )*in )|, (?=…$)", phrase)
+        names = [part for part in parts if not self._is_folded(part) and part != "…"]
+        if len(names) > 1:
+            return False
+        folders = [part.partition(" in ")[2] for part in parts if self._is_folded(part)]
+        return not names or self._named(names[0], folders)
+
+    @staticmethod
+    def _counts(words: str) -> dict[str, int]:
+        return {word[0]: number(word[1:]) for word in words.split()}
+
+    def _is_folded(self, part: str) -> bool:
+        """`+3 ~1 in app/node_modules`."""
+        match = re.fullmatch(r"((?:[+~→-][\d,]+ )+)in (.+)", part)
+        return match is not None and any(
+            self._counts(match[1]) == _count(_below(self._changes, folder))
+            for folder in _folders(self._changes)
+            if folder == match[2] or folder.endswith(f"/{match[2]}")
+        )
+
+    def _named(self, part: str, folders: Sequence[str]) -> bool:
+        """`~api.py, + /srv/pay.py and 8 more files (+6 -2)`."""
+        if match := re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({_NOUNS})", part):
+            listed = [change for change in self._changes if not is_folded(change)]
+            return self._counts(match[1]) == _count(listed) and match[2] == _noun(listed)
+        if match := re.fullmatch(r"([\d,]+) folders|folders in (.*)", part):
+            return not any(change["entry"] != "folder" for change in self._own())
+        match = re.fullmatch(
+            r"(.*?)(?: and (?:at least )?([\d,]+) more( files?| folders?| hard links?)?"
+            r"(?: \(((?:[+~→-][\d,]+ ?)+)\))?)?",
+            part,
+        )
+        if match is None:
+            return False
+        own = [
+            change
+            for change in self._own()
+            if not any(f"/{folder.lstrip('/')}/" in f"{change['path']}/" for folder in folders)
+        ]
+        named = _consume(match[1], own)
+        if not named:
+            return False
+        rest = [change for change in own if not any(change is other for other in named)]
+        telling = [change for change in rest if posixpath.splitext(change["path"])[1] not in _BY_THE_WAY]
+        if self._of("package"):
+            return True  # files of packages are told with them
+        # A folder in which a repository or a cache changed needs no name of its own.
+        folded = [f"{change['path']}/" for change in self._changes if is_folded(change)]
+        filled = {path[: noisy.start()] for path in folded if (noisy := _NOISY.search(path))}
+        filled |= {posixpath.dirname(path.rstrip("/")) for path in folded}
+        for some in (rest, telling):
+            for possible in (some, [change for change in some if change["path"] not in filled]):
+                if match[4]:
+                    is_counted = self._counts(match[4]) == _count_leaves(possible)
+                else:
+                    is_counted = number(match[2] or "0") == _files_of(possible)
+                if is_counted and (match[3] or "").strip() == _noun_of_more(possible):
+                    return True
+        return False
+
+    def _own(self) -> list[Data]:
+        """Changes that are neither in a folder that a program fills nor told otherwise."""
+        told = {f"{change['path']}{end}" for change in self._of("database") for end in _ASIDE}
+        tops = tuple(
+            f"{posixpath.dirname(change['path'])}/"
+            for change in self._changes
+            if change["path"].endswith(_ENVIRONMENT)
+        )
+        own = [
+            change
+            for change in self._changes
+            if not is_folded(change) or change["path"].endswith(_ENVIRONMENT)
+        ]
+        parents = {posixpath.dirname(change["path"]) for change in own}
+        return [
+            change
+            for change in own
+            if change["path"] not in told
+            and (not change["path"].startswith(tops) or change["path"].endswith(_ENVIRONMENT))
+            and (
+                change["entry"] != "folder"
+                or change["files"]
+                or change["kind"] == "renamed"
+                or change["path"] not in parents
+            )
+        ]
+
+    # ---- sections ----------------------------------------------------------------------------
+
+    def judge_sections(self, sections: Sequence[Data]) -> None:
+        """Every line of every section; every change must have one."""
+        rules: dict[str, Callable[[Data], bool]] = {
+            "files": self._file_line,
+            "packages": self._package_line,
+            "git": self._git_line,
+            "databases": self._database_line,
+            "system": self._system_line,
+            "processes": self._process_line,
+            "ports": self._port_line,
+            "shell": self._shell_line,
+        }
+        names = [section["name"] for section in sections]
+        for section in sections:
+            if (rule := rules.get(section["name"])) is None:
+                continue  # effects are judged in work.py; the network and commands have tests of their own
+            for line in section["lines"]:
+                self._ledger.count("lines")
+                if not rule(line):
+                    self._ledger.wrong("lines", f"{section['name']}: {' '.join(map(str, line.values()))}")
+        needed = {
+            "files": self._changes,
+            "packages": self._of("package"),
+            "git": self._of("repository"),
+            "databases": self._of("database") or self._of("server"),
+            "processes": self._live["started"] or self._live["ended"] or self._live["restarted"],
+            "ports": self._live["opened"] or self._live["closed"] or self._live["moved"],
+            "shell": self._live["cwd"] or any(self._shell_names().values()),
+        }
+        for name, changed in needed.items():
+            if changed and name not in names:
+                self._ledger.missing("lines", f"there is no section {name}")
+        for section in sections:
+            if section["name"] == "files":
+                self._judge_complete([line["text"] for line in section["lines"]])
+            elif section["name"] in rules and len(section["lines"]) < self._fewest(section["name"]):
+                self._ledger.missing("lines", f"{section['name']} has {len(section['lines'])} lines")
+
+    def _fewest(self, section: str) -> int:
+        """How many lines a section has at least: one for each thing that changed."""
+        live = self._live
+        if section == "packages":
+            members = self._of("package")
+            dependencies = sum(not change["direct"] for change in members)
+            return len(members) if dependencies <= 5 else len(members) - dependencies + 1
+        if section == "git":
+            fields = ("commits", "lost", "branches", "moves", "refs")
+            return sum(
+                1
+                + sum(len(change[field]) for field in fields)
+                + bool(change["stashed"])
+                + bool(change["unstashed"])
+                for change in self._of("repository")
+            )
+        if section == "databases":
+            servers = self._of("server")
+            return len(servers) + sum(1 + len(change["schema"]) for change in self._of("database"))
+        if section == "system":
+            lines = sum(1 + len(change["added"]) + len(change["removed"]) for change in self._of("cron"))
+            return lines + len(self._of("account")) + len(self._of("system"))
+        observed: dict[str, tuple[str, ...]] = {
+            "processes": ("started", "ended", "restarted", "stopped", "continued"),
+            "ports": ("opened", "closed", "moved"),
+            "shell": ("variables", "functions_added", "functions_removed", "settings"),
+        }
+        return sum(len(live[field]) for field in observed[section]) + (
+            section == "shell" and live["cwd"] is not None
+        )
+
+    def _judge_complete(self, texts: Iterable[str]) -> None:
+        paths = {text.rpartition(" → ")[2] for text in texts}
+        folders = {path for path in paths if path.endswith("/")}
+        listed = {path.rstrip("/") or "/" for path in paths}
+        for change in self._changes:
+            path = printed(change["path"])
+            if path in listed or any(f"{path}/".startswith(folder) for folder in folders):
+                continue
+            if change["entry"] == "folder" and any(other.startswith(f"{path}/") for other in listed):
+                continue
+            if not any(path.endswith(other.rpartition(" → ")[2]) for other in listed):
+                self._ledger.missing("lines", f"no line for {change['kind']} {change['path']}")
+
+    def _file_line(self, line: Data) -> bool:
+        for change in self._changes:
+            path = change["path"]
+            if change["entry"] == "folder" and path != "/":
+                path += "/"
+            text = path
+            if change["kind"] == "renamed" and change["old_path"]:
+                text = f"{change['old_path']} → {path}"
+            is_same = printed(text) == line["text"] and line["sign"] == _SIGNS[change["kind"]]
+            phrases = filter(None, line["detail"].split(" · "))
+            if is_same and all(_is_detail(phrase, change) for phrase in phrases):
+                return True
+        return self._fold_line(line)
+
+    def _fold_line(self, line: Data) -> bool:
+        folder = line["text"].removesuffix("/")
+        members = _below(self._changes, folder)
+        words = line["detail"].split(" · ")
+        if words[0] == "folders only":
+            return bool(members) and not any(_count(members).values())
+        match = re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({_NOUNS})", words[0])
+        signs = list(_count(members))
+        if line["sign"] != (signs[0] if len(signs) == 1 else "~"):
+            return False
+        written = sum(
+            change["files_bytes"] if change["entry"] == "folder" else change["size_after"] or 0
+            for change in members
+            if (change["kind"] == "created" and not change["links_to"]) or "content" in change["what"]
+        )
+        if match is None or match[2] != _noun(members):
+            return False
+        return self._counts(match[1]) == _count(members) and (len(words) == 1 or is_size(words[1], written))
+
+    def _package_line(self, line: Data) -> bool:
+        if re.fullmatch(r"\w+ [\d,]+ more", line["text"]):
+            members = [change for change in self._of("package") if not change["direct"]]
+            return any(_MOVES[change["change"]] == line["sign"] for change in members)
+        for change in self._of("package"):
+            versions = " → ".join(filter(None, (change["before"], change["after"])))
+            words = line["detail"].split(" · ")
+            if (
+                (line["sign"], line["text"])
+                == (_MOVES[change["change"]], f"{change['ecosystem']} {change['name']}")
+                and words[0] == versions
+                and ("as a dependency" in words) != change["direct"]
+                and ("in the lock file only" in words) != change["installed"]
+            ):
+                return True
+        return False
+
+    def _git_line(self, line: Data) -> bool:
+        return any(_is_git_line(line, change) for change in self._of("repository"))
+
+    def _database_line(self, line: Data) -> bool:
+        for change in self._of("server"):
+            told = set(map(number, re.findall(r"(?<![\w.])\d[\d,]*(?![\w.])", line["detail"])))
+            names = [change["path"], *(space["name"] for space in change["databases"])]
+            if line["text"] in map(printed, names) and line["sign"] == _FATES[change["change"]]:
+                return told <= _numbers(change)
+        for change in self._of("database"):
+            if line["detail"] == "schema":
+                marks = {"+": "+", "-": "-"}
+                if any(
+                    printed(entry[1:]) == line["text"] and marks.get(entry[0], "~") == line["sign"]
+                    for entry in change["schema"]
+                ):
+                    return True
+            elif (line["text"], line["sign"]) == (printed(change["path"]), _FATES[change["change"]]):
+                name = change["path"].rpartition("/")[2]
+                forms = (
+                    f"{name}: {line['detail']}",
+                    f"+{name} ({line['detail']})",
+                    f"-{name}",
+                    line["detail"],
+                )
+                return any(_is_database(form, change) for form in forms)
+        return False
+
+    def _system_line(self, line: Data) -> bool:
+        for change in self._of("account"):
+            if (line["sign"], line["text"]) == (_FATES[change["change"]], f"user {change['name']}"):
+                return bool(line["detail"] == f"uid {change['uid']}")
+        for change in self._of("system"):
+            if change["subject"] == "keys" and f"{line['sign']}{line['text']}" in change["details"]:
+                return True
+            of = " of" if change["subject"] == "password" else ""
+            name = (
+                change["name"] if change["subject"] == "keys" else f"{change['subject']}{of} {change['name']}"
+            )
+            if (line["sign"], line["text"]) == (_FATES[change["change"]], name):
+                return line["detail"] in (", ".join(change["details"]), "may log in")
+        for change in self._of("cron"):
+            if line["text"] == f"cron {change['path']}":
+                return bool(line["sign"] == _FATES[change["change"]])
+            entries = {"+": change["added"], "-": change["removed"]}.get(line["sign"], ())
+            if line["text"] in map(printed, entries):
+                return True
+        return False
+
+    def _process_line(self, line: Data) -> bool:
+        words = line["detail"].split(" · ")
+        kind = words[0] if words[0] in ("restarted", "stopped", "continued") else ""
+        kind = kind or {"+": "started", "-": "ended"}.get(line["sign"], "")
+        if kind in words:
+            words.remove(kind)
+        for one in self._live.get(kind, ()):
+            process = one["after"] if kind == "restarted" else one
+            pid = (
+                f"pid {one['before']['pid']} → {process['pid']}"
+                if kind == "restarted"
+                else f"pid {one['pid']}"
+            )
+            command = words[1].removesuffix("…") if len(words) > 1 else ""
+            if words[0] == pid and printed(process["command"]).startswith(command):
+                is_stopped = process["stopped"] and kind == "started"
+                return bool(
+                    line["text"].split(" ")[0] in process["command"] and is_stopped == ("stopped" in words)
+                )
+        return False
+
+    def _port_line(self, line: Data) -> bool:
+        if line["sign"] == "~":
+            return any(
+                line["text"] == _port(move["after"])
+                and line["detail"].endswith(f"pid {move['before']['pid']} → {move['after']['pid']}")
+                for move in self._live["moved"]
+            )
+        members = self._live[{"+": "opened", "-": "closed"}[line["sign"]]]
+        return any(
+            line["text"] == _port(port) and line["detail"] in (port["command"] or "") for port in members
+        )
+
+    def _shell_line(self, line: Data) -> bool:
+        sign, text, detail = line["sign"], line["text"], line["detail"]
+        if self._cwd(text):
+            return bool(sign == "~")
+        for variable in self._live["variables"]:
+            if (text, sign) == (variable["name"], _sign(variable)):
+                words = [f"{word} now" for word in variable["became"]]
+                words += [f"not {word} any more" for word in variable["no_longer"]]
+                return all(word in detail for word in words)
+        name = text.removesuffix("()")
+        field = {"+": "functions_added", "-": "functions_removed"}.get(sign, "")
+        if text.endswith("()") and name in self._live.get(field, ()):
+            return True
+        for change in self._live["settings"]:
+            kind = change["kind"]
+            shown = {"function": f"{change['name']}()", "umask": "umask"}.get(
+                kind, f"{kind} {change['name']}"
+            )
+            real = "~" if kind in ("function", "option") else _sign(change)
+            if (text, sign) == (shown, real):
+                return bool(kind != "umask" or detail == f"{change['before']} → {change['after']}")
+        return False
+
+
+def _is_outcome(phrase: str, outcome: Data) -> bool:
+    """`make test exit 2`: of a line that ended well the last command may stand for it."""
+    ended = re.fullmatch(r"(.*?)…? ?exit (\d+)(?: .*)?", phrase)
+    if ended and ended[1] in clean(outcome["command"]):
+        return ended[2] == str(outcome["exit_code"])
+    return outcome["command"][:20] in phrase
+
+
+def _sign(change: Data) -> str:
+    return "+" if change["before"] is None else "-" if change["after"] is None else "~"
+
+
+def _port(port: Data) -> str:
+    address = f"[{port['address']}]" if ":" in port["address"] else port["address"]
+    return f"{port['protocol']} {address}:{port['port']}"
+
+
+def _numbers(change: Data) -> set[int]:
+    """Every number that is known of a server."""
+    fields = ("before", "after", "added", "removed", "rewritten")
+    return {space[field] for space in change["databases"] for field in fields if space[field] is not None}
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+def _count(changes: Iterable[Data]) -> dict[str, int]:
+    counted = Counter[str]()
+    for change in changes:
+        several = change["entry"] == "folder" and change["kind"] in ("created", "deleted")
+        counted[_SIGNS[change["kind"]]] += change["files"] if several else 1
+    return {sign: times for sign, times in counted.items() if times}
+
+
+def _noun(changes: Iterable[Data]) -> str:
+    """What `_count` has counted."""
+    counted = list(changes)
+    links = sum(change["links_to"] is not None for change in counted)
+    several = sum(_count(counted).values())
+    if 0 < links < several:
+        return "files and hard links"
+    return f"{'hard link' if links else 'file'}{'s' * (several != 1)}"
+
+
+def _noun_of_more(changes: Iterable[Data]) -> str:
+    """What the changes that a line does not name are; empty where they are of several kinds, or none."""
+    counted = list(changes)
+    nouns = {
+        "folder"
+        if change["entry"] == "folder" and not change["files"]
+        else "hard link"
+        if change["links_to"]
+        else "file"
+        for change in counted
+    }
+    return f"{nouns.pop()}{'s' * (_files_of(counted) != 1)}" if len(nouns) == 1 else ""
+
+
+def _files_of(changes: Iterable[Data]) -> int:
+    return sum(change["files"] or 1 for change in changes)
+
+
+def _below(changes: Iterable[Data], folder: str) -> list[Data]:
+    return [
+        change
+        for change in changes
+        if change["path"].startswith(f"{folder}/")
+        or (change["path"] == folder and change["entry"] == "folder")
+    ]
+
+
+def _folders(changes: Iterable[Data]) -> set[str]:
+    found: set[str] = set()
+    for change in changes:
+        path = change["path"]
+        while path and path not in found:
+            found.add(path)
+            path = path.rpartition("/")[0]
+    return found
+
+
+def _count_leaves(changes: Iterable[Data]) -> dict[str, int]:
+    counted = Counter[str]()
+    for change in changes:
+        counted[_SIGNS[change["kind"]]] += change["files"] or 1
+    return dict(counted)
+
+
+def _ends(path: str) -> list[str]:
+    """A path and its ends, as a log may name it."""
+    steps = path.split("/")
+    return [clean("/".join(steps[index:])) for index in range(len(steps)) if steps[index:] != [""]]
+
+
+def _consume(text: str, changes: Sequence[Data]) -> list[Data]:
+    """The changes that are named one after the other; none if anything else is said."""
+    named: list[Data] = []
+    while text:
+        found = [
+            (form, change)
+            for change in changes
+            if not any(change is other for other in named)
+            if posixpath.basename(clean(change["path"])) in text or change["path"].endswith(_ENVIRONMENT)
+            for form in _forms(change)
+            if text == form or text.startswith(f"{form}, ")
+        ]
+        if not found:
+            return []
+        form, change = max(found, key=lambda pair: len(pair[0]))
+        named.append(change)
+        text = text[len(form) + 2 :]
+    return named
+
+
+def _forms(change: Data) -> list[str]:
+    """The ends of a changed path with its sign, as a log names it."""
+    ends = _ends(change["path"])
+    if change["path"].endswith(_ENVIRONMENT):
+        ends += [f"{end}/" for end in _ends(posixpath.dirname(change["path"]))]
+    if change["entry"] == "folder":
+        counted = f" ({change['files']:,} files)" if change["files"] > 1 else ""
+        at_least = f" (at least {change['files']:,} files)" if change["at_least"] else ""
+        ends = [f"{end.rstrip('/')}/{at_least or counted}" for end in ends]
+    if change["kind"] == "renamed" and change["old_path"]:
+        return [f"{old} → {end}" for old in _ends(change["old_path"]) for end in ends]
+    sign, linked = _SIGNS[change["kind"]], " (hard link)" if change["links_to"] else ""
+    return [f"{sign}{' ' * end.startswith('/')}{end}{linked}" for end in ends]
+
+
+def _is_detail(phrase: str, change: Data) -> bool:
+    """Whether a phrase beside a changed file is true."""
+    if match := re.fullmatch(r"(at least )?([\d,]+) files?", phrase):
+        return (number(match[2]), bool(match[1])) == (change["files"], change["at_least"])
+    if match := re.fullmatch(r"was an? (\w+), is an? (\w+)", phrase):
+        return (match[1], match[2]) == (change["entry_before"], change["entry"])
+    if match := re.fullmatch(r"mode (\d+) → (\d+)", phrase):
+        return (int(match[1], 8), int(match[2], 8)) == (change["mode_before"], change["mode_after"])
+    if match := re.fullmatch(r"owner (\S+) → (\S+)", phrase):
+        return (match[1], match[2]) == (change["owner_before"], change["owner_after"])
+    if match := re.fullmatch(r"([\d.]+ [KMGT]?B) → ([\d.]+ [KMGT]?B)", phrase):
+        return is_size(match[1], change["size_before"]) and is_size(match[2], change["size_after"])
+    if "hard link" in phrase:
+        was = "was a " if change["kind"] == "deleted" else ""
+        return bool(change["links_to"]) and phrase == printed(f"{was}hard link of {change['links_to']}")
+    if re.fullmatch(r"[\d.]+ [KMGT]?B", phrase):
+        return is_size(phrase, change["size_after"])
+    return bool(phrase == change["entry"] or (phrase == "attributes" and "xattr" in change["what"]))
+
+
+def _head(change: Data) -> str:
+    branch = change["branch_after"]
+    if branch and (change["head_after"] or "").startswith(branch):
+        return f"detached at {branch[:7]}"
+    return f"on {branch or 'no branch'}"
+
+
+def _begins(told: str, subject: str) -> bool:
+    """Whether a quoted subject is the beginning of a real one, cut or not."""
+    whole = printed(subject)
+    return told == whole or (told.endswith("…") and whole.startswith(told[:-1].rstrip()))
+
+
+def _gained(phrase: str, change: Data) -> bool:
+    match = re.fullmatch(
+        r'(merge|[\d,]+ commits?) (on \S+|detached at \w{7}|on no branch) "(.*?)"(?: with ([\d,]+) commits?)?'
+        r"(, lost .*?)?(?:, ([\d,]+) untracked)?",
+        phrase,
+    )
+    if match is None or not change["commits"]:
+        return False
+    newest = change["commits"][0]
+    counted = (
+        newest["merge"] and number(match[4] or "0") == change["commit_count"] - 1
+        if match[1] == "merge"
+        else number(match[1].split()[0]) == change["commit_count"]
+    )
+    return bool(
+        counted
+        and match[2] == _head(change)
+        and _begins(match[3], newest["subject"])
+        and bool(match[5]) == bool(change["lost_count"])
+        and _is_lost(match[5] or "", change)
+        and number(match[6] or "0") == change["untracked"]
+    )
+
+
+def _is_lost(words: str, change: Data) -> bool:
+    """`, lost "a", "b" and 3 more (still on side)`."""
+    if not words:
+        return True
+    kept = re.search(r" \(still on (.*)\)$", words)
+    if (kept[1] if kept else None) != change["lost_kept_on"]:
+        return False
+    subjects = re.findall(r'"(.*?)"(?:,| and \d+ more|$| \()', words)
+    more = re.search(r'" and ([\d,]+) more', words)
+    return len(subjects) + number(more[1] if more else "0") == change["lost_count"] and all(
+        any(_begins(subject, commit["subject"]) for commit in change["lost"]) for subject in subjects
+    )
+
+
+def _only_lost(phrase: str, change: Data) -> bool:
+    match = re.fullmatch(r"(.+?) lost ([\d,]+) commits?: (.*?)(?:, ([\d,]+) untracked)?", phrase)
+    return bool(
+        match
+        and not change["commit_count"]
+        and match[1] == _head(change).removeprefix("on ")
+        and number(match[2]) == change["lost_count"]
+        and _is_lost(f", lost {match[3]}", change)
+    )
+
+
+def _fate(phrase: str, change: Data) -> bool:
+    name = change["path"].rpartition("/")[2] or "/"
+    kind = "worktree " if change["worktree_of"] else ""
+    if change["change"] == "removed":
+        return phrase == f"{kind}-{name}"
+    return bool(change["change"] == "created" and phrase == f"{kind}+{name} {_head(change)}")
+
+
+def _moved(phrase: str, change: Data) -> bool:
+    at = _head(change).removeprefix("on ")
+    return phrase in (
+        f"{change['moved_from']} → {change['path']}",
+        f"{change['branch_before']} → {at}",
+        f"{at} moved to {(change['head_after'] or 'nothing')[:7]}",
+        f"{change['in_progress']} unfinished",
+    )
+
+
+def _branch_gone(phrase: str, change: Data) -> bool:
+    return any(
+        branch["after"] is None and phrase.startswith(f"branch {branch['branch']} deleted, lost ")
+        for branch in change["branches"]
+    )
+
+
+def _other_refs(phrase: str, change: Data) -> bool:
+    """`tag +v1, -v2`, `fetched origin/main`, `2 stash entries made`."""
+    if match := re.fullmatch(r"(tag|fetched) (.*?)(?: and (\d+) more)?", phrase):
+        if match[1] == "tag":
+            names = {f"{_sign(ref)}{ref['name']}" for ref in change["refs"] if ref["kind"] == "tag"}
+        else:
+            names = {ref["name"] for ref in change["refs"] if ref["kind"] != "tag" and ref["after"]}
+        named = match[2].split(", ")
+        return set(named) <= names and len(named) + int(match[3] or 0) == len(names)
+    match = re.fullmatch(r"(\d+) stash entr(?:y|ies) (made|gone)", phrase)
+    return bool(match and int(match[1]) == change["stashed" if match[2] == "made" else "unstashed"])
+
+
+_GIT_RULES = (_gained, _only_lost, _fate, _moved, _branch_gone, _other_refs)
+
+
+def _is_git_line(line: Data, change: Data) -> bool:
+    sign, text, detail = line["sign"], line["text"], line["detail"]
+    if text == printed(change["path"]):
+        return sign == _FATES[change["change"]] and all(
+            _is_git_detail(phrase, change) for phrase in filter(None, detail.split(" · "))
+        )
+    for field, mark, words in (("commits", "+", ("commit", "merge")), ("lost", "-", ("lost commit",))):
+        for commit in change[field]:
+            if text == printed(f'{commit["id"][:7]} "{commit["subject"]}"') and sign == mark:
+                return detail in words
+        counted = change["commit_count" if field == "commits" else "lost_count"] - len(change[field])
+        if re.fullmatch(rf"{counted:,} more (?:lost )?commits?", text) and sign == mark:
+            return True
+    for branch in change["branches"]:
+        if text == printed(f"branch {branch['branch']}"):
+            moved = " → ".join(commit[:7] for commit in (branch["before"], branch["after"]) if commit)
+            real = "+" if branch["before"] is None else "-" if branch["after"] is None else "~"
+            told = detail.partition(" · ")
+            return sign == real and told[0] == moved and bool(told[2]) == bool(branch["lost"])
+    for ref in change["refs"]:
+        if (text, sign) == (printed(f"{ref['kind']} {ref['name']}"), _sign(ref)):
+            return bool(detail == " → ".join(tip[:7] for tip in (ref["before"], ref["after"]) if tip))
+    if match := re.fullmatch(r"(\d+) stash entr(?:y|ies)", text):
+        return bool(int(match[1]) == change["stashed" if sign == "+" else "unstashed"])
+    return text in map(printed, change["moves"])
+
+
+def _is_git_detail(phrase: str, change: Data) -> bool:
+    if match := re.fullmatch(r"([\d,]+) files? (.*)", phrase):
+        counts = {
+            "committed": change["committed"],
+            "staged": change["staged"],
+            "changed and not committed": change["modified"],
+            "untracked": change["untracked"] + change["untracked_folded"],
+        }
+        return counts.get(match[2]) == number(match[1])
+    at = _head(change)
+    arrow = f"{change['branch_before']} → {at.removeprefix('on ')}"
+    return phrase in (at, arrow, f"was {change['moved_from']}", f"{change['in_progress']} unfinished")
+
+
+def _is_database(phrase: str, change: Data) -> bool:
+    """Whether a phrase about a database is true: its fate, or what happened to its tables."""
+    name = printed(change["path"].rpartition("/")[2])
+    if match := re.fullmatch(rf"\+{re.escape(name)} \(([\d,]+) tables?\)", phrase):
+        return change["change"] == "created" and number(match[1]) == len(change["tables"])
+    if (match := re.fullmatch(rf"\+{re.escape(name)} \((.*)\)", phrase)) and change["change"] == "created":
+        return match[1].split(", ") == [
+            printed(table["name"])
+            + (
+                f" {table['rows_after']:,} row{'s' * (table['rows_after'] != 1)}"
+                if table["rows_after"]
+                else ""
+            )
+            for table in change["tables"]
+        ]
+    if phrase == f"-{name}":
+        return bool(change["change"] == "removed")
+    if change["damage"]:
+        return phrase.startswith((f"{name} damaged: ", change["damage"], f"{name}: "))
+    told, _, rest = phrase.partition(": ")
+    if told != name:
+        return False
+    tables = {printed(table["name"]): table for table in change["tables"]}
+    current: Data | None = None
+    # `orders altered, +2 rows` is about one table.
+    for word in re.sub(r" altered, ((?:[+-][\d,]+ )+rows?)", r" \1 altered", rest).split(", "):
+        if re.fullmatch(r"[\d,]+ more", word):
+            continue
+        if (match := re.fullmatch(r"([\d,]+) updated", word)) and current:
+            if number(match[1]) != current["updated"]:
+                return False
+            continue
+        current = _table_of(word, tables)
+        if current is None and word not in change["schema"]:
+            return False
+    return True
+
+
+def _table_of(word: str, tables: Mapping[str, Data]) -> Data | None:
+    """The table that a phrase is about, if the phrase is true."""
+    if match := re.fullmatch(r"\+(.*?)(?: \(([\d,]+) rows?\))?", word):
+        table = tables.get(match[1])
+        if table and table["change"] == "created" and number(match[2] or "0") == (table["rows_after"] or 0):
+            return table
+    if word.startswith("-") and (table := tables.get(word[1:])) and table["change"] == "removed":
+        return table
+    match = re.fullmatch(
+        r"(?:(.*) → )?(.*?)(?: ((?:[+-][\d,]+ )+)rows?)?(?: ([\d,]+) updated)?( altered)?", word
+    )
+    table = tables.get(match[2]) if match else None
+    if match is None or table is None or (match[1] or None) != table["renamed_from"]:
+        return None
+    counts = {part[0]: number(part[1:]) for part in (match[3] or "").split()}
+    if table["inserted"] is None:
+        return table
+    told = counts.get("+", 0), counts.get("-", 0)
+    real = table["inserted"], table["deleted"]
+    return table if told == real and (not match[4] or number(match[4]) == table["updated"]) else None
+
+
+def _is_package(word: re.Match[str], change: Data) -> bool:
+    if (word[1], word[2]) != (_MOVES[change["change"]], change["name"]):
+        return False
+    if word[4]:
+        return (word[3], word[4]) == (change["before"], change["after"])
+    return word[3] is None or word[3] == (change["after"] or change["before"])

@@ -1,0 +1,47 @@
+"""Databases: tables, rows and schema; damage."""
+
+from __future__ import annotations
+
+from tests.truth.story import Story, story
+
+_FILL = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i < {}) INSERT INTO {} SELECT i, 'v'||i FROM n"
+
+STORIES: tuple[Story, ...] = (
+    story(
+        "rows of a database",
+        "mkdir -p /srv/db && cd /srv/db && sqlite3 app.db 'create table users (id integer primary key, name)'"
+        f' && sqlite3 app.db "{_FILL.format(100, "users")}"',
+        "sqlite3 app.db \"delete from users where id <= 50; insert into users values (200, 'a'), (201, 'b')\"",
+        "sqlite3 app.db \"update users set name = 'x' where id > 90\"",
+        "sqlite3 app.db 'create table orders (id, what); insert into orders values (1, 2), (1, 3), (2, 2)'",
+        "sqlite3 app.db 'delete from orders where id = 1; drop table users; vacuum'",
+        needs=("sqlite3",),
+    ),
+    story(
+        "the schema of a database",
+        "mkdir -p /srv/db && cd /srv/db && sqlite3 a.db 'create table t (id integer primary key, a);"
+        " create index by_a on t (a); create view v as select a from t; insert into t values (1, 2)'",
+        "sqlite3 a.db 'alter table t add column b; create table u (x); insert into u values (1)'",
+        "sqlite3 a.db 'alter table u rename to w; drop view v; create unique index by_b on t (b)'",
+        "sqlite3 a.db 'drop table w; drop index by_a' && mv a.db b.db",
+        "rm b.db",
+        needs=("sqlite3",),
+    ),
+    story(
+        "a write-ahead log, and damage",
+        "mkdir -p /srv/db && cd /srv/db && sqlite3 w.db 'pragma journal_mode=wal; create table t (a, b);"
+        " insert into t values (1, 2)'",
+        "sqlite3 w.db 'insert into t values (3, 4)' && cp w.db copy.sqlite",
+        "printf 'garbage garbage garbage' | dd of=w.db bs=1 seek=4100 conv=notrunc 2>/dev/null; truncate -s 100 copy.sqlite",
+        "rm w.db* && sqlite3 w.db 'create table fresh (a)'",
+        needs=("sqlite3",),
+    ),
+    story(
+        "a large table",
+        "mkdir -p /srv/db && cd /srv/db && sqlite3 l.db 'create table t (id integer primary key, v)'"
+        f' && sqlite3 l.db "{_FILL.format(220000, "t")}"',
+        "sqlite3 l.db \"update t set v = 'changed' where id = 77777\"",
+        "sqlite3 l.db 'delete from t where id % 2 = 0'",
+        needs=("sqlite3",),
+    ),
+)

@@ -1,0 +1,48 @@
+"""Processes, ports and the state of the shell."""
+
+from __future__ import annotations
+
+from tests.truth.story import Step, Story, story
+
+_WAIT = "until (: </dev/tcp/127.0.0.1/{0}) 2>/dev/null; do sleep 0.05; done"
+_SLEEP = "sleep {0} & until grep -q ^sleep /proc/$!/cmdline; do :; done"
+SERVE = "python3 -m http.server {0} >/dev/null 2>&1 & " + _WAIT
+
+STORIES: tuple[Story, ...] = (
+    story(
+        "servers start and end",
+        SERVE.format(8001),
+        f"{SERVE.format(8002)}; {_SLEEP.format(1000)}",
+        "kill %1; wait %1 2>/dev/null; true",
+        f"{SERVE.format(8001)}; kill %2; wait %2 2>/dev/null; true",
+        "kill $(jobs -p); wait 2>/dev/null; true",
+    ),
+    story(
+        "a restart, a stop and a moved port",
+        SERVE.format(8001),
+        f"kill %1; wait %1 2>/dev/null; {SERVE.format(8001)}",
+        f"{_SLEEP.format(500)}; kill -STOP $!; until grep -q 'State:.T' /proc/$!/status; do :; done",
+        "kill -CONT $!; until grep -q 'State:.S' /proc/$!/status; do :; done",
+        'kill $(jobs -p); wait 2>/dev/null; python3 -c \'import socket; s = socket.create_server(("", 8001))\nwhile 1:'
+        " s.accept()[0].close()' & " + _WAIT.format(8001),
+        "kill $(jobs -p); wait 2>/dev/null; true",
+    ),
+    story(
+        "a redis server",
+        "mkdir /srv/r && cd /srv/r && redis-server --port 6400 --save '' --daemonize yes >/dev/null"
+        " && until redis-cli -p 6400 ping >/dev/null 2>&1; do sleep 0.05; done",
+        "redis-cli -p 6400 set a 1 >/dev/null && redis-cli -p 6400 set b 2 >/dev/null",
+        "redis-cli -p 6400 save >/dev/null && redis-cli -p 6400 del a >/dev/null",
+        Step("redis-cli -p 6400 shutdown nosave; sleep 0.2", fails=True),
+        needs=("redis-server", "redis-cli"),
+    ),
+    story(
+        "the state of the shell",
+        "export COLOUR=blue; plain=1; alias ll='ls -l'; greet() { echo hello; }; umask 027",
+        "COLOUR=green; plain=2; alias ll='ls -la'; greet() { echo goodbye; }; umask 022; shopt -s nullglob",
+        "declare -a list=(a b c); declare -A map=([x]=1); trap 'echo out' USR1; set -o noclobber; cd /etc",
+        "unset COLOUR plain; unalias ll; unset -f greet; list+=(d); map[y]=2; trap - USR1; set +o noclobber",
+        "export LONG=$(printf 'x%.0s' {1..300}); export MULTI=$'one\\ntwo'; declare -i number=7; declare -r fixed=1",
+        "export LONG=${LONG}y; MULTI=$'one\\nthree'; shopt -u nullglob; cd /",
+    ),
+)
