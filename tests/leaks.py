@@ -64,8 +64,10 @@ class Watch:
     def leaks(self, before: set[str]) -> list[str]:
         """What exists now and did not before, after everything has had the time to go."""
         deadline = time.monotonic() + _GRACE_SECONDS
+        if not self.look() - before:
+            return []
+        gc.collect()  # on a busy machine it takes a part of the time, and may free all of it
         while left := self.look() - before:
-            gc.collect()
             left = {
                 entry for entry in left if not self._is_connection(entry) and not _is_held_elsewhere(entry)
             }
@@ -177,16 +179,19 @@ def _sessions(home: Home) -> dict[str, str | None]:
 
 def _is_held_elsewhere(entry: str) -> bool:
     """Whether it is a loop device that another mount namespace has mounted. A program of another run that is
-    just making one has a copy of every mount of the machine, and keeps the device until it has removed
-    it."""
+    just making one has a copy of every mount of the machine, and keeps the device until it has removed it.
+    A session over `/` of another run is layered over every disk that was mounted when it began."""
     if not entry.startswith("loop device "):
         return False
     device = f"/dev/{entry.split()[2]}"
+    layer = f"lowerdir={os.path.dirname(entry.split(' of ', 1)[1])}/"
     own = os.readlink("/proc/self/ns/mnt")
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             is_other = os.readlink(f"/proc/{pid}/ns/mnt") != own
-            if is_other and any(mount.source == device for mount in mounts.mounts(pid)):
+            if is_other and any(
+                mount.source == device or layer in mount.super_options for mount in mounts.mounts(pid)
+            ):
                 return True
     return False
 

@@ -454,10 +454,10 @@ def test_a_base_in_use_is_not_removed(pool: Pool, tmp_path: Path) -> None:
         remove_base(pool, "box", used_by=["work", "play"])
     assert refused.value.details["used_by"] == ["work", "play"]
     assert base_path(pool, "box").is_dir()
-    remove_base(pool, "box", used_by=[])
+    pool.delete(remove_base(pool, "box", used_by=[]))
     assert list_bases(pool) == []
     with pytest.raises(NotFound):
-        remove_base(pool, "box")
+        pool.delete(remove_base(pool, "box"))
 
 
 def test_an_import_that_does_not_fit_leaves_nothing(pool: Pool, tmp_path: Path) -> None:
@@ -542,7 +542,7 @@ def test_whiteouts_cannot_reach_out_either(pool: Pool, tmp_path: Path) -> None:
             pool, "box", saved(tmp_path, image.archive(image.manifest(lower, Archive().add(name).bytes())))
         )
         assert (outside / "folder/victim").exists()
-        remove_base(pool, "box")
+        pool.delete(remove_base(pool, "box"))
     for name in (".wh..", ".wh...", "etc/.wh...", ".wh."):
         image = Image()
         refused(
@@ -655,7 +655,7 @@ def test_damaged_archives_are_imported_or_refused_but_never_crash(pool: Pool, tm
             content[chance.randrange(len(content))] = chance.randrange(256)
         with contextlib.suppress(WaypointError):
             import_base(pool, "damaged", saved(outside, bytes(content)))
-            remove_base(pool, "damaged")
+            pool.delete(remove_base(pool, "damaged"))
         assert os.listdir(outside) == ["archive.tar"]
         assert list_bases(pool) == []
 

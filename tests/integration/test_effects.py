@@ -48,7 +48,9 @@ def ship(home: Home) -> Iterator[waypoint.Checkpoint]:
         " chmod 755 /usr/local/bin/$name; done; cd /srv && git init -q --bare remote.git"
         " && git init -q -b fix-auth app && cd app"
         " && git config user.email a@example.com && git config user.name a"
-        " && git commit -q --allow-empty -m one && git remote add origin /srv/remote.git"
+        " && git commit -q --allow-empty -m one"
+        # Stands for a remote that is not in the session: only git knows where it is.
+        " && git config url./srv/.insteadOf far: && git remote add origin far:remote.git"
     ).check()
     yield s.checkpoint("ready to ship")
     waypoint.Client().call("rm", {"sessions": ["ship"]})
@@ -122,7 +124,7 @@ def test_a_push_is_in_the_ledger_the_plan_and_the_card_also_after_a_restore(
     after = s.checkpoint("pushed")
     assert "outside: git push -q origin fix-auth" in after.card(again=True).summary
     outside = [one for one in after.card().data["sections"] if one["name"] == "outside"]
-    assert outside[0]["source"] == "observed"
+    assert outside[0]["source"] == "judged", "that it reached the outside was not seen"
     plan = s.preview(before)
     assert [words.partition(" (")[0] for words in plan.data["plan"]["not_undone"]] == [
         "git push -q origin fix-auth"
@@ -141,6 +143,28 @@ def test_a_push_is_in_the_ledger_the_plan_and_the_card_also_after_a_restore(
     assert pushed.key in again.warnings[0]
     (fork,) = before.fork(name="other")
     assert "happened before in s" in fork.run("git push -q origin fix-auth").warnings[0]
+
+
+def test_a_push_to_a_repository_of_the_session_is_no_effect_outside(s: waypoint.Session) -> None:
+    s.run(
+        "git init -q -b main /srv/own && cd /srv/own && git config user.email a@example.com"
+        " && git config user.name a && git commit -q --allow-empty -m one"
+        " && git remote add here ../remote.git && git remote add far https://192.0.2.1/x.git"
+    ).check()
+    assert s.judge("git push here main").class_ == "reversible"
+    s.run("git push -q here main && cd /").check()
+    s.run("cd /srv/own && git push -q here HEAD:side && git -C /srv/own push -q here main:other").check()
+    assert s.effects() == []
+
+    def class_of(line: str) -> str:
+        return s.judge(line).class_
+
+    assert class_of("git push here main") == "reversible"
+    for outside in ("git push -q far x", "git push -q", "git -c a.b=c push here", "cp x y; git push here x"):
+        assert class_of(outside) == "external-reversible", outside
+    # Another configuration may rewrite where it goes.
+    s.run("git config --global url.https://192.0.2.1/.insteadOf /srv/").check()
+    assert class_of("git push here main") == "external-reversible"
 
 
 def test_a_failure_is_written_down_as_one_and_does_not_warn(s: waypoint.Session) -> None:

@@ -13,11 +13,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import pytest
+from tests.fingerprint import difference, keeper_of, take
 
 import waypoint
+from waypoint.home import Home
 
 PRELUDE = """
 import ctypes, errno, fcntl, hashlib, mmap, os, re, select, signal, socket, struct, sys, threading, time
@@ -65,7 +68,14 @@ AWAIT = "until [ -e /tmp/ready ] || ! kill -0 $probe 2>/dev/null; do sleep 0.01;
 GO = "kill -USR1 $probe; wait $probe; code=$?; cat /tmp/out; (exit $code)"
 END = "kill -KILL -- -$probe; wait $probe; rm -rf /tmp/work /tmp/ready /tmp/out /dev/shm/*"
 
-Survives = Callable[[str], None]
+
+class Survives(Protocol):
+    """Takes a program through a checkpoint. `changing`: what goes on changing while it pauses."""
+
+    def __call__(self, source: str, *, changing: Sequence[str] = ()) -> None: ...
+
+
+GOES_ON = ("private memory", "State", "system call")
 
 
 def start(session: waypoint.Session, source: str) -> None:
@@ -89,16 +99,28 @@ def restored(session: waypoint.Session, point: waypoint.Checkpoint) -> None:
 
 
 @pytest.fixture(params=["restore", "fork"])
-def survives(fresh: waypoint.Session, request: pytest.FixtureRequest) -> Survives:
-    """Takes a program through a checkpoint and what is grown from it."""
+def survives(home: Home, fresh: waypoint.Session, request: pytest.FixtureRequest) -> Survives:
+    """Takes a program through a checkpoint and what is grown from it. What the kernel tells of the copy is
+    compared with what it told of the original."""
 
-    def check(source: str) -> None:
+    def check(source: str, *, changing: Sequence[str] = ()) -> None:
         start(fresh, source)
+        before = take(keeper_of(home, fresh.name))
+        again = take(keeper_of(home, fresh.name))
         point = fresh.checkpoint()
-        if request.param == "fork":
-            go_on(point.fork(name="copy")[0])
-        else:
+        copy = point.fork(name="copy")[0] if request.param == "fork" else fresh
+        if copy is fresh:
             restored(fresh, point)
+        after = take(keeper_of(home, copy.name))
+        restless = {(found.kind, found.place) for found in difference(before, again)}
+        wrong = [
+            str(found)
+            for found in difference(before, after)
+            if not found.declared and found.kind not in changing and (found.kind, found.place) not in restless
+        ]
+        assert not wrong, "\n".join(wrong)
+        if copy is not fresh:
+            go_on(copy)
         go_on(fresh)
 
     return check
@@ -274,7 +296,8 @@ def test_a_pipe_between_processes_keeps_what_is_in_it(survives: Survives) -> Non
 
 
 def test_a_full_pipe_of_a_megabyte_and_its_blocked_writer(survives: Survives) -> None:
-    survives("""
+    survives(
+        """
         reader, writer = os.pipe()
         fcntl.fcntl(writer, 1031, 1 << 20)  # F_SETPIPE_SZ
         data = os.urandom(3 << 20)
@@ -285,7 +308,9 @@ def test_a_full_pipe_of_a_megabyte_and_its_blocked_writer(survives: Survives) ->
         assert fcntl.fcntl(reader, 1032) == 1 << 20
         assert open(reader, "rb").read() == data
         succeeded(feeder)
-    """)
+    """,
+        changing=GOES_ON,
+    )
 
 
 def test_a_fifo_with_data_in_it(survives: Survives) -> None:
@@ -322,7 +347,8 @@ def test_epoll_eventfd_and_signalfd(survives: Survives) -> None:
 
 
 def test_timers_go_on_running(survives: Survives) -> None:
-    survives("""
+    survives(
+        """
         CLOCK_MONOTONIC = 1
         def timer(value, interval=0.0):
             fd = call(libc.timerfd_create(CLOCK_MONOTONIC, 0o4000))
@@ -353,7 +379,9 @@ def test_timers_go_on_running(survives: Survives) -> None:
         before = fired.count("posix")
         eventually(lambda: "itimer" in fired and fired.count("posix") > before + 2)
         call(libc.timer_delete(made))  # Python gives its handlers up at the end: one more tick would kill it
-    """)
+    """,
+        changing=(*GOES_ON, "ShdPnd", "SigPnd", "state"),
+    )
 
 
 def test_a_pidfd_still_means_its_process(survives: Survives) -> None:
@@ -418,7 +446,8 @@ def test_an_idle_loopback_connection_and_its_listener(survives: Survives, family
 
 
 def test_a_connection_whose_buffers_are_full_loses_no_byte(survives: Survives) -> None:
-    survives("""
+    survives(
+        """
         server = socket.create_server(("127.0.0.1", 7000))
         data = os.urandom(32 << 20)
         def send():
@@ -441,7 +470,9 @@ def test_a_connection_whose_buffers_are_full_loses_no_byte(survives: Survives) -
             found.update(part)
         assert found.digest() == hashlib.sha256(data).digest()
         succeeded(sender)
-    """)
+    """,
+        changing=(*GOES_ON, "unsent in a socket", "unread in a socket"),
+    )
 
 
 def test_a_half_closed_connection(survives: Survives) -> None:
@@ -532,6 +563,201 @@ def test_abstract_unix_sockets(survives: Survives) -> None:
         another = socket.socket(socket.AF_UNIX)
         another.connect("\\0waypoint-test")
         server.accept()
+    """)
+
+
+PEERS = """
+    SO_PEERGROUPS = 59
+
+    def peer(end):
+        "Who is at the other end, as the kernel says, and what both ends are called."
+        names = []
+        for name in (end.getsockname, end.getpeername):
+            try:
+                names.append(name())
+            except OSError:
+                names.append(None)
+        groups = end.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 400)
+        return struct.unpack("iII", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)), groups, names
+
+    def act_as(uid, *groups):
+        os.setgroups(groups)
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+"""
+
+
+def test_an_unprivileged_client_of_a_unix_socket_is_not_root_to_its_server(survives: Survives) -> None:
+    """Nor any other process than before: SO_PEERCRED, SO_PEERGROUPS and the names of both ends."""
+    survives(
+        PEERS
+        + """
+    USERS = {1001: (7, 8), 1002: (), 0: (4,)}
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    ready = os.pipe()
+    os.chmod(work, 0o777)
+
+    def serve():
+        "Three users are served by a fourth one. Each process looks at its own ends, before and after."
+        act_as(1000, 9)
+        listeners = []
+        for name in ("/tmp/work/socket", "relative", "\\0waypoint-peers"):
+            kind = socket.SOCK_SEQPACKET if name == "relative" else socket.SOCK_STREAM
+            listener = socket.socket(socket.AF_UNIX, kind)
+            listener.bind(name)
+            listener.listen()
+            listeners.append(listener)
+            if name.isprintable():
+                os.chmod(name, 0o777)
+        os.write(ready[1], b"x")
+        accepted = [listener.accept()[0] for listener in listeners for _ in USERS]
+        before = [*map(peer, accepted), *map(peer, listeners)]
+        assert {credentials[1] for credentials, _, _ in before[:9]} == set(USERS)
+        os.write(ready[1], b"y")
+        signal.sigwait({signal.SIGUSR2})
+        after = [*map(peer, accepted), *map(peer, listeners)]
+        assert after == before, (before, after)
+        for end in accepted:
+            end.sendall(end.recv(100))
+        os.write(ready[1], b"z")
+        for listener in listeners:
+            assert peer(listener.accept()[0])[0][1] == 1003
+
+    server = child(serve)
+    os.read(ready[0], 1)
+
+    def connect(kind, name):
+        end = socket.socket(socket.AF_UNIX, kind)
+        if name == "relative":
+            end.bind("client-%d" % os.getpid())
+        end.connect(name)
+        return end
+
+    ADDRESSES = [
+        (socket.SOCK_STREAM, "/tmp/work/socket"),
+        (socket.SOCK_SEQPACKET, "relative"),
+        (socket.SOCK_STREAM, "\\0waypoint-peers"),
+    ]
+
+    def use():
+        ends = [connect(*address) for address in ADDRESSES]
+        before = [*map(peer, ends)]
+        assert {credentials for credentials, _, _ in before} == {(server, 1000, 1000)}
+        os.write(ready[1], b"c")
+        signal.sigwait({signal.SIGUSR2})
+        after = [*map(peer, ends)]
+        assert after == before, (before, after)
+        for end in ends:
+            end.sendall(b"hello")
+        for end in ends:
+            assert end.recv(100) == b"hello"
+
+    def user(uid, groups):
+        act_as(uid, *groups)
+        use()
+
+    users = [child(lambda uid=uid, groups=groups: user(uid, groups)) for uid, groups in USERS.items()]
+    done = b""
+    while len(done) < len(USERS) + 1:
+        done += os.read(ready[0], 10)
+    pause()
+    for pid in [server, *users]:
+        os.kill(pid, signal.SIGUSR2)
+    for pid in users:
+        succeeded(pid)
+    os.read(ready[0], 10)
+
+    def come_late():
+        act_as(1003)
+        for address in ADDRESSES:
+            assert peer(connect(*address))[0] == (server, 1000, 1000)
+
+    succeeded(child(come_late))
+    succeeded(server)
+    """
+    )
+
+
+def test_pairs_of_sockets_keep_who_made_them(survives: Survives) -> None:
+    """A process that has ended, another user, one that has become another user since."""
+    survives(
+        PEERS
+        + """
+    mine, kept = socket.socketpair(), []
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+        def make():
+            act_as(1001, 5, 6)
+            ends = socket.socketpair(socket.AF_UNIX, kind)
+            socket.send_fds(mine[0], [b"x"], [end.fileno() for end in ends])
+        maker = child(make)
+        _, fds, _, _ = socket.recv_fds(mine[1], 1, 2)
+        succeeded(maker)
+        kept += [socket.socket(fileno=fd) for fd in fds]
+        assert peer(kept[-1])[0] == (maker, 1001, 1001)
+
+    def listen():
+        act_as(1001)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("\\0waypoint-left")
+        listener.listen()
+        socket.send_fds(mine[0], [b"x"], [listener.fileno()])
+
+    succeeded(child(listen))
+    kept += [socket.socket(fileno=socket.recv_fds(mine[1], 1, 1)[1][0])]
+    closed, other = socket.socketpair()
+    closed.send(b"last words")
+    closed.close()
+    for name in ("/tmp/work/left", "left-too"):
+        # Nothing listens any more, one of the ends is closed, and the file is still there.
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(name)
+        listener.listen()
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(name)
+        kept += [listener.accept()[0]]
+        client.close()
+        listener.close()
+    kept += [*mine, other]
+    unconnected = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    unconnected.bind("unconnected")
+    before = [*map(peer, kept)]
+    pause()
+    after = [*map(peer, kept)]
+    assert after == before, (before, after)
+    assert os.path.exists("left") and os.path.exists("left-too")
+    assert struct.unpack("iII", unconnected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    for index in (0, 2, 4):
+        kept[index].send(b"x")
+        assert kept[index + 1].recv(10) == b"x"
+    """
+    )
+
+
+def test_a_unix_connection_with_names_at_both_ends_leaves_its_listener_its_own(survives: Survives) -> None:
+    survives("""
+        connections = []
+        for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+            server = socket.socket(socket.AF_UNIX, kind)
+            server.bind(f"\\0server-{kind}")
+            server.listen()
+            client = socket.socket(socket.AF_UNIX, kind)
+            client.bind(f"\\0client-{kind}")
+            client.connect(server.getsockname())
+            connections.append((server, client, server.accept()[0]))
+
+        def names():
+            return [(one.getsockname(), other.getsockname(), one.getpeername(), other.getpeername())
+                    for _, one, other in connections]
+
+        before = names()
+        pause()
+        assert names() == before, (names(), before)
+        for server, client, accepted in connections:
+            client.send(b"x")
+            assert accepted.recv(1) == b"x"
+            another = socket.socket(socket.AF_UNIX, server.type)
+            another.connect(server.getsockname())
+            server.accept()
     """)
 
 
@@ -790,7 +1016,8 @@ def test_posix_locks_on_a_file_that_is_also_mapped(survives: Survives) -> None:
 
 
 def test_sqlite_in_wal_mode_admits_no_second_writer(survives: Survives) -> None:
-    survives("""
+    survives(
+        """
         import sqlite3
         mine = sqlite3.connect("data.db", isolation_level=None)
         assert mine.execute("pragma journal_mode = wal").fetchone() == ("wal",)
@@ -819,7 +1046,9 @@ def test_sqlite_in_wal_mode_admits_no_second_writer(survives: Survives) -> None:
         found = [who for (who,) in mine.execute("select who from rows order by id")]
         assert found == ["first", "mine", "theirs"], found
         assert mine.execute("pragma integrity_check").fetchone() == ("ok",)
-    """)
+    """,
+        changing=("private memory",),
+    )  # its record of the file (engine/sqlite.py)
 
 
 def test_a_file_lease_is_still_broken_by_an_opener(survives: Survives) -> None:
@@ -1217,6 +1446,77 @@ def test_a_child_that_was_started_before_its_parent_called_setsid(survives: Surv
     """)
 
 
+ORPHANS = """
+import ctypes, os, signal, time
+
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+def child(run, name):
+    pid = os.fork()
+    if not pid:
+        open("/proc/self/comm", "w").write(name)
+        run()
+        os._exit(0)
+    return pid
+
+def leave(*runs):
+    "A session of its own: a leader that starts these and ends."
+    def lead():
+        os.setsid()
+        for number, run in enumerate(runs):
+            child(run, f"left-{number}")
+    return child(lead, "leader")
+
+def job():
+    os.setpgid(0, 0)
+    signal.pause()
+
+def parent():
+    child(signal.pause, "inner")
+    child(job, "inner-job")
+    signal.pause()
+
+def parent_that_leads():
+    child(signal.pause, "before-setsid")
+    os.setsid()
+    child(signal.pause, "after-setsid")
+    signal.pause()
+
+def leader_beside():
+    os.setsid()
+    os.waitpid(child(lambda: child(signal.pause, "beside"), "between"), 0)
+    signal.pause()
+
+os.waitpid(leave(signal.pause), 0)
+os.waitpid(leave(parent, signal.pause, job), 0)
+leave(signal.pause)  # its leader stays a zombie
+child(leader_beside, "leads")
+child(parent_that_leads, "leads-late")
+time.sleep(0.1)
+while open("/proc/self/task/%d/children" % os.getpid()).read().count(" ") < 8:
+    time.sleep(0.01)
+open("/tmp/ready", "w").close()
+signal.pause()
+"""
+SESSIONS = "ps -e -o pid=,ppid=,pgid=,sid=,comm= | grep -E 'python|left|lead|inner|beside|setsid'"
+
+
+def test_daemons_of_a_subreaper_keep_their_sessions(fresh: waypoint.Session) -> None:
+    """Leaders that have ended, that are zombies, and that live beside those they lead."""
+    fresh.run("cat > /tmp/orphans.py", stdin=ORPHANS).check()
+    fresh.run(
+        "/usr/bin/python3 /tmp/orphans.py & reaper=$!; until [ -e /tmp/ready ]; do sleep 0.01; done"
+    ).check()
+    before = fresh.run(SESSIONS).check().output
+    assert len([line for line in before.splitlines() if "left" in line]) == 5, before
+    fresh.restore(fresh.checkpoint(), safety=False)
+    assert fresh.run(SESSIONS).output == before
+    point = fresh.checkpoint()
+    assert point.fork(name="copy")[0].run(SESSIONS).output == before
+    fresh.restore(point, safety=False)
+    assert fresh.run(SESSIONS).output == before
+
+
 def test_a_program_that_was_run_from_a_memfd(survives: Survives) -> None:
     survives("""
         program = os.memfd_create("program", 0)
@@ -1242,6 +1542,30 @@ def test_a_program_that_was_run_from_a_memfd(survives: Survives) -> None:
     """)
 
 
+def test_watches_on_the_paths_of_sockets(survives: Survives) -> None:
+    """One that is bound, one that is bound through a link, and one that is left over."""
+    survives("""
+        left, server, linked = (socket.socket(socket.AF_UNIX) for _ in range(3))
+        left.bind("/tmp/work/left")
+        left.close()
+        os.mkdir("folder")
+        os.symlink("/tmp/work/folder", "link")
+        server.bind("/tmp/work/server")
+        linked.bind("/tmp/work/link/linked")
+        fd = libc.inotify_init1(os.O_NONBLOCK)
+        IN_ATTRIB = 4
+        open("file", "w").close()
+        names = [b"file", b"server", b"left", b"link/linked"]
+        numbers = [call(libc.inotify_add_watch(fd, name, IN_ATTRIB)) for name in names]
+        assert libc.inotify_rm_watch(fd, numbers[0]) == 0 and os.read(fd, 100)
+        pause()
+        for name, number in zip(names[1:], numbers[1:]):
+            os.utime(name, (1, 1))
+            assert struct.unpack_from("iI", os.read(fd, 1000)) == (number, IN_ATTRIB), name
+        assert call(libc.inotify_add_watch(fd, b"file", IN_ATTRIB)) not in numbers[1:]
+    """)
+
+
 @pytest.mark.parametrize("target", ["file", "nowhere"])
 def test_a_watch_on_a_symbolic_link(survives: Survives, target: str) -> None:
     survives(f"""
@@ -1257,4 +1581,186 @@ def test_a_watch_on_a_symbolic_link(survives: Survives, target: str) -> None:
         assert struct.unpack_from("iI", os.read(fd, 1000)) == (watch, IN_ATTRIB)
         os.utime("file", (1, 1))
         assert struct.unpack_from("iI", os.read(fd, 1000)) == (watch - 1, IN_ATTRIB)
+    """)
+
+
+def test_exit_codes_of_eight_bits_that_were_not_waited_for(survives: Survives) -> None:
+    survives("""
+        def end(code):
+            return child(lambda: os._exit(code))
+
+        children = {end(code): code for code in (0, 1, 127, 128, 130, 137, 255)}
+        for pid in children:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        pause()
+        found = {pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children}
+        assert found == children, (found, children)
+    """)
+
+
+def test_users_and_groups_of_processes_that_were_not_waited_for(survives: Survives) -> None:
+    survives("""
+        def end(ids, code):
+            def act():
+                os.setresgid(*ids)
+                os.setresuid(*ids)
+                libc.setfsuid(ids[2])
+                os.kill(os.getpid(), signal.SIGTERM) if code is None else os._exit(code)
+            pid = child(act)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            return pid
+
+        def look(pid):
+            lines = open(f"/proc/{pid}/status").read().splitlines()
+            ids = [line for line in lines if line.startswith(("Uid", "Gid"))]
+            seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            return ids, seen.si_uid, seen.si_code, seen.si_status
+
+        children = [
+            end(ids, code) for ids in ((0, 0, 0), (1000, 33, 0), (65534,) * 3) for code in (0, 200, None)
+        ]
+        before = [look(pid) for pid in children]
+        pause()
+        after = [look(pid) for pid in children]
+        assert after == before, (before, after)
+    """)
+
+
+def test_a_pidfd_and_watches_with_flags_of_files(survives: Survives) -> None:
+    survives("""
+        first = child(signal.pause)
+        pidfds = [os.pidfd_open(first) for _ in range(3)]
+        fds = pidfds + [libc.inotify_init() for _ in range(3)]
+        for fd in fds[3:]:
+            assert libc.inotify_add_watch(fd, b"/tmp", 0x100) == 1
+        flags = [os.O_APPEND | os.O_NONBLOCK, os.O_NOATIME, 0]
+        for fd, more in zip(fds, flags * 2):
+            fcntl.fcntl(fd, fcntl.F_SETFL, more)
+        before = [fcntl.fcntl(fd, fcntl.F_GETFL) for fd in fds]
+        assert before[0] & os.O_APPEND and before[1] & os.O_NOATIME
+        pause()
+        assert [fcntl.fcntl(fd, fcntl.F_GETFL) for fd in fds] == before
+        for fd in pidfds:
+            signal.pidfd_send_signal(fd, 0)
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    """)
+
+
+def test_an_eventfd_that_is_a_semaphore_stays_one(survives: Survives) -> None:
+    survives("""
+        semaphore = os.eventfd(5, os.EFD_SEMAPHORE | os.EFD_NONBLOCK)
+        large = os.eventfd(2000000000, os.EFD_SEMAPHORE)
+        counter = os.eventfd(5)
+        pause()
+        assert [os.eventfd_read(semaphore) for _ in range(5)] == [1] * 5
+        try:
+            raise AssertionError(os.eventfd_read(semaphore))
+        except BlockingIOError:
+            pass
+        assert os.eventfd_read(large) == 1 and os.eventfd_read(counter) == 5
+    """)
+
+
+def test_socket_options_that_criu_does_not_know(survives: Survives) -> None:
+    survives("""
+        IP_RECVERR, IP_PKTINFO, IP_RECVTTL, IP_MTU_DISCOVER, SO_TIMESTAMP = 11, 8, 12, 10, 29
+        TCP_USER_TIMEOUT, TCP_NOTSENT_LOWAT, TCP_FASTOPEN = 18, 25, 23
+        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server.bind(("127.0.0.1", 0))
+        for option, value in ((IP_PKTINFO, 1), (IP_RECVTTL, 1), (IP_RECVERR, 1), (IP_MTU_DISCOVER, 2)):
+            server.setsockopt(socket.IPPROTO_IP, option, value)
+        server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, 6)
+        unused = socket.socket()
+        for one in (listener, unused):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        client = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        client.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, 90000)
+        client.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 9000)
+        client.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 16)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 0)
+        left, right = socket.socketpair()
+        right.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+
+        def options():
+            wanted = (
+                *((server, socket.IPPROTO_IP, one) for one in (IP_PKTINFO, IP_RECVTTL, IP_RECVERR)),
+                (server, socket.IPPROTO_IP, IP_MTU_DISCOVER),
+                *((end, socket.SOL_SOCKET, SO_TIMESTAMP) for end in (server, right, left)),
+                *((end, socket.SOL_SOCKET, socket.SO_REUSEPORT) for end in (listener, client, accepted)),
+                (listener, socket.IPPROTO_TCP, TCP_FASTOPEN),
+                *((one, socket.IPPROTO_TCP, socket.TCP_CONGESTION) for one in (listener, unused, client)),
+                (client, socket.IPPROTO_IP, socket.IP_TOS),
+                (client, socket.SOL_SOCKET, socket.SO_PRIORITY),
+                *((client, socket.IPPROTO_TCP, one) for one in (TCP_USER_TIMEOUT, TCP_NOTSENT_LOWAT)),
+            )
+            return [end.getsockopt(level, option) for end, level, option in wanted]
+
+        before = options()
+        pause()
+        assert options() == before, (options(), before)
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", server.getsockname())
+        _, control, _, _ = server.recvmsg(10, 1000)
+        kinds = {(level, kind) for level, kind, _ in control}
+        assert {(socket.IPPROTO_IP, IP_PKTINFO), (socket.SOL_SOCKET, SO_TIMESTAMP)} <= kinds, kinds
+    """)
+
+
+def test_shared_memory_that_was_removed_goes_with_its_last_user(survives: Survives) -> None:
+    survives("""
+        libc.shmat.restype = ctypes.c_void_p
+        segment = call(libc.shmget(0x77, 8192, 0o1600))
+        address = libc.shmat(segment, None, 0)
+        ctypes.memmove(address, b"still here", 10)
+        call(libc.shmctl(segment, 0, None))  # IPC_RMID
+        pause()
+        assert ctypes.string_at(address, 10) == b"still here"
+        call(libc.shmdt(ctypes.c_void_p(address)))
+        assert len(open("/proc/sysvipc/shm").readlines()) == 1
+    """)
+
+
+def test_a_unix_connection_whose_other_end_and_name_are_gone(survives: Survives) -> None:
+    survives("""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("name")
+        listener.listen()
+        client = socket.socket(socket.AF_UNIX)
+        client.connect("name")
+        accepted, _ = listener.accept()
+        client.send(b"last words")
+        client.close()
+        listener.close()
+        os.unlink("name")
+        open("name", "w").write("another file")
+        pause()
+        assert accepted.recv(100) == b"last words" and accepted.recv(100) == b""
+        assert open("name").read() == "another file"
+    """)
+
+
+def test_a_file_without_a_name_in_a_working_folder_that_was_removed(survives: Survives) -> None:
+    survives("""
+        os.mkdir("gone")
+        os.chdir("gone")
+        os.rmdir("../gone")
+
+        def hold():
+            temporary = os.open(".", os.O_TMPFILE | os.O_RDWR)
+            os.write(temporary, b"without a name")
+            signal.sigwait({signal.SIGUSR2})
+            assert os.pread(temporary, 100, 0) == b"without a name"
+            os.chdir(".")
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        children = [child(lambda: signal.sigwait({signal.SIGUSR2})), child(hold)]
+        time.sleep(0.2)
+        pause()
+        for pid in children:
+            os.kill(pid, signal.SIGUSR2)
+            assert os.waitpid(pid, 0) == (pid, 0)
+        assert os.listdir(".") == [] and not os.path.exists("/tmp/work/gone")
     """)

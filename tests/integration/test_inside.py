@@ -64,17 +64,17 @@ class TestAsking:
             "agent",
         )
         card = point.card()
-        assert "+1 file" in card.summary
+        assert "+ /srv/" in card.summary
         assert "waypoint" not in card.summary, "that somebody asked is no change"
 
     def test_log_status_show_and_diff_tell_of_the_session(self, fresh: waypoint.Session) -> None:
         fresh.checkpoint("start", name="start")
         fresh.run("echo two >/srv/note; cd /srv").check()
-        assert "+1 file" in fresh.run("waypoint status").check().output
+        assert "+ /srv/note" in fresh.run("waypoint status").check().output
         shown = fresh.run("waypoint diff start")
         assert (shown.exit_code, "+ /srv/note" in shown.output) == (1, True)
         assert fresh.run("waypoint diff start -- note").output.startswith("files      +1 file")
-        assert fresh.run("waypoint diff start ./nothing").output == "nothing changed\n"
+        assert fresh.run("waypoint diff start ./nothing").output == "no change found\n"
         assert "+two" in fresh.run("waypoint diff --patch").output
         fresh.run("waypoint checkpoint").check()
         assert fresh.run("waypoint diff --stat").exit_code == 0

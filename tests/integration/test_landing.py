@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
@@ -19,6 +20,7 @@ import pytest
 import waypoint
 from waypoint import errors, model
 from waypoint.home import Home
+from waypoint.kernel.pool.lifecycle import close_pool
 
 BINARY = bytes(range(256)) * 64
 ODD_NAMES = ("Grüße", "日本語", "with space", "-rf", "a:b")
@@ -241,6 +243,29 @@ def test_the_boxs_own_resolver_does_not_land(sessions: Callable[..., waypoint.Se
     plan = session.apply("/", dry_run=True)
     assert "/etc/resolv.conf" not in {item.path for item in plan.items}
     assert not any(item.path.startswith(("/dev", "/proc", "/sys")) for item in plan.items)
+
+
+def test_another_home_that_is_not_mounted_any_more_was_not_deleted(
+    sessions: Callable[..., waypoint.Session], small_home: Path
+) -> None:
+    """It was hidden when the session began, and has not come into the session by being closed."""
+    waypoint.Client(small_home).call("daemon_status", {})
+    session = sessions("t", net="none")
+    session.run("echo mine > /srv/mine").check()
+    point = session.checkpoint("mine")
+    waypoint.Client(small_home).call("daemon_stop", {"sessions": True})
+    assert close_pool(small_home)
+    session.restore(point)  # the box has no mask over it now
+    session.run(f"rm -rf {small_home}")
+    assert [one["path"] for one in session.diff("base").files] == ["/srv/mine"]
+    landing = session.apply("/", source="/", delete=True, dry_run=True)
+    assert not [item for item in landing.items if item.path.startswith(str(small_home))]
+    exported = io.BytesIO()
+    session.export(exported)
+    with tarfile.open(fileobj=io.BytesIO(exported.getvalue())) as tar:
+        assert not [name for name in tar.getnames() if name.startswith(str(small_home).lstrip("/"))]
+        assert ".waypoint-deleted" not in tar.getnames()
+    assert (small_home / "waypoint.db").exists()
 
 
 def test_the_disk_is_not_filled(fresh: waypoint.Session, target: Path) -> None:

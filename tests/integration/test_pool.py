@@ -197,8 +197,8 @@ def build_zoo(root: Path) -> None:
     os.mknod(root / "whiteout", stat.S_IFCHR, os.makedev(0, 0))
     os.mknod(root / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     os.mknod(root / "disk", stat.S_IFBLK | 0o660, os.makedev(7, 200))
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(root / "socket"))
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(root):
+        listener.bind("socket")  # the path of a socket has at most 107 bytes
     with (root / "sparse").open("wb") as file:
         file.seek(1 * MIB)
         file.write(b"island" * 1000)

@@ -121,61 +121,51 @@ def test_posix_message_queues_are_refused_by_name(fresh: waypoint.Session) -> No
 def test_a_process_whose_session_cannot_be_restored_is_refused_not_acknowledged(
     fresh: waypoint.Session,
 ) -> None:
-    """A daemon below a subreaper: its session's leader has ended, and its parent is not the anchor."""
+    """A subreaper has adopted it, and the leader of its session is neither beside it nor above it."""
     python(
         fresh,
-        "import ctypes, os, time\n"
+        "import ctypes, os, signal, time\n"
         "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # PR_SET_CHILD_SUBREAPER
         "if not os.fork():\n"
-        "    os.setsid()\n"
         "    if not os.fork():\n"
-        "        os.execlp('sleep', 'sleep', '1000')\n"
-        "    os._exit(0)\n"
-        "os.wait()\n"
+        "        os.setsid()\n"
+        "        if not os.fork():\n"
+        "            if not os.fork():\n"
+        "                os.execlp('sleep', 'sleep', '1000')\n"
+        "            os._exit(0)\n"
+        "        os.wait()\n"
+        "    signal.pause()\n"
+        "children = f'/proc/self/task/{os.getpid()}/children'\n"
+        "while len(open(children).read().split()) < 2:\n"
+        "    time.sleep(0.01)\n"
         "open('/tmp/ready', 'w').close()\n"
         "time.sleep(1000)\n",
     )
     refused_and_runs_on(fresh, "session", "sleep 1000")
 
 
-def test_a_watch_on_the_path_of_a_socket_is_refused_not_acknowledged(fresh: waypoint.Session) -> None:
-    python(
-        fresh,
-        "import ctypes, socket, time\n"
-        "server = socket.socket(socket.AF_UNIX)\n"
-        "server.bind('/tmp/socket')\n"
-        "libc = ctypes.CDLL(None)\n"
-        "fd = libc.inotify_init()\n"
-        "assert libc.inotify_add_watch(fd, b'/tmp/socket', 4) >= 0\n"  # IN_ATTRIB
-        "open('/tmp/ready', 'w').close()\n"
-        "time.sleep(1000)\n",
-    )
-    refused_and_runs_on(fresh, "socket", "program.py")
-
-
-def test_other_users_at_unix_sockets_are_told_in_the_coverage(fresh: waypoint.Session) -> None:
-    """After a restore SO_PEERCRED says that they are root."""
+def test_a_socket_that_another_process_will_listen_on_is_told_in_the_coverage(
+    fresh: waypoint.Session,
+) -> None:
+    """Its clients see who called listen(). After a restore that is the first process that holds it."""
     python(
         fresh,
         "import os, socket, time\n"
-        "server = socket.socket(socket.AF_UNIX)\n"
-        "server.bind('/tmp/socket')\n"
-        "server.listen()\n"
-        "os.chmod('/tmp/socket', 0o777)\n"
+        "one, other = socket.socketpair()\n"
         "if not os.fork():\n"
-        "    os.setuid(65534)\n"
-        "    client = socket.socket(socket.AF_UNIX)\n"
-        "    client.connect('/tmp/socket')\n"
+        "    server = socket.socket(socket.AF_UNIX)\n"
+        "    server.bind('/tmp/socket')\n"
+        "    server.listen()\n"
+        "    socket.send_fds(one, [b'x'], [server.fileno()])\n"
         "    time.sleep(1000)\n"
-        "end, _ = server.accept()\n"
+        "received = socket.recv_fds(other, 1, 1)\n"
         "open('/tmp/ready', 'w').close()\n"
         "time.sleep(1000)\n",
     )
     told = [line for line in fresh.checkpoint().info.coverage if "SO_PEERCRED" in line]
     assert len(told) == 1, told
-    assert "program.py" in told[0]
-    assert "user 65534" in told[0]
-    fresh.run("kill $program; pkill -f program.py; wait")
+    assert f"process {fresh.run('echo $program').output.strip()} " in told[0]
+    fresh.run("kill $program; pkill -f program.py; wait; rm /tmp/socket")
     assert not any("SO_PEERCRED" in line for line in fresh.checkpoint().info.coverage)
 
 
@@ -206,6 +196,11 @@ client = socket.socket(socket.AF_UNIX)
 client.connect("/tmp/socket")
 client.sendall(b"not accepted")
 """,
+    "tell who sent them": """
+one, other = socket.socketpair()
+other.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+one.sendall(b"not read")
+""",
     "vfork": """
 import ctypes
 open("/tmp/ready", "w").close()
@@ -215,6 +210,17 @@ libc = ctypes.CDLL(None)
 libc.clone(libc.pause, ctypes.c_void_p(ctypes.addressof(stack) + (1 << 20) - 64), 0x4111, None)
 """,
 }
+
+
+CANNOT_BE_SAVED["a connection to it"] = """
+server = socket.socket(socket.AF_UNIX)
+server.bind("/tmp/socket")
+server.listen()
+os.chmod("/tmp/socket", 0o777)
+os.seteuid(65534)
+client = socket.socket(socket.AF_UNIX)
+client.connect("/tmp/socket")
+"""
 
 
 @pytest.mark.parametrize("reason", CANNOT_BE_SAVED)
@@ -296,6 +302,62 @@ def test_a_connection_that_is_accepted_a_moment_later_is_waited_for(fresh: waypo
     assert point.fork(name="copy")[0].run("kill -0 $program && echo runs").output == "runs\n"
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        pytest.param(
+            "import fcntl, os, time\n"
+            "counter = os.eventfd(0)\n"
+            "fcntl.lockf(counter, fcntl.LOCK_EX)\n"
+            "open('/tmp/ready', 'w').close()\n"
+            "time.sleep(1000)\n",
+            "locked what is no file",
+            id="a lock on an eventfd",
+        ),
+        pytest.param(
+            "import os, socket, time\n"
+            "sent = os.eventfd(0)\n"
+            "if os.fork() == 0:\n"
+            "    left, right = socket.socketpair()\n"
+            "    socket.send_fds(left, [b'x'], [sent])\n"
+            "    open('/tmp/ready', 'w').close()\n"
+            "time.sleep(1000)\n",
+            "other processes have too",
+            id="a descriptor of two processes on its way",
+        ),
+        pytest.param(
+            "import os, socket, time\n"
+            "left, right = socket.socketpair()\n"
+            "left.send(b'first')\n"
+            "socket.send_fds(left, [b'x'], [os.eventfd(0)])\n"
+            "open('/tmp/ready', 'w').close()\n"
+            "time.sleep(1000)\n",
+            "data in front of it",
+            id="a descriptor on its way behind other data",
+        ),
+        pytest.param(
+            "import os, socket, time\n"
+            "left, right = socket.socketpair()\n"
+            "os.mkfifo('/tmp/named')\n"
+            "socket.send_fds(left, [b'x'], [os.open('/tmp/named', os.O_RDWR)])\n"
+            "os.remove('/tmp/named')\n"
+            "open('/tmp/ready', 'w').close()\n"
+            "time.sleep(1000)\n",
+            "a named pipe",
+            id="a named pipe on its way",
+        ),
+    ],
+)
+def test_what_was_saved_and_never_restored_is_refused(
+    fresh: waypoint.Session, source: str, reason: str
+) -> None:
+    python(fresh, source)
+    with pytest.raises(errors.CannotCheckpoint, match=reason):
+        fresh.checkpoint()
+    fresh.run("pkill -KILL -f program.py; wait")
+    fresh.checkpoint()
+
+
 def test_unread_file_notices_are_told_in_the_coverage(fresh: waypoint.Session) -> None:
     python(
         fresh,
@@ -309,6 +371,31 @@ def test_unread_file_notices_are_told_in_the_coverage(fresh: waypoint.Session) -
     assert any("inotify" in line and "program.py" in line for line in fresh.checkpoint().info.coverage)
     fresh.run("kill $program; wait")
     assert not any("inotify" in line for line in fresh.checkpoint().info.coverage)
+
+
+def test_what_a_process_loses_in_a_restore_is_told_in_the_coverage(fresh: waypoint.Session) -> None:
+    python(
+        fresh,
+        "import ctypes, mmap, socket, struct, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "receiver.bind(('127.0.0.1', 0))\n"
+        "receiver.sendto(b'unread', receiver.getsockname())\n"
+        "libc.inotify_add_watch(libc.inotify_init(), b'/etc', 0x80000000 | 0x100)\n"  # IN_ONESHOT
+        "locked = mmap.mmap(-1, 1 << 20)\n"
+        "where = ctypes.addressof(ctypes.c_char.from_buffer(locked))\n"
+        "assert libc.mlock2(ctypes.c_void_p(where), 1 << 20, 1) == 0\n"  # MLOCK_ONFAULT
+        "semaphore = libc.semget(0, 1, 0o1600)\n"
+        "assert libc.semop(semaphore, struct.pack('HhH', 0, 1, 0x1000), 1) == 0\n"  # SEM_UNDO
+        "assert libc.personality(0x0800000) != -1\n"
+        "open('/tmp/ready', 'w').close()\n"
+        "time.sleep(1000)\n",
+    )
+    lines = [line for line in fresh.checkpoint().info.coverage if "program.py" in line]
+    for word in ("UDP datagrams", "IN_ONESHOT", "MLOCK_ONFAULT", "SEM_UNDO", "personality"):
+        assert any(word in line for line in lines), (word, lines)
+    fresh.run("kill $program; wait")
+    assert not any("program.py" in line for line in fresh.checkpoint().info.coverage)
 
 
 # ---- points that cannot be restored -------------------------------------------------------------
@@ -344,7 +431,7 @@ def test_a_full_pool_refuses_checkpoints_and_the_session_lives(small_home: Path)
         list(iter(session.checkpoint, None))  # until there is no room for another
     points = session.checkpoints()
     assert session.run("echo $x").output == "1\n"
-    assert not list((small_home / "pool" / "staging").iterdir()), "what failed takes no space"
+    until(lambda: not list((small_home / "pool" / "staging").iterdir()))  # what failed takes no space
     session.run("rm /root/big; sync")
     session.restore(first, safety=False)
     assert session.run("echo [$x]").output == "[]\n"
@@ -359,7 +446,7 @@ def test_a_pool_too_small_for_a_memory_image_refuses_it(small_home: Path) -> Non
     with pytest.raises(errors.NoSpace):
         list(iter(session.checkpoint, None))
     assert session.run(f"kill -0 {pid} && echo runs on").output == "runs on\n"
-    assert not list((small_home / "pool" / "staging").iterdir()), "what failed takes no space"
+    until(lambda: not list((small_home / "pool" / "staging").iterdir()))  # what failed takes no space
     session.stop()
 
 

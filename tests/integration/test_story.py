@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.waiting import until
 
 import waypoint
 from waypoint import errors
@@ -100,14 +101,14 @@ SCRIPT = (
         " && git add -A && git commit -qm 'say hello' && cd /root",
         "an origin to clone from",
         {"/srv/origin/app.py": "created", "/srv/origin/.gitignore": "created"},
-        r'^\+2 files · git 1 commit on main "say hello"$',
+        r'^git 1 commit on main "say hello" · \+app\.py, \+\.gitignore$',
     ),
     Chapter(
         "git clone -q /srv/origin /srv/app && cd /srv/app && git config user.email a@example.org"
         " && git config user.name A",
         "clean clone",
         {"/srv/app/app.py": "created", "/srv/app/.gitignore": "created"},
-        r"^\+2 files · git .*on main.* · cwd /srv/app$",
+        r"^git \+app on main · cwd /srv/app · \+app\.py, \+\.gitignore$",
         "python3 app.py",
         "passed",
     ),
@@ -116,20 +117,20 @@ SCRIPT = (
         " $(echo .venv/lib/python3*/site-packages)",
         "",
         {"/srv/app/.venv/pyvenv.cfg": "created"},
-        r"pip \+tiny 1\.2",
+        r"^pip \+tiny 1\.2 · .*\+\.venv/$",
     ),
     Chapter(
         "export COLOUR=blue; python3 -m http.server 8123 >/srv/server.log 2>&1 &"
         " until (: </dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done",
         "server up",
         {"/srv/server.log": "created"},
-        r"^\+1 file · http\.server :8123 started",
+        r"^http\.server :8123 started · \+COLOUR$",
     ),
     Chapter(
         "echo 'print(\"please\")' >> app.py && git commit -qam 'answer politely'",
         "politeness, committed",
         {"/srv/app/app.py": "modified"},
-        r'^~1 file · git 1 commit on main "answer politely"$',
+        r'^git 1 commit on main "answer politely" · ~app\.py$',
         "python3 app.py | grep -q please",
         "passed",
     ),
@@ -137,14 +138,14 @@ SCRIPT = (
         "echo 'port = 8123' > local.cfg && echo 'ask somebody' > notes.txt",
         "files that git does not know",
         {"/srv/app/local.cfg": "created", "/srv/app/notes.txt": "created"},
-        r"^\+2 files$",
+        r"^\+local\.cfg, \+notes\.txt$",
     ),
     Chapter(
         'sqlite3 data.db "create table orders (id, what);'
         " insert into orders values (1, 'tea'), (2, 'milk')\"",
         "a database",
         {"/srv/app/data.db": "created"},
-        r"^\+1 file · sqlite \+data\.db \(1 table\)$",
+        r"^sqlite \+data\.db \(orders 2 rows\)$",
     ),
     Chapter(
         "sqlite3 data.db \"insert into orders values (3, 'salt')\" && echo 'print(undefined)' >> app.py"
@@ -156,7 +157,7 @@ SCRIPT = (
             "/srv/app/notes.md": "renamed",
             "/srv/origin/app.py": "deleted",
         },
-        r"^~2 -1 →1 files · .*sqlite data\.db: orders \+1 row",
+        r"^sqlite data\.db: orders \+1 row · ~app\.py, notes\.txt → notes\.md and 1 more file \(-1\)$",
         "python3 app.py",
         "failed",
     ),
@@ -164,13 +165,13 @@ SCRIPT = (
         "mkdir docs && echo 'see notes' > docs/index.md && kill %1; wait %1 2>/dev/null; unset COLOUR",
         "documentation",
         {"/srv/app/docs": "created", "/srv/app/docs/index.md": "created"},
-        r"^\+1 file.* · http\.server :8123 ended · -COLOUR$",
+        r"^http\.server :8123 ended · -COLOUR · \+docs/index\.md$",
     ),
     Chapter(
         "sed -i '$d' app.py && git add app.py && cd docs",
         "repaired",
         {"/srv/app/app.py": "modified"},
-        r"^~1 file .*cwd /srv/app/docs$",
+        r"^cwd /srv/app/docs · ~ /srv/app/app\.py$",
         "cd /srv/app && python3 app.py && test -f docs/index.md",
         "passed",
     ),
@@ -403,7 +404,7 @@ def test_sections_sums_paths_and_exit_statuses(story: Story) -> None:
     assert cli("diff", *words, "./app.py").code == 0
     assert cli("diff", *words, "--", "local.cfg").code == 0
     same = cli("diff", "-s", "story", "c3", "c3")
-    assert (same.code, same.out) == (0, "nothing changed\n")
+    assert (same.code, same.out) == (0, "no change found\n")
     assert cli("diff", "-s", "story", "c11").code == 0
     assert cli("diff", "-s", "story", "nothing").code == errors.NotFound.exit_status
     assert cli("diff", "-s", "story", "c3", "base").code == errors.UsageError.exit_status
@@ -422,13 +423,13 @@ def test_the_log_for_people_and_for_programs(story: Story) -> None:
     assert [one["label"] for one in found["checkpoints"]] == [f"c{n}" for n in range(1, 12)]
     assert found["good"] == {"story": story.points[-1].id}
     lines = cli("log", "-s", "story").out.splitlines()
-    assert re.match(r"@  now +nothing changed since c11$", lines[0])
+    assert re.match(r"@  now +no change found since c11$", lines[0])
     assert re.match(r"●  c11  \d\d:\d\d  repaired +✔ cd /srv/app && .* ← good$", lines[1])
     [broken] = [line for line in lines if " an order more " in line]
     assert re.match(r"✗  c9 .*✖ python3 app.py exit 1$", broken)
     assert any(line.startswith("○  c4 ") and "  $ python3 -m venv" in line for line in lines)
     [clone] = [number for number, line in enumerate(lines) if "clean clone" in line]
-    assert lines[clone + 1].strip("│ ").startswith("+2 files · git")
+    assert lines[clone + 1].strip("│ ").startswith("git +app on main")
     assert len(cli("--json", "log", "-s", "story", "-n", "2").json["checkpoints"]) == 2
     assert [line for line in cli("log", "-s", "story", "-n", "2").out.splitlines() if "older" in line] == [
         "… 9 older"
@@ -543,17 +544,24 @@ def test_a_verdict_is_about_the_bytes_of_the_point(work: waypoint.Session, home:
     assert (failed.state, failed.exit_code, failed.output) == ("failed", 7, "shown\n")
     timed = point.verify("sleep 30", timeout=0.5)
     assert timed
-    assert timed.state == "failed"
+    assert (timed.state, timed.exit_code) == ("timeout", None)
     assert "longer than 0.5 s" in timed.output
+    unclear = point.verify("exit 125")
+    assert unclear
+    assert (unclear.state, unclear.exit_code) == ("unclear", 125)
+    [head] = [one for one in work.checkpoints() if one.id == point.id]
+    assert [one.state for one in head.info.verdicts] == ["passed", "failed", "timeout", "unclear"]
+    assert head.info.verdict
+    assert head.info.verdict.state == "failed"
     # The session has noticed nothing, and nothing is left of the forks.
     assert work.status().data["difference"] == before
     assert work.run("cat /srv/w/file; pwd; echo $WHO $kept").output == "two\n/\nyou here\n"
     assert len(keepers(home)) == 2
-    assert [one.state for one in point.verdicts()] == ["passed", "failed", "failed"]
+    assert [one.state for one in point.verdicts()] == ["passed", "failed", "timeout", "unclear"]
     assert sorted(os.listdir(home.staging)) == []
 
 
-def test_good_is_the_last_point_that_passed(work: waypoint.Session) -> None:
+def test_good_is_the_last_point_at_which_nothing_failed(work: waypoint.Session) -> None:
     first = work.checkpoint("first", verify="true", wait=True)
     assert first.info.verdict
     assert first.info.verdict.state == "passed"
@@ -561,19 +569,28 @@ def test_good_is_the_last_point_that_passed(work: waypoint.Session) -> None:
     work.checkpoint("third")
     assert work.point("good").id == first.id
     assert cli("verify", "-s", "work", second.info.label, "true").code == 0
-    assert work.point("good").id == second.id
+    assert work.point("good").id == first.id, "what another command says does not take the failure back"
+    assert re.search(r"second +✖ false exit 1 · ✔ true", cli("log", "-s", "work").out)
+    assert cli("verify", "-s", "work", second.info.label, "exit 125").code == 125
+    assert cli("verify", "-s", "work", "--timeout", "0.3", second.info.label, "sleep 30").code == 124
+    third = work.checkpoint("third, verified", verify="true", wait=True)
+    assert work.point("good").id == third.id
     found = cli("verify", "-s", "work", second.info.label, "echo", "no;", "false")
     assert found.code == 1
     assert found.out.splitlines()[1:] == ["  ✖ echo no; false exit 1", "    no"]
-    assert work.point("good").id == first.id
-    assert [one["state"] for one in second.card().verdicts] == ["failed", "passed", "failed"]
+    assert work.point("good").id == third.id
+    assert [one["state"] for one in second.card().verdicts] == [
+        *("failed", "passed", "unclear", "timeout", "failed")
+    ]
     waited = cli("checkpoint", "-s", "work", "fourth", "--verify", "exit 3", "--wait")
     assert waited.code == 1
     assert "✖ exit 3 exit 3" in waited.out
     later = cli("--json", "verify", "-s", "work", "--no-wait", "@", "true")
     assert (later.code, later.json["verdict"]) == (0, None)
     assert cli("checkpoint", "-s", "work", "--files-only", "--verify", "true").code == 2
-    assert [one.info.intent for one in work.checkpoints()] == ["first", "second", "third", "fourth"]
+    assert [one.info.intent for one in work.checkpoints()] == [
+        *("first", "second", "third", "third, verified", "fourth")
+    ]
 
 
 def test_a_plan_is_what_happens_or_nothing(work: waypoint.Session) -> None:
@@ -585,9 +602,10 @@ def test_a_plan_is_what_happens_or_nothing(work: waypoint.Session) -> None:
     assert re.match(
         rf'From now \({point.info.label} \+ 3 files\) back to {point.info.label} "one" \(', text[0]
     )
-    assert text[1:5] == [
-        "  files   2 written since will go: one, two",
-        "   1 deleted since will be back: notes.md",
+    assert text[1:6] == [
+        "  files   1 made since, will go: two",
+        "   1 will lose its edits since: one",
+        "   1 deleted since, will be back: notes.md",
         "  processes  sleep ends",
         "  shell   cwd /srv → /srv/app · 1 variable",
     ]
@@ -613,6 +631,25 @@ def test_a_plan_is_what_happens_or_nothing(work: waypoint.Session) -> None:
     ]
 
 
+def test_a_plan_for_another_line_of_history(work: waypoint.Session) -> None:
+    fork = work.checkpoint("where they part").fork(name="other")[0]
+    work.run("cd /srv/app; echo here > only-here; git commit -qam 'here alone'; mv notes.md here.md").check()
+    fork.run("cd /srv/app; echo there > only-there; echo there >> app.py; rm local.cfg").check()
+    there = fork.checkpoint("there")
+    assert " on to other:c1 " in str(work.preview(there)), "where they part is on the way there"
+    work.checkpoint("here")
+    lines = re.sub(r" {3,}", "   ", str(work.preview(there))).splitlines()
+    assert " over to other:c1 " in lines[0]
+    for line in (
+        "  files   2 not on that line, will go: local.cfg, only-here",
+        "   1 differs on that line, will be replaced: app.py",
+        "   1 only on that line, will come: only-there",
+        "   1 will have the name it has on that line: here.md → notes.md",
+        '  git   1 commit on main will be lost: "here alone"',
+    ):
+        assert line in lines, lines
+
+
 def test_without_a_terminal_a_restore_must_be_confirmed(work: waypoint.Session) -> None:
     found = cli("--json", "restore", "-s", "work", "story:c5")
     assert (found.code, found.json["error"]["code"]) == (3, "confirmation_needed")
@@ -623,7 +660,7 @@ def test_on_a_terminal_a_restore_shows_its_plan_and_asks(work: waypoint.Session)
     work.run("echo x > /srv/x").check()
     code, shown = on_terminal("restore", "-s", "work", "here", answer=b"n\n")
     assert code == 3
-    assert "1 written since will go: /srv/x" in shown
+    assert "1 made since, will go: /srv/x" in shown
     assert "is taken first; `waypoint undo` comes back here." in shown
     assert work.run("cat /srv/x").ok
     code, shown = on_terminal("restore", "-s", "work", "here", "--no-safety", answer=b"y\n")
@@ -680,7 +717,7 @@ def test_what_was_left_behind_by_a_session_that_died_is_in_the_plan(work: waypoi
         assert time.monotonic() < deadline
         time.sleep(0.05)
     text = str(work.preview("alive"))
-    assert "1 written since will go: /srv/lost" in text
+    assert "1 made since, will go: /srv/lost" in text
     assert "no safety checkpoint can be taken" in text
     assert "it does not run" in cli("log", "-s", "work").out
     assert "it does not run" in cli("status", "-s", "work").out
@@ -693,24 +730,94 @@ def test_what_was_left_behind_by_a_session_that_died_is_in_the_plan(work: waypoi
 
 
 def test_the_status_of_a_session(work: waypoint.Session) -> None:
-    assert "nothing changed" in str(work.status())
+    untouched = str(work.status())
+    assert "no change found in files, processes and ports, nor in the shell's folder, variables" in untouched
+    assert "missing" not in untouched
     work.run("echo x > /srv/x").check()
     shown = cli("status", "work").out.splitlines()
     assert shown[0] == "work  live, at its prompt"
     assert re.match(r'at +story:c11 "repaired" \(\d\d:\d\d, .* ago, ✔ cd /srv/app', shown[1])
-    assert shown[2].split() == ["since", "+1", "file"]
+    assert shown[2].split() == ["since", "+", "/srv/x"]
     work.type("sleep 1000\r")
     deadline = time.monotonic() + 10
     while work.status().foreground != "sleep 1000":
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert "runs sleep 1000" in cli("log", "-s", "work").out.splitlines()[0]
+    assert re.search(
+        "^not seen +the shell is as .*; it runs sleep 1000$", cli("status", "work").out, re.MULTILINE
+    )
     work.type(b"\x03")
     # Its line begins in another session, and that belongs to its history.
     lines = cli("log", "-s", "work").out.splitlines()
     assert lines[1].startswith("●  story/c11 ")
     assert cli("--json", "log", "-s", "work").json["checkpoints"] == []
     assert len(work.log(graph=True)) >= 11
+
+
+def section(shown: str, name: str) -> list[str]:
+    """The lines below the name of a section, without the room between the columns."""
+    match = re.search(rf"^{name} .*\n((?:  .*\n)*)", shown, re.MULTILINE)
+    return [re.sub(r" {2,}", "  ", line.strip()) for line in match[1].splitlines()] if match else []
+
+
+def test_what_a_shell_holds_is_compared(work: waypoint.Session) -> None:
+    work.run(
+        "plain=1 list=(a b) gone=1; f() { echo 1; }; alias l=ls; umask 022; trap 'echo bye' USR1"
+        "; export LONG=$(printf '/some/folder%s:' {1..20})"
+    ).check()
+    before = work.checkpoint("before")
+    assert not work.changed()
+    work.run(
+        "list=(a c); unset gone; export plain; f() { echo 2; }; alias l='ls -a' m=more; umask 077"
+        "; shopt -s nullglob; trap - USR1; LONG=${LONG/folder13/other}"
+    ).check()
+    assert work.changed()
+    shown = cli("diff", "-s", "work", before.info.label, "now").out
+    lines = section(shown, "shell")
+    [long] = [line for line in lines if line.startswith("~ LONG")]
+    assert re.fullmatch(r"~ LONG  ….*folder13:.*… → ….*other:.*…", long)
+    assert [line for line in lines if line != long] == [
+        "- gone",
+        '~ list  ([0]="a" [1]="b") → ([0]="a" [1]="c") · not exported',
+        "~ plain  exported now",
+        "~ f()  another body",
+        "~ alias l  ls → ls -a",
+        "+ alias m  more",
+        "~ option nullglob  on",
+        "~ umask  0022 → 0077",
+        "- trap SIGUSR1",
+    ]
+    work.type("bash --norc\r")
+    until(lambda: "bash --norc" in str(work.status()))
+    assert re.search(
+        r"^missing +shell: bash --norc \(pid \d+\) runs", cli("status", "work").out, re.MULTILINE
+    )
+    work.type("exit\r")
+    work.restore(before)
+    assert "no change found" in str(work.status())
+
+
+def test_processes_that_restart_stop_and_take_a_port_over(work: waypoint.Session) -> None:
+    answers = "(: </dev/tcp/127.0.0.1/8124) 2>/dev/null"
+    serve = f"python3 -m http.server 8124 >/dev/null 2>&1 & until {answers}; do sleep 0.05; done"
+    work.run(f"{serve}; sleep 1000 &").check()
+    work.checkpoint("up")
+    assert "memory of 2 processes that went on (http.server, sleep) may have changed" in str(work.status())
+    code = "/usr/bin/python3 -c 'import time; time.sleep(999)'"
+    work.run(f"kill %1; wait %1; {serve}; kill -STOP %2; {code} &")
+    until(lambda: "sleep stopped" in str(work.status()))
+    assert work.status().data["summary"] == "http.server :8124 restarted · python3 -c started · sleep stopped"
+    shown = cli("status", "work").out
+    assert re.match(
+        r"~ http\.server :8124  restarted · pid \d+ → \d+ · .*python3 -m", section(shown, "processes")[0]
+    )
+    assert not section(shown, "ports")
+    work.checkpoint("again")
+    code = 'import socket, time; s = socket.create_server(("", 8124)); time.sleep(999)'
+    work.run(f"kill %3; wait %3; kill -CONT %2; /usr/bin/python3 -c '{code}' &")
+    until(lambda: ":8124 http.server → python3 -c" in str(work.status()))
+    assert "sleep continued" in str(work.status())
 
 
 def test_secrets_are_not_shown_anywhere_and_are_counted(work: waypoint.Session) -> None:
@@ -793,8 +900,8 @@ def test_a_card_that_cannot_be_computed_leaves_the_point_standing(work: waypoint
     assert point.card().gaps == card.gaps
     again = point.card(again=True)
     assert again.gaps == []
-    assert again.summary == "+1 file"
-    assert point.card().summary == "+1 file"
+    assert again.summary == "+ /srv/child"
+    assert point.card().summary == "+ /srv/child"
 
 
 def test_history_outlives_the_daemon(work: waypoint.Session, home: Home) -> None:

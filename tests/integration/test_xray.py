@@ -26,7 +26,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from waypoint.api.difference import Change, Changes
+from waypoint.api.difference import Change, Changes, Difference, LiveDifference
+from waypoint.api.findings import Analysis
 from waypoint.box.plan import OVERLAY_OPTIONS
 from waypoint.box.volume import make_volume
 from waypoint.errors import UsageError
@@ -47,7 +48,8 @@ from waypoint.kernel.syscalls import (
     mount,
     unshare,
 )
-from waypoint.text.findings import summarize_files
+from waypoint.text.difference import describe_difference
+from waypoint.text.files import summarize_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -476,6 +478,81 @@ def test_a_hard_link_changes_under_all_its_names(layers: Layers) -> None:
     }
 
 
+def other_names(changes: Changes) -> dict[str, str | None]:
+    """What came or went, and the name that its file has beside."""
+    return {change.real_path: change.links_to for change in changes if change.kind in ("created", "deleted")}
+
+
+def test_another_name_of_a_file_is_told_as_that(layers: Layers) -> None:
+    def make(root: Path) -> None:
+        os.link(root / "f", root / "d" / "of-base")
+        os.mkdir(root / "new")
+        (root / "new" / "file").write_text("new")
+        os.link(root / "new" / "file", root / "new" / "link")
+        (root / "new" / "symlink").symlink_to("file")
+        os.link(root / "new" / "symlink", root / "new" / "twin", follow_symlinks=False)
+        os.link(root / "new" / "file", root / "new" / "link2")
+
+    assert other_names(layers.changes(make)) == {
+        "/d/of-base": "/f",
+        "/new": None,
+        "/new/file": None,
+        "/new/link": "/new/file",
+        "/new/link2": "/new/file",
+        "/new/symlink": None,
+        "/new/twin": "/new/symlink",
+    }
+
+    def change(root: Path) -> None:
+        (root / "new" / "link2").unlink()
+        (root / "new").rename(root / "moved")
+        (root / "d" / "of-base").unlink()
+        (root / "alone").write_text("one name")
+
+    changes = layers.changes(change)
+    assert other_names(changes) == {"/new/link2": "/moved/file", "/d/of-base": "/f", "/alone": None}
+    section = describe_difference(Difference(files=changes, analysis=Analysis(), live=LiveDifference()))[0]
+    assert section.summary == "+1 -2 →1 files and hard links"
+    assert [(line.sign, line.text, line.detail) for line in section.lines] == [
+        ("+", "/alone", "8 B"),
+        ("-", "/d/of-base", "was a hard link of /f"),
+        ("→", "/new → /moved/", ""),
+        ("-", "/new/link2", "was a hard link of /moved/file"),
+    ]
+    changes = layers.changes(lambda root: os.link(root / "moved" / "link", root / "more"))
+    section = describe_difference(Difference(files=changes, analysis=Analysis(), live=LiveDifference()))[0]
+    assert (section.summary, section.lines[0].detail) == ("+1 hard link", "hard link of /moved/file")
+    # A name that goes while another one comes is a rename.
+    assert told(layers.changes(Work([("move", "more", "most")]))) == {"/more -> /most"}
+    # With its last name the file is gone, too.
+    changes = layers.changes(Work([("remove", f"moved/{name}", "") for name in ("symlink", "twin")]))
+    assert other_names(changes) == {"/moved/symlink": None, "/moved/twin": None}
+
+
+def test_files_of_two_branches_with_one_inode_number_are_no_hard_links(layers: Layers) -> None:
+    def make(first: str, second: str) -> Callable[[Path], None]:
+        def step(root: Path) -> None:
+            (root / first).write_text(first)
+            os.link(root / first, root / second)
+
+        return step
+
+    start = layers.point()
+    points = []
+    for names in (("one", "two"), ("three", "four")):
+        layers.restore(start)
+        layers.run(make(*names))
+        points.append(layers.point())
+    inodes = {(points[0] / "upper/one").lstat().st_ino, (points[1] / "upper/three").lstat().st_ino}
+    assert len(inodes) == 1
+    assert other_names(layers.between(*points)) == {
+        "/one": None,
+        "/two": None,
+        "/four": None,
+        "/three": "/four",
+    }
+
+
 def test_of_a_file_of_the_base_with_several_names_only_the_one_used_changes(
     pool: Pool, tmp_path: Path
 ) -> None:
@@ -840,6 +917,28 @@ def ways(old: Facts, new: Facts) -> set[str]:
     return found
 
 
+def hard_links(root: Path) -> dict[str, set[str]]:
+    """For each name of a file that has several, all of them."""
+    names: dict[int, set[str]] = {}
+    for folder, _, found in os.walk(root):
+        for name in found:
+            about = os.lstat(f"{folder}/{name}")
+            if about.st_nlink > 1:
+                names.setdefault(about.st_ino, set()).add(f"{folder}/{name}"[len(str(root)) :])
+    return {path: paths for paths in names.values() for path in paths}
+
+
+def judge_links(linked: dict[str, set[str]], found: Changes) -> None:
+    """Of the names of a file that came, only the first can have no other one."""
+    came = {change.real_path for change in found if change.kind == "created"}
+    for change in found:
+        if change.kind == "created":
+            path, others = change.real_path, linked.get(change.real_path, set()) - {change.real_path}
+            is_first = all(other in came and other.split("/") > path.split("/") for other in others)
+            assert (change.links_to is None) == is_first, change
+            assert is_first or change.links_to in others, change
+
+
 @settings(
     max_examples=150,
     deadline=None,
@@ -863,12 +962,14 @@ def test_views_and_changes_agree_with_what_the_kernel_shows(
         old = layers.point()
         if restored:
             layers.restore(old)
-        [_, second] = layers.run(Work(after), picture)
+        [_, second, linked] = layers.run(Work(after), picture, hard_links)
         new = layers.point()
         zero = seen(layers.view(None))
         assert seen(layers.view(old)) == first
         assert seen(layers.view(new)) == second
-        replay(first, second, layers.between(old, new))
+        found = layers.between(old, new)
+        judge_links(linked, found)
+        replay(first, second, found)
         replay(second, first, layers.between(new, old))
         replay(zero, second, layers.between(start, new))
         replay(zero, second, layers.between(None, new))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,9 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 import pytest
+from tests.waiting import until
 
+from waypoint.api.difference import Change, Changes
 from waypoint.api.findings import (
     AccountChange,
     Analysis,
@@ -28,13 +32,16 @@ from waypoint.api.findings import (
     Gap,
     PackageChange,
     RepositoryChange,
+    ServerChange,
+    SystemChange,
     TableChange,
 )
 from waypoint.history.analyzers import analyze
 from waypoint.history.analyzers.packages import move
 from waypoint.history.analyzers.reading import Outcome, View
 from waypoint.history.redaction import Redactor
-from waypoint.text.findings import summarize_findings
+from waypoint.text.files import name_files, summarize_files
+from waypoint.text.findings import describe_gap, summarize_findings
 
 
 class Folder:
@@ -65,6 +72,10 @@ class Folder:
 
     def open(self, path: str) -> BinaryIO:
         return open(self._at(path), "rb")
+
+    def attributes_of(self, path: str) -> dict[str, bytes]:
+        where = self._at(path)
+        return {name: os.getxattr(where, name) for name in os.listxattr(where)}
 
 
 class Box:
@@ -384,9 +395,16 @@ def test_the_headline_counts_what_it_cannot_name(box: Box) -> None:
 # Packages: Node, Rust
 
 
-def lock(packages: dict[str, str]) -> str:
+def lock(packages: dict[str, str], **needs: list[str]) -> str:
+    """A lock file; `needs`: what a package depends on."""
     entries = {
-        place: {"version": version, "resolved": "x", "license": "MIT"} for place, version in packages.items()
+        place: {
+            "version": version,
+            "resolved": "x",
+            "license": "MIT",
+            "dependencies": dict.fromkeys(needs.get(place.rpartition("node_modules/")[2], ()), "*"),
+        }
+        for place, version in packages.items()
     }
     return json.dumps({"name": "app", "lockfileVersion": 3, "packages": {"": {"name": "app"}, **entries}})
 
@@ -400,8 +418,9 @@ def test_npm_install_upgrade_and_removal_of_everything(box: Box) -> None:
         "node_modules/ms": "2.1.3",
         "node_modules/debug/node_modules/ms": "2.0.0",
     }
-    box.write("/app/node_modules/.package-lock.json", lock(first))
-    box.write("/app/package-lock.json", lock(first))
+    needs = {"express": ["ms", "@types/node"]}
+    box.write("/app/node_modules/.package-lock.json", lock(first, **needs))
+    box.write("/app/package-lock.json", lock(first, **needs))
     found = box.look()
     assert packages(found) == [
         ("added", "@types/node", None, "20.1.0"),
@@ -450,7 +469,178 @@ def test_a_lock_file_alone_says_that_nothing_is_installed(box: Box) -> None:
     box.write("/app/package-lock.json", json.dumps({"lockfileVersion": 1, "dependencies": {"a": nested}}))
     found = box.look()
     assert packages(found) == [("added", "a", None, "1.0.0"), ("added", "b", None, "2.0.0")]
-    assert summarize_findings(found) == ["npm locked +a, +b"]
+    assert summarize_findings(found) == ["npm locked +a 1.0.0 (and 1 with it)"]
+
+    # Also when there is a node_modules: it was not touched.
+    box.write("/app/node_modules/a/package.json", '{"name": "a", "version": "1.0.0"}')
+    box.write("/app/node_modules/.package-lock.json", lock({"node_modules/a": "1.0.0"}))
+    box.checkpoint()
+    box.write("/app/package-lock.json", lock({"node_modules/a": "1.0.0", "node_modules/c": "3.0.0"}))
+    found = box.look()
+    assert summarize_findings(found) == ["npm locked +c 3.0.0 (and 1 more)"]
+    assert not any(one.installed for one in found.findings if isinstance(one, PackageChange))
+
+
+def test_what_nothing_needs_is_no_dependency(box: Box) -> None:
+    """`npm install --no-save`, and a package that only a workspace asks for."""
+    box.write("/app/package.json", json.dumps({"dependencies": {"express": "^4"}}))
+    box.checkpoint()
+    places = {f"node_modules/{name}": "1.0.0" for name in ("express", "ms", "extra", "tool")}
+    whole = json.loads(lock(places, express=["ms"]))
+    box.write("/app/node_modules/.package-lock.json", json.dumps(whole))
+    found = box.look()
+    direct = {one.name for one in found.findings if isinstance(one, PackageChange) and one.direct}
+    assert direct == {"express", "extra", "tool"}
+
+
+PNPM = """lockfileVersion: '9.0'
+
+importers:
+
+  .:
+    dependencies:
+      is-odd:
+        specifier: ^3.0.1
+        version: 3.0.1
+{more}
+packages:
+
+  is-number@6.0.0:
+    resolution: {{integrity: sha512-x==}}
+    engines: {{node: '>=0.10.0'}}
+
+  is-odd@3.0.1:
+    resolution: {{integrity: sha512-y==}}
+{packages}
+snapshots:
+
+  is-number@6.0.0: {{}}
+
+  is-odd@3.0.1:
+    dependencies:
+      is-number: 6.0.0
+"""
+SCOPED = """
+  '@scope/x@1.2.0(react@18.0.0)':
+    resolution: {integrity: sha512-z==}
+"""
+
+
+def test_pnpm_add_and_remove(box: Box) -> None:
+    box.write("/app/package.json", '{"dependencies": {"is-odd": "1"}}')
+    box.checkpoint()
+    wanted = "      '@scope/x':\n        specifier: 1\n        version: 1.2.0\n"
+    box.write("/app/node_modules/.pnpm/lock.yaml", PNPM.format(more=wanted, packages=SCOPED))
+    box.write("/app/node_modules/.pnpm/is-odd@3.0.1/node_modules/is-odd/package.json", '{"version": "3.0.1"}')
+    box.write("/app/pnpm-lock.yaml", PNPM.format(more=wanted, packages=SCOPED))
+    found = box.look()
+    assert packages(found) == [
+        ("added", "@scope/x", None, "1.2.0"),
+        ("added", "is-number", None, "6.0.0"),
+        ("added", "is-odd", None, "3.0.1"),
+    ]
+    assert summarize_findings(found) == ["npm +@scope/x, +is-odd (and 1 with them)"]
+    box.checkpoint()
+    # The package stays in pnpm's store below node_modules; its link and its entry in the list go.
+    box.write("/app/node_modules/.pnpm/lock.yaml", PNPM.format(more="", packages=""))
+    box.write("/app/pnpm-lock.yaml", PNPM.format(more="", packages=""))
+    assert summarize_findings(box.look()) == ["npm -@scope/x"]
+    box.checkpoint()
+    box.write("/app/pnpm-lock.yaml", PNPM.format(more=wanted, packages=SCOPED))
+    assert summarize_findings(box.look()) == ["npm locked +@scope/x 1.2.0"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/root/.npm/_npx/af12/node_modules/cowsay/package.json",
+        "/root/.npm/_npx/af12/node_modules/.package-lock.json",
+        "/root/.npm/_npx/af12/package-lock.json",
+        "/root/.cache/yarn/v6/npm-ms-2.1.3-abc/node_modules/ms/package.json",
+        "/root/.cache/uv/archive-v0/Xy12/flask-3.0.0.dist-info/METADATA",
+        "/data/uv/environments-v2/a1/lib/python3.12/site-packages/flask-3.0.0.dist-info/METADATA",
+        "/root/.cache/pre-commit/repo1/py_env/lib/python3.11/site-packages/black-1.0.dist-info/METADATA",
+        "/opt/conda/pkgs/numpy-1.26.0-py311_0/lib/python3.11/site-packages/numpy-1.26.0.dist-info/METADATA",
+        "/root/.cargo/registry/src/index/serde-1.0.0/Cargo.lock",
+    ],
+)
+def test_what_a_cache_holds_is_not_installed(box: Box, place: str) -> None:
+    manifest = "Metadata-Version: 2.1\nName: flask\nVersion: 3.0.0\n"
+    if place.endswith("Cargo.lock"):
+        manifest = '[[package]]\nname = "serde"\nversion = "1.0.0"\n'
+    elif place.endswith("lock.json"):
+        manifest = lock({"node_modules/ms": "2.1.3"})
+    elif place.endswith(".json"):
+        manifest = '{"name": "ms", "version": "2.1.3"}'
+    box.write(place, manifest)
+    assert box.look() == Analysis()
+
+
+def test_environments_of_poetry_are_installed(box: Box) -> None:
+    site = "/root/.cache/pypoetry/virtualenvs/app-x/lib/python3.11/site-packages"
+    box.write(f"{site}/flask-3.0.0.dist-info/METADATA", "Name: flask\nVersion: 3.0.0\n")
+    box.write(f"{site}/flask-3.0.0.dist-info/INSTALLER", "Poetry 1.8.0\n")
+    box.write(f"{site}/click-8.0.dist-info/METADATA", "Name: click\nVersion: 8.0\n")
+    box.write(f"{site}/click-8.0.dist-info/INSTALLER", "Poetry 1.8.0\n")
+    found = box.look()
+    assert summarize_findings(found) == ["pip +click, +flask"]
+    assert all(one.direct for one in found.findings if isinstance(one, PackageChange)), "Poetry does not tell"
+
+
+def test_conda(box: Box) -> None:
+    def meta(name: str, version: str, spec: str, *depends: str) -> None:
+        record = {
+            "name": name,
+            "version": version,
+            "requested_spec": spec,
+            "depends": depends,
+            "files": ["a"],
+        }
+        box.write(f"/opt/conda/conda-meta/{name}-{version}-0.json", json.dumps(record))
+
+    meta("numpy", "1.26.0", "numpy", "blas 1.*", "python >=3.11")
+    meta("blas", "1.0", "None")
+    meta("extra", "2.0", "None")
+    site = "/opt/conda/lib/python3.11/site-packages/numpy-1.26.0.dist-info"
+    box.write(f"{site}/METADATA", "Name: numpy\nVersion: 1.26.0\n")
+    box.write(f"{site}/INSTALLER", "conda")
+    found = box.look()
+    assert packages(found) == [
+        ("added", "blas", None, "1.0"),
+        ("added", "extra", None, "2.0"),
+        ("added", "numpy", None, "1.26.0"),
+    ]
+    assert summarize_findings(found) == ["conda +extra, +numpy (and 1 with them)"]
+    box.checkpoint()
+    (box.root / "opt/conda/conda-meta/numpy-1.26.0-0.json").unlink()
+    meta("numpy", "2.0.0", "numpy")
+    assert summarize_findings(box.look()) == ["conda ~numpy 1.26.0 → 2.0.0"]
+
+
+def test_lock_files_of_python_and_rust_say_that_they_are(box: Box) -> None:
+    package = '[[package]]\nname = "{}"\nversion = "{}"\n'
+    own = '[[package]]\nname = "app"\nversion = "0.1.0"\nsource = { editable = "." }\n'
+    box.write("/app/uv.lock", f"version = 1\n{own}{package.format('idna', '3.6')}")
+    box.write("/crate/Cargo.lock", f"version = 3\n{package.format('serde', '1.0.0')}")
+    assert sorted(summarize_findings(box.look())) == ["cargo locked +serde 1.0.0", "pip locked +idna 3.6"]
+    box.checkpoint()
+    # What was installed too is told once.
+    box.write("/app/uv.lock", f"version = 1\n{own}{package.format('idna', '3.7')}")
+    site = "/app/.venv/lib/python3.12/site-packages/idna-3.7.dist-info"
+    box.write(f"{site}/METADATA", "Name: idna\nVersion: 3.7\n")
+    assert summarize_findings(box.look()) == ["pip +idna 3.7"]
+
+
+def test_apt_says_as_a_dependency_only_of_what_is_one_now(box: Box) -> None:
+    """`apt install` by name of a package that was a dependency before."""
+    states = "Package: libssl3\nArchitecture: amd64\nAuto-Installed: 1\n"
+    box.write("/var/lib/apt/extended_states", states)
+    old = "Package: libssl3\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+    box.write("/var/lib/dpkg/status", old)
+    box.checkpoint()
+    box.write("/var/lib/apt/extended_states", "\n")
+    box.write("/var/lib/dpkg/status", old.replace("Version: 1", "Version: 2"))
+    assert only(box.look(), PackageChange).direct
 
 
 def test_a_broken_lock_file_is_a_gap_and_hides_no_other_project(box: Box) -> None:
@@ -609,6 +799,7 @@ def test_amending_resetting_merging_and_picking(box: Box, clone: Path) -> None:
     change = only(box.look(), RepositoryChange)
     subjects = [commit.subject for commit in change.commits]
     assert subjects[0] == "Merge branch 'side'"
+    assert summarize_findings(box.look()) == ["git merge on main \"Merge branch 'side'\" with 2 commits"]
     assert sorted(subjects[1:]) == ["on the side", "right words"]
     assert change.lost_count == 0
     assert change.moves[-1] == "reset: moving to HEAD~1"
@@ -629,6 +820,29 @@ def test_a_merge_that_waits_to_be_finished(box: Box, clone: Path) -> None:
     assert change.in_progress == "merge"
     assert change.modified_paths == ("README",)
     assert summarize_findings(found) == ["git merge unfinished"]
+
+
+def test_tags_fetched_branches_and_the_stash_are_told(box: Box, clone: Path) -> None:
+    git(clone, "tag", "v1")
+    box.checkpoint()
+    git(clone, "tag", "--annotate", "--message=two", "v2")
+    git(clone, "tag", "--delete", "v1")
+    git(clone, "update-ref", "refs/remotes/hub/main", "HEAD")
+    (clone / "api/pay.py").write_text("half done\n")
+    git(clone, "stash", "--quiet")
+    found = box.look()
+    change = only(found, RepositoryChange)
+    assert [(ref.kind, ref.name, ref.before is None, ref.after is None) for ref in change.refs] == [
+        ("remote branch", "hub/main", True, False),
+        ("tag", "v1", False, True),
+        ("tag", "v2", True, False),
+    ]
+    assert (change.stashed, change.unstashed, change.commit_count) == (1, 0, 0)
+    assert summarize_findings(found) == ["git tag -v1, +v2", "git fetched hub/main", "git 1 stash entry made"]
+    box.checkpoint()
+    git(clone, "stash", "drop", "--quiet")
+    change = only(box.look(), RepositoryChange)
+    assert (change.stashed, change.unstashed, change.refs) == (0, 1, ())
 
 
 def test_clones_come_and_go_and_move(box: Box, clone: Path, tmp_path: Path) -> None:
@@ -740,6 +954,7 @@ def test_commits_that_were_reset_squashed_or_rebased_away_are_not_told(box: Box,
     assert [made.subject for made in change.commits] == ["squashed"]
     assert counts(change) == (1, 2)
     assert change.committed == 0  # the same files as before, in one commit
+    assert summarize_findings(box.look()) == ['git 1 commit on main "squashed", lost "two", "one"']
 
     box.checkpoint()
     git(clone, "checkout", "--quiet", "-b", "topic", "HEAD~1")
@@ -751,6 +966,46 @@ def test_commits_that_were_reset_squashed_or_rebased_away_are_not_told(box: Box,
     assert counts(change) == (2, 1)
 
 
+def test_commits_that_are_lost_are_named(box: Box, clone: Path) -> None:
+    for number in range(4):
+        commit(box, clone, "/app/a", f"c{number}")
+    git(clone, "checkout", "--quiet", "-b", "side")
+    commit(box, clone, "/app/s", "only on the side")
+    git(clone, "checkout", "--quiet", "-b", "merged", "main")
+    git(clone, "checkout", "--quiet", "main")
+    box.checkpoint()
+    git(clone, "reset", "--quiet", "--hard", "HEAD~3")
+    git(clone, "branch", "--quiet", "-D", "side")
+    git(clone, "branch", "--quiet", "-D", "merged")
+    change = only(box.look(), RepositoryChange)
+    assert [one.subject for one in change.lost] == ["c3", "c2", "c1"]
+    # Of two branches that are gone, one had a commit that nothing else has.
+    assert {move.branch: (move.lost, move.lost_subjects) for move in change.branches} == {
+        "main": (3, ("c3", "c2", "c1")),
+        "side": (5 - 1, ("only on the side", "c3", "c2", "c1")),
+        "merged": (3, ("c3", "c2", "c1")),
+    }
+    assert summarize_findings(box.look())[0] == 'git main lost 3 commits: "c3", "c2" and 1 more'
+    assert 'git branch side deleted, lost "only on the side", "c3" and 2 more' in summarize_findings(
+        box.look()
+    )
+
+
+def test_a_head_without_a_branch_is_detached(box: Box, clone: Path) -> None:
+    first = git(clone, "rev-parse", "HEAD")
+    commit(box, clone, "/app/a", "one")
+    box.checkpoint()
+    git(clone, "checkout", "--quiet", first)
+    assert summarize_findings(box.look()) == [f"git main → detached at {first[:7]}"]
+    made = commit(box, clone, "/app/b", "astray")
+    assert summarize_findings(box.look()) == [f'git 1 commit detached at {made[:7]} "astray"']
+    git(clone, "checkout", "--quiet", "main")
+    git(clone, "branch", "keep")
+    box.checkpoint()
+    git(clone, "reset", "--quiet", "--hard", "HEAD~1")
+    assert summarize_findings(box.look()) == ['git main lost 1 commit: "one" (still on keep)']
+
+
 def test_a_commit_on_another_branch_belongs_to_that_branch(box: Box, clone: Path) -> None:
     git(clone, "checkout", "--quiet", "-b", "side")
     commit(box, clone, "/app/s", "on the side")
@@ -759,6 +1014,13 @@ def test_a_commit_on_another_branch_belongs_to_that_branch(box: Box, clone: Path
     assert counts(change) == (0, 0)
     assert change.committed == 0
     assert [(move.branch, move.gained, move.lost) for move in change.branches] == [("side", 1, 0)]
+
+
+def test_the_branch_that_is_checked_out_is_renamed_once(box: Box, clone: Path) -> None:
+    git(clone, "branch", "-m", "trunk")
+    assert only(box.look(), RepositoryChange).moves == (
+        "Branch: renamed refs/heads/main to refs/heads/trunk",
+    )
 
 
 def test_going_back_invents_no_commits(box: Box, clone: Path) -> None:
@@ -784,11 +1046,13 @@ def test_worktrees_that_come_and_go(box: Box, clone: Path) -> None:
     assert (counts(changes["/linked"]), changes["/linked"].committed) == ((0, 0), 0)
     assert changes["/linked"].untracked == changes["/linked"].modified == changes["/linked"].staged == 0
     assert [(move.branch, move.gained) for move in changes["/app"].branches] == [("wt", 0)]
+    assert "git worktree +linked on wt" in summarize_findings(box.look())
     box.checkpoint()
     shutil.rmtree(box.root / "linked")
     git(clone, "worktree", "prune")
     changes = {change.path: change for change in box.look().findings if isinstance(change, RepositoryChange)}
     assert {path: change.change for path, change in changes.items()} == {"/linked": "removed"}
+    assert summarize_findings(box.look()) == ["git worktree -linked"]
     assert counts(changes["/linked"]) == (0, 0)
 
 
@@ -808,6 +1072,7 @@ def test_ignored_and_deleted_files_are_not_untracked(box: Box, clone: Path) -> N
     box.write("/app/api/real", "x")
     box.write("/app/.git/info/exclude", "mine\n")
     box.write("/app/mine", "x")
+    os.mkfifo(clone / "pipe")
     change = only(box.look(), RepositoryChange)
     listed = git(clone, "status", "--porcelain", "--untracked-files=all").split("\n")
     assert sorted(f"?? {path}" for path in change.untracked_paths) == sorted(line.strip() for line in listed)
@@ -943,6 +1208,13 @@ def test_rows_that_were_deleted_and_inserted_are_told_apart(box: Box) -> None:
     assert summarize_findings(box.look()) == ["sqlite shop.db: orders +52 -50 rows, 2 updated"]
 
 
+def test_another_definition_is_told_beside_other_rows(box: Box) -> None:
+    database(box, ORDERS.format(rows=3))
+    box.checkpoint()
+    database(box, "ALTER TABLE orders ADD currency; UPDATE orders SET item = 'ink'")
+    assert summarize_findings(box.look()) == ["sqlite shop.db: orders altered, 3 updated"]
+
+
 def test_an_update_of_a_large_table_is_told(box: Box) -> None:
     database(box, ORDERS.format(rows=300_000))
     box.checkpoint()
@@ -985,13 +1257,15 @@ def test_a_damaged_database_is_called_damaged(box: Box) -> None:
     assert (change.change, change.tables) == ("changed", ())
     assert change.damage
     assert summarize_findings(box.look())[0].startswith("sqlite shop.db damaged: ")
-    for rest in (b"", whole[:700]):
+    for rest, damage in (
+        (whole[:-4096], f"truncated, {len(whole) - 4096:,} of {len(whole):,} bytes"),
+        (whole[:700], f"truncated, 700 of {len(whole):,} bytes"),
+        (whole[:50], "no SQLite database any more (50 bytes)"),
+        (b"", "empty now"),
+    ):
         path.write_bytes(rest)
         change = only(box.look(), DatabaseChange)
-        assert (change.change, change.damage) == (
-            "changed",
-            f"no SQLite database any more ({len(rest)} bytes)",
-        )
+        assert (change.change, change.damage) == ("changed", damage)
     path.unlink()
     assert only(box.look(), DatabaseChange).change == "removed"
 
@@ -1059,7 +1333,7 @@ def test_databases_come_and_go_and_what_only_looks_like_one_is_none(box: Box) ->
     os.mkfifo(box.root / "pipe.db")
     os.symlink("/etc/passwd", box.root / "link.db")
     found = box.look()
-    assert summarize_findings(found) == ["sqlite +a.db (2 tables)"]
+    assert summarize_findings(found) == ["sqlite +a.db (t, words)"]
     assert [gap.path for gap in found.gaps] == ["/fake.db"]
     (box.root / "fake.db").unlink()
     (box.root / "pipe.db").unlink()
@@ -1084,7 +1358,134 @@ def test_an_endless_database_costs_no_more_than_its_time(box: Box) -> None:
     start = time.monotonic()
     found = box.look(budget_s=0.5)
     assert time.monotonic() - start < 5
-    assert summarize_findings(found) == ["sqlite +a.db (1 table)"]
+    assert summarize_findings(found) == ["sqlite +a.db (t 1 row)"]
+
+
+# Servers
+
+
+def server(found: Analysis) -> ServerChange:
+    [change] = [finding for finding in found.findings if isinstance(finding, ServerChange)]
+    return change
+
+
+def test_postgres_is_told_by_its_data_folder(box: Box) -> None:
+    def database(number: int, name: str) -> None:
+        box.write(f"/pg/base/{number}/112", "x" * 100)
+        rows.append(number.to_bytes(4, "little") + name.encode().ljust(64, b"\0") + bytes(60))
+        page = bytearray(8192)
+        at = 8192
+        for index, row in enumerate(rows):
+            at -= 160
+            page[at + 22] = 24
+            page[at + 24 : at + 24 + len(row)] = row
+            page[24 + 4 * index : 28 + 4 * index] = (at | 1 << 15 | 152 << 17).to_bytes(4, "little")
+        page[12:14] = (24 + 4 * len(rows)).to_bytes(2, "little")
+        box.write("/pg/global/1262", "").write_bytes(page)
+
+    rows: list[bytes] = []
+    box.write("/pg/PG_VERSION", "15\n")
+    box.write("/pg/global/pg_control", "x")
+    database(1, "template1")
+    database(5, "postgres")
+    database(16384, "shop")
+    assert summarize_findings(box.look()) == ["postgresql +pg (+postgres, +shop)"]
+    box.checkpoint()
+    box.write("/pg/base/16384/2619", "rows")
+    box.write("/pg/pg_wal/000000010000000000000001", "log")
+    database(16390, "billing")
+    box.write("/pg/base/16391/1", "not in the catalog yet")
+    found = box.look()
+    assert summarize_findings(found) == ["postgresql pg: +billing, +database 16391, ~shop"]
+    assert [describe_gap(gap) for gap in found.gaps] == [
+        "/pg: which tables and rows changed in it is not told (only its server can read them)"
+    ]
+    # Its files are one line.
+    files = Changes(changes=tuple(Change(path=path, kind="created", entry="file") for path in box.touched()))
+    assert summarize_files(files, found) == f"+{len(files)} files (/pg)"
+    assert name_files(files, found, beside=True) == ""
+    box.checkpoint()
+    shutil.rmtree(box.root / "pg/base/16384")
+    assert summarize_findings(box.look()) == ["postgresql pg: -shop"]
+    shutil.rmtree(box.root / "pg")
+    assert summarize_findings(box.look()) == ["postgresql -pg"]
+    assert box.look().gaps == ()
+
+
+_INITDB = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))), None)
+
+
+@pytest.mark.skipif(_INITDB is None or os.geteuid() != 0, reason="needs PostgreSQL, and root to leave it")
+def test_the_catalog_of_a_real_postgres_is_read(box: Box) -> None:
+    assert _INITDB
+    # The folders above `tmp_path` may be closed to other users, so the cluster is made elsewhere and moved.
+    with tempfile.TemporaryDirectory(dir="/tmp") as open_folder:
+        Path(open_folder).chmod(0o777)
+        data = Path(open_folder) / "pg"
+        alone = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        made = [*alone, str(_INITDB), "-D", str(data), "-A", "trust", "--no-sync"]
+        subprocess.run(made, check=True, capture_output=True, cwd="/")
+        (box.root / "srv").mkdir()
+        shutil.move(data, box.root / "srv/pg")
+    assert summarize_findings(box.look(budget_s=20)) == ["postgresql +pg (+postgres)"]
+
+
+def test_mariadb_is_told_by_its_data_folder(box: Box) -> None:
+    for name in ("ibdata1", "mysql/user.frm", "shop/db.opt", "shop/orders.ibd", "shop/orders.frm"):
+        box.write(f"/var/lib/mysql/{name}", "x")
+    assert summarize_findings(box.look()) == ["mariadb +mysql (+shop 1 table)"]
+    box.checkpoint()
+    box.write("/var/lib/mysql/shop/carts.ibd", "x")
+    box.write("/var/lib/mysql/new/t.ibd", "x")
+    found = box.look()
+    assert summarize_findings(found) == ["mariadb mysql: +new 1 table, ~shop 1 → 2 tables"]
+    assert [gap.path for gap in found.gaps] == ["/var/lib/mysql"]
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis")
+def test_what_redis_saved_is_told_key_by_key(box: Box) -> None:
+    """Every kind of value that a redis of this machine writes."""
+
+    def say(*commands: str) -> None:
+        """Into a redis that reads its snapshot, and saves it when it ends."""
+        socket = str(box.root.parent / "redis.sock")
+        place = ["--port", "0", "--unixsocket", socket, "--dir", str(box.root), "--save", ""]
+        with subprocess.Popen(["redis-server", *place], stdout=subprocess.DEVNULL) as redis:
+
+            def ask(*words: str, check: bool = True) -> bytes:
+                asked = ["redis-cli", "-s", socket, *words]
+                return subprocess.run(asked, check=check, capture_output=True).stdout
+
+            until(lambda: ask("ping", check=False) == b"PONG\n")
+            for command in commands:
+                ask(*command.split())
+            ask("shutdown", "save", check=False)
+            redis.wait(30)
+
+    many = " ".join(f"m{number} {number}" for number in range(600))
+    say(
+        "set plain text",
+        "set number 12345",
+        f"set long {'abc' * 500}",
+        "set later x ex 1000",
+        "rpush list a b c",
+        f"rpush longlist {many}",
+        "sadd set a b",
+        f"sadd longset {many}",
+        "sadd numbers 1 2 3",
+        "hset hash f v",
+        f"hset longhash {many}",
+        "zadd sorted 1 a 2 b",
+        f"zadd longsorted {' '.join(f'{number} m{number}' for number in range(600))}",
+    )
+    assert summarize_findings(box.look()) == ["redis +dump.rdb (db0 +13 keys)"]
+    box.checkpoint()
+    say("set plain changed", "del list set", "set more 1", "hset hash f other")
+    found = box.look()
+    assert summarize_findings(found) == ["redis dump.rdb: db0 +1 -2 keys, 2 rewritten"]
+    assert found.gaps == ()
+    (box.root / "dump.rdb").write_bytes(b"REDIS0011" + bytes([0, 1]))
+    assert [gap.path for gap in box.look().gaps] == ["/dump.rdb"]
 
 
 # The system
@@ -1104,6 +1505,109 @@ def test_users_and_cron(box: Box) -> None:
         CronChange(path="/etc/cron.d/backup", change="created", added=("0 3 * * * root /usr/bin/backup",)),
     )
     assert summarize_findings(found) == ["user +deploy, -old, ~root", "cron +backup"]
+
+
+HASHES = ("$y$j9T$abc$Q9wYVh0oKq2fJmFq3nE1dV4mX8sP0aT7", "$y$j9T$def$Zk3LmP0sW2xC8vB1nQ5rT9yU7iO6eA4d")
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIJ0mYkq2Wb1Z0d8t8bYp8u1X8k3Jw5m0c9sQ4n7e2r1a"
+
+
+def test_groups_and_members(box: Box) -> None:
+    box.write("/etc/group", "root:x:0:\nold:x:5:\nwheel:x:10:ann,bob\nsame:x:11:ann\n")
+    box.checkpoint()
+    box.write("/etc/group", "root:x:0:\nwheel:x:10:ann,eve\nsame:x:11:ann\ndocker:x:99:ann\n")
+    found = box.look()
+    assert found.findings == (
+        SystemChange(subject="group", name="docker", change="created", details=("+ann",)),
+        SystemChange(subject="group", name="old", change="removed"),
+        SystemChange(subject="group", name="wheel", change="changed", details=("+eve", "-bob")),
+    )
+    assert summarize_findings(found) == ["group +docker (+ann), group -old, group ~wheel (+eve, -bob)"]
+
+
+def test_a_password_changed_and_its_hash_goes_nowhere(box: Box) -> None:
+    first, second = HASHES
+    users = {"ann": first, "bob": first, "eve": first, "fay": "!", "gil": first, "hal": f"!{first}"}
+    tail = ":19000:0:99999:7:::"
+    box.write("/etc/shadow", "".join(f"{name}:{word}{tail}\n" for name, word in users.items()))
+    box.checkpoint()
+    users |= {
+        "bob": second,
+        "eve": f"!{first}",
+        "fay": second,
+        "gil": "",
+        "hal": first,
+        "new": second,
+        "sys": "*",
+    }
+    box.write("/etc/shadow", "".join(f"{name}:{word}{tail}\n" for name, word in users.items()))
+    found = box.look()
+    assert [(one.name, *one.details) for one in found.findings if isinstance(one, SystemChange)] == [
+        ("bob", "another one"),
+        ("eve", "locked"),
+        ("fay", "set"),
+        ("gil", "removed: none is needed"),
+        ("hal", "unlocked"),
+        ("new", "set"),
+    ]
+    told = f"{msgspec.json.encode(found)!r}{summarize_findings(found)}"
+    assert not any(part in told for part in (*first.split("$")[2:], *second.split("$")[2:]))
+
+
+def test_keys_that_may_log_in(box: Box) -> None:
+    box.write("/root/.ssh/authorized_keys", f"# mine\nssh-ed25519 {KEY} ann@laptop\n")
+    box.checkpoint()
+    other = KEY[:-3] + "xyz"
+    box.write("/root/.ssh/authorized_keys", f'command="ls",no-pty ssh-ed25519 {other} eve@host\nbroken\n')
+    found = box.look()
+    change = only(found, SystemChange)
+    fingerprint = r"ssh-ed25519 SHA256:[A-Za-z0-9+/]{43}"
+    assert [re.sub(fingerprint, "KEY", one) for one in change.details] == ["+KEY eve@host", "-KEY ann@laptop"]
+    assert summarize_findings(found) == ["+1 -1 keys in /root/.ssh/authorized_keys"]
+    clean, count = Redactor().redact_json(msgspec.to_builtins(found))
+    assert (clean, count) == (msgspec.to_builtins(found), 0), "a fingerprint is no secret"
+
+
+def test_units_and_timers(box: Box) -> None:
+    box.write("/etc/systemd/system/old.service", "[Service]\n")
+    box.write("/etc/systemd/system/same.service", "[Service]\n")
+    box.checkpoint()
+    (box.root / "etc/systemd/system/old.service").unlink()
+    box.write("/etc/systemd/system/backup.timer", "[Timer]\nOnCalendar=daily\n")
+    box.write("/etc/systemd/system/same.service.d/override.conf", "[Service]\nRestart=always\n")
+    box.write("/lib/systemd/system/of-a-package.service", "[Service]\n")
+    wants = box.root / "etc/systemd/system/timers.target.wants"
+    wants.mkdir()
+    (wants / "backup.timer").symlink_to("/etc/systemd/system/backup.timer")
+    found = box.look()
+    assert [
+        (one.name, one.change, one.details) for one in found.findings if isinstance(one, SystemChange)
+    ] == [
+        ("backup.timer", "created", ()),
+        ("old.service", "removed", ()),
+        ("same.service", "changed", ("+override.conf",)),
+        ("backup.timer", "changed", ("enabled",)),
+    ]
+    box.checkpoint()
+    (wants / "backup.timer").unlink()
+    assert summarize_findings(box.look()) == ["unit backup.timer disabled"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_capabilities_of_a_program(box: Box) -> None:
+    for name in ("ping", "plain"):
+        box.write(f"/usr/bin/{name}", "x").chmod(0o755)
+    box.checkpoint()
+    program = box.write("/usr/bin/ping", "xy")
+    program.chmod(0o755)
+    subprocess.run(["setcap", "cap_net_raw,cap_sys_admin+ep", program], check=True)
+    change = only(box.look(), SystemChange)
+    assert (change.subject, change.name, change.change) == ("capability", "/usr/bin/ping", "created")
+    assert change.details == ("cap_net_raw,cap_sys_admin+ep",)
+    assert summarize_findings(box.look()) == ["+cap_net_raw,cap_sys_admin+ep on /usr/bin/ping"]
+    box.checkpoint()
+    subprocess.run(["setcap", "cap_checkpoint_restore+eip", program], check=True)
+    program.write_text("xyz")  # writing takes capabilities away
+    assert only(box.look(), SystemChange).change == "removed"
 
 
 def test_redaction_leaves_findings_what_they_are(box: Box, clone: Path) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from waypoint.api.difference import Change, ChangeKind, Changes
+from waypoint.api.findings import Analysis, DatabaseChange, Finding, PackageChange, RepositoryChange
+from waypoint.box.volume import note_hidden, noted_hidden
 from waypoint.errors import UsageError
 from waypoint.history.changes import Fold, box_path, compare_views, fold_noisy, is_noise, noisy_folder, total
 from waypoint.history.view import PointView
 from waypoint.kernel.copytree import remove_tree
 from waypoint.kernel.pool.deltas import by_walk
-from waypoint.text.findings import summarize_files
+from waypoint.text.files import name_files, summarize_files
 
 
 def change(path: str, kind: ChangeKind = "created", size: int = 10, **more: object) -> Change:
@@ -63,7 +66,7 @@ def test_noisy_folders_are_folded_with_their_sums() -> None:
     folded = fold_noisy(changes)
     assert [one.path for one in folded.changes] == ["/app/a.py"]
     assert folded.folds == (Fold(path="/app/node_modules", created=1842, modified=1, deleted=1, bytes=18425),)
-    assert summarize_files(changes) == "~1 file, +1,842 ~1 -1 in node_modules"
+    assert summarize_files(changes) == "~1 file, +1,842 ~1 -1 in /app/node_modules"
 
 
 def test_headlines_say_how_many_files() -> None:
@@ -75,11 +78,97 @@ def test_headlines_say_how_many_files() -> None:
     assert words(change("/a")) == "+1 file"
     assert words(change("/a"), change("/b"), change("/c", "modified")) == "+2 ~1 files"
     assert words(change("/d", "renamed", entry="folder")) == "→1 file"
-    assert words(folder) == "1 folder"
+    assert words(folder) == "+ /d/"
+    assert words(change("/e", entry="folder"), folder, change("/f", entry="folder")) == "3 folders"
     assert words(folder, change("/d/f")) == "+1 file"
     assert words(change("/d", "deleted", entry="folder", files=12000)) == "-12,000 files"
-    assert words(change("/n/node_modules/a")) == "+1 file (node_modules)"
-    assert words(change("/n/node_modules/a"), change("/x/.cache/b")) == "+2 files (node_modules, .cache)"
+    assert words(change("/n/node_modules/a")) == "+1 file (/n/node_modules)"
+    assert words(change("/n/node_modules/d", entry="folder")) == "folders in /n/node_modules"
+    link = change("/l", links_to="/a")
+    assert words(link) == "+1 hard link"
+    assert words(link, change("/m", "deleted", links_to="/a")) == "+1 -1 hard links"
+    assert words(link, change("/a")) == "+2 files and hard links"
+    assert words(link, change("/n/node_modules/a", links_to="/a")) == "+1 hard link, +1 in /n/node_modules"
+    # Which `bin` it is.
+    assert words(change("/srv/app/.venv/bin/x", "deleted"), change("/a")) == "+1 file, -1 in .venv/bin"
+    two = words(change("/srv/a/venv/bin/x"), change("/srv/b/venv/bin/x"), change("/f"))
+    assert two == "+1 file, +1 in /srv/a/venv/bin, +1 in /srv/b/venv/bin"
+    assert (
+        words(change("/n/node_modules/a"), change("/x/.cache/b")) == "+2 files (/n/node_modules, /x/.cache)"
+    )
+
+
+def named(*found: Change, findings: Sequence[Finding] = (), beside: bool = True) -> str:
+    return name_files(Changes(changes=found), Analysis(findings=tuple(findings)), beside=beside)
+
+
+def test_the_line_of_a_log_names_two_files_and_counts_the_rest() -> None:
+    assert named(change("/srv/app/api.py", "modified"), change("/x")) == "+ /x, ~ /srv/app/api.py"
+    assert named(change("/a/new", "renamed", old_path="/a/old")) == "/a/old → /a/new"
+    assert named(*(change(f"/w/{name}") for name in "abc")) == "+ /w/a, + /w/b and 1 more file"
+    some = [change("/w/a"), *(change(f"/w/{n}", "deleted") for n in (1, 2)), change("/w/m", "modified")]
+    assert named(*some) == "- /w/1, - /w/2 and 2 more files (+1 ~1)"
+    gone = change("/w/gone", "deleted", entry="folder", files=1200)
+    assert named(change("/w/a"), gone) == "+ /w/a, - /w/gone/ (1,200 files)"
+    # A folder is named where nothing in it is; what lies deep, hidden or in the system comes last.
+    order = [change("/etc/x"), change("/w/.env"), change("/w/d", entry="folder"), change("/w/d/f")]
+    assert named(*order) == "+ /w/d/f, + /w/.env and 1 more file"
+    # A log is named only where it is all there is to tell.
+    assert named(*order, change("/w/run.log")) == named(*order)
+    assert named(change("/w/run.log"), beside=False) == "+ /w/run.log"
+    assert named(change("/w/d", entry="folder")) == "+ /w/d/"
+    folders = [change(f"/w/{name}", entry="folder") for name in "abc"]
+    assert named(*folders) == "+ /w/a/, + /w/b/ and 1 more folder"
+    # Folders are not counted as files, and neither are further names of files.
+    files = [change(f"/w/{name}") for name in "123"]
+    assert named(*files, *folders) == "+ /w/1, + /w/2 and 4 more"
+    gone = change("/w/gone", "deleted", entry="folder")
+    assert named(*files, *folders, gone) == "+ /w/1, + /w/2 and 5 more (+4 -1)"
+    links = [change(f"/w/link{number}", links_to="/w/1") for number in range(3)]
+    assert named(*links) == "+ /w/link0 (hard link), + /w/link1 (hard link) and 1 more hard link"
+    assert named(*files, *links) == "+ /w/1, + /w/2 and 4 more"
+    # A folder of which only a cache changed is not named for it.
+    above = change("/w/pkg", "modified", entry="folder", what=("mode",))
+    assert named(above, change("/w/pkg/__pycache__/x.pyc"), change("/w/a")) == "+ /w/a"
+    assert named(change("/home/me/projects/shop/api/pay.py")) == "+api/pay.py"
+    inside = RepositoryChange(path="/srv/app", change="changed")
+    assert named(change("/srv/app/src/deep/pay.py"), findings=[inside]) == "+src/deep/pay.py"
+    other = RepositoryChange(path="/srv/tree", change="changed")
+    both = [change("/srv/app/a.py"), change("/srv/tree/a.py")]
+    assert named(*both, findings=[inside, other]) == "+ /srv/app/a.py, + /srv/tree/a.py"
+
+
+def test_what_a_finding_explains_is_not_named_again() -> None:
+    table = DatabaseChange(path="/w/app.db", change="changed")
+    assert named(change("/w/app.db", "modified"), change("/w/app.db-wal"), findings=[table]) == ""
+
+    def package(ecosystem: str, environment: str) -> PackageChange:
+        return PackageChange(
+            ecosystem=ecosystem, environment=environment, name="x", change="added", after="1"
+        )
+
+    venv = [change("/w/.venv/bin/x"), change("/w/.venv/lib/y"), change("/w/a.py")]
+    assert named(*venv, findings=[package("pip", "/w/.venv")]) == "+ /w/a.py"
+    assert named(change("/w/.venv/pyvenv.cfg"), *venv) == "+ /w/a.py, + /w/.venv/"
+    assert named(change("/w/node_modules/m/x"), findings=[package("npm", "/w")]) == ""
+    assert named(change("/w/node_modules/m/x")) == "+1 in /w/node_modules"
+    system = [change("/usr/bin/jq"), change("/var/lib/dpkg/status", "modified"), change("/etc/motd")]
+    assert named(*system, findings=[package("apt", "/")]) == "+ /etc/motd"
+    assert named(*system) == "+ /etc/motd, + /usr/bin/jq and 1 more file (~1)"
+
+
+def test_caches_and_what_a_shell_does_at_its_start_need_no_word_beside_others() -> None:
+    noise = [
+        change("/w/__pycache__/x.pyc"),
+        change("/root/.pyenv/shims/pip", "modified"),
+        change("/root/.bash_history", "modified"),
+    ]
+    assert named(*noise, change("/w/a")) == "+ /w/a"
+    assert named(*noise) == ""
+    alone = named(*noise, beside=False)
+    assert alone == "caches only: ~1 file, ~1 in .pyenv/shims, +1 in /w/__pycache__"
+    assert named(change("/w/.git/index", "modified"), beside=False) == "~1 file (/w/.git)"
+    assert summarize_files(Changes(changes=(change("/root/.pyenv/shims/pip"),))) == "+1 file (.pyenv/shims)"
 
 
 def test_a_summary_counts_files_not_folders() -> None:
@@ -98,6 +187,8 @@ def test_a_summary_counts_files_not_folders() -> None:
     assert (summary.created, summary.modified, summary.deleted, summary.renamed) == (1, 2, 7, 1)
     assert summary.folders == 2
     assert summary.bytes_written == 150
+    links = total([change("/l", links_to="/a"), change("/m", "deleted", links_to="/a")])
+    assert (links.created, links.deleted, links.hard_links, links.bytes_written) == (1, 1, 2, 0)
     assert summary.at_least
 
 
@@ -198,3 +289,22 @@ def test_a_very_deep_tree_is_no_problem(tmp_path: Path) -> None:
         parent = os.open(tmp_path, os.O_RDONLY)
         remove_tree(parent, "new")
         os.close(parent)
+
+
+def test_what_was_hidden_when_a_session_began_is_noted_in_its_volume(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    (base / "var/other").mkdir(parents=True)
+    note_hidden(tmp_path, ["/var/other", "/var/gone"])
+    # What the base has no more can be made by the session itself.
+    assert noted_hidden(tmp_path, base) == ["/var/other"]
+    (tmp_path / "elsewhere").mkdir()
+    assert noted_hidden(tmp_path / "elsewhere", base) == []
+
+
+def test_a_server_with_a_snapshot_alone_has_no_folder() -> None:
+    changes = Changes(
+        changes=(change("/srv/dump.rdb"), change("/srv/pg", entry="folder"), change("/srv/pg/a"))
+    )
+    folded = fold_noisy(changes, ["/srv/dump.rdb", "/srv/pg"])
+    assert [one.path for one in folded.changes] == ["/srv/dump.rdb"]
+    assert [fold.path for fold in folded.folds] == ["/srv/pg"]

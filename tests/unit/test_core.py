@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -13,7 +14,10 @@ import pytest
 from tests.fakes import Injected, World
 
 from waypoint import errors
+from waypoint.box.box import Box
+from waypoint.box.keeper import Keeper
 from waypoint.core.capture import Wish
+from waypoint.core.live import new_id
 from waypoint.daemon.app import App
 from waypoint.kernel.network.flows import Flow
 from waypoint.model import Size
@@ -258,9 +262,9 @@ def test_the_next_daemon_takes_over_what_runs_and_clears_away_the_rest(world: Wo
     assert other.box
     world.builder.boxes[other.box].signal_end()
     (world.home.staging / "half").mkdir()
-    (world.home.checkpoints / "lost").mkdir()
-    (world.home.sessions / "gone").mkdir()
-    (world.home.beginnings / "unknown").mkdir()
+    (world.home.checkpoints / new_id()).mkdir()
+    (world.home.sessions / new_id()).mkdir()
+    (world.home.beginnings / new_id()).mkdir()
     world.start()
     assert world.app.registry.running(row.id)
     assert world.app.registry.find("other").state == "dead"
@@ -312,6 +316,37 @@ def test_a_command_that_was_typed_and_ended_while_no_daemon_ran_is_in_the_ledger
     assert (effect.command, effect.source, effect.state) == ("shipit now", "typed", "done")
     kinds = [event.kind for event in world.app.journal.trace(world.app.registry.find(row.id))]
     assert kinds[-2:] == ["command", "effect"], "the effect comes after its command"
+
+
+def test_a_box_whose_keeper_speaks_another_version_is_left_in_peace(world: World, row: SessionRow) -> None:
+    world.app.sessions.new("other", world.options, Size())
+    assert row.box
+    world.lose_daemon()
+    box = world.builder.boxes[row.box]
+    box.protocol = "2"
+    app = world.start()
+    assert box.alive, "it is not ended"
+    assert (world.home.sessions / row.box).is_dir()
+    session = app.registry.describe(row)
+    assert (session.state, session.pid) == ("live", box.pid)
+    verbs: tuple[Callable[[], object], ...] = (
+        lambda: app.capture.checkpoint(row, Wish("two")),
+        lambda: app.restore.to(row, "one"),
+        lambda: app.sessions.park(row),
+        lambda: app.sessions.remove(row),
+    )
+    for verb in verbs:
+        with pytest.raises(errors.SessionBusy, match="keeper speaks protocol 2, this daemon 1"):
+            verb()
+    assert box.alive
+    assert app.fork.grow(row, "one"), "its points can be used"
+    assert app.registry.running(app.registry.find("other").id), "and so can the other sessions"
+    world.lose_daemon()
+    box.protocol = ""
+    app = world.start()
+    assert app.registry.running(row.id), "its own version goes on with it"
+    app.restore.to(row, "one")
+    check(world)
 
 
 # ---- rows and data -------------------------------------------------------------------------------
@@ -394,6 +429,7 @@ def test_a_forgotten_point_does_not_come_back_when_its_folder_does(world: World,
 
 def test_points_of_a_removed_session_do_not_come_back(world: World, row: SessionRow) -> None:
     folder, saved = world.home.checkpoints / str(row.head), world.home.path / "saved"
+    world.settle()
     shutil.copytree(folder, saved)
     world.app.sessions.remove(row)
     world.lose_daemon()
@@ -407,7 +443,7 @@ def test_a_row_without_data_is_not_offered(world: World, row: SessionRow) -> Non
     app = world.app
     lost = app.capture.checkpoint(row, Wish("two"))
     cut = app.capture.checkpoint(row, Wish("three"))
-    lose_rows(world, "UPDATE checkpoints SET durable = 0 WHERE number = 3")
+    lose_rows(world, "UPDATE checkpoints SET durable = 0 WHERE number > 1")
     shutil.rmtree(world.home.checkpoints / lost.id)
     (world.home.checkpoints / cut.id / "images" / "core.img").write_text("")
     app = world.start()
@@ -469,3 +505,135 @@ def test_a_point_is_not_called_durable_when_the_disk_fails(
 def test_a_point_becomes_durable_by_itself(world: World, row: SessionRow) -> None:
     world.app.background.sync_when_idle(lambda: None).result()
     assert world.app.registry.point(row, "one").durable
+
+
+def test_a_session_that_cannot_be_taken_over_for_want_of_descriptors_is_not_ended(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.lose_daemon()
+
+    def connect(box: Box) -> Keeper:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.builder, "connect", connect)
+        with pytest.raises(errors.MachineError, match="cannot take over session work"):
+            world.start()
+    world.start()
+    assert world.app.registry.running(row.id)
+    check(world)
+
+
+def test_a_copy_whose_proof_cannot_be_stored_leaves_nothing(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_point: str, _error: str | None) -> None:
+        raise Injected("the database fails")
+
+    monkeypatch.setattr(world.app.store.points, "set_restorable", fail)
+    with pytest.raises(Injected):
+        world.app.restore.to(row, "one")
+    check(world)
+
+
+@pytest.mark.parametrize("verb", ["rm", "forget"])
+def test_what_a_removal_that_failed_half_way_has_left_is_deleted_later(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    app = world.app
+    one = app.registry.point(row, "one")
+    app.capture.checkpoint(row, Wish("two"))
+    world.settle()
+
+    def fail() -> None:
+        raise Injected("the disk fails")
+
+    monkeypatch.setattr(app.store.database, "sync", fail)
+    with pytest.raises(Injected):
+        app.sessions.remove(row) if verb == "rm" else app.space.forget_points([one], force=True)
+    monkeypatch.undo()
+    check(world)
+
+
+def test_a_box_that_cannot_be_removed_is_ended_in_every_other_way(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = world.app.registry.live(row)
+
+    def fail(box: Box) -> None:
+        raise Injected("a process of it hangs in the kernel")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.builder, "remove", fail)
+        with pytest.raises(Injected):
+            world.app.boxes.end(live, "for a test")
+    assert live.terminal.closed
+    assert world.app.registry.running(row.id) is None
+    world.builder.remove(live.box)
+
+
+def test_a_snapshot_of_the_present_goes_when_the_look_at_it_fails(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise Injected("the box has died")
+
+    monkeypatch.setattr("waypoint.core.comparison.observe", fail)
+    with pytest.raises(Injected), world.app.comparison.moment(row, None):
+        pass
+    check(world)
+
+
+def test_points_that_were_forgotten_before_a_failure_leave_no_folder(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app
+    app.capture.checkpoint(row, Wish("two", name="two"))
+    app.capture.checkpoint(row, Wish("three"))
+    world.settle()
+    going = [app.registry.point(row, name) for name in ("one", "two")]
+    remove = app.store.points.remove
+
+    def fail_at_the_second(point_id: str) -> None:
+        if point_id == going[1].id:
+            raise Injected("the database fails")
+        remove(point_id)
+
+    monkeypatch.setattr(app.store.points, "remove", fail_at_the_second)
+    with pytest.raises(Injected):
+        app.space.forget_points(going, force=True)
+    check(world)
+
+
+def test_a_park_that_fails_after_its_row_leaves_no_volume(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_session: str) -> None:
+        raise Injected("the database fails")
+
+    monkeypatch.setattr(world.app.spares, "update", fail)
+    with pytest.raises(Injected):
+        world.app.sessions.park(row)
+    assert world.app.registry.find(row.id).state == "parked"
+    check(world)
+
+
+def test_a_point_whose_row_is_lost_while_files_are_kept_for_it_keeps_its_data(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.settle()
+    (point,) = world.app.store.points.all()
+    folder = world.home.checkpoints / point.id
+    (folder / "base.json").unlink(missing_ok=True)
+    kept = world.app.kept
+
+    def lose_the_row(*_: object) -> None:
+        world.app.store.database.execute("UPDATE sessions SET head = NULL")
+        world.app.store.database.execute("DELETE FROM checkpoints")
+
+    monkeypatch.setattr(kept, "_keep", lose_the_row)
+    kept.keep(point.id)
+    assert (folder / "point.json").exists()
+    world.lose_daemon()
+    world.start()
+    assert [found.id for found in world.app.store.points.all()] == [point.id]

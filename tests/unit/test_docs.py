@@ -29,7 +29,7 @@ def test_the_tree_of_the_architecture_is_the_folder_tree() -> None:
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    names = set(re.findall(r"(?<![\w/.$~-])(?:[a-z_]+/)+[a-z_]+\.(?:py|c|h|bash|toml)\b", page.read_text()))
+    names = set(re.findall(r"(?<![\w/.$~+-])(?:[a-z_]+/)+[a-z_]+\.(?:py|c|h|bash|toml)\b", page.read_text()))
     missing = [
         name
         for name in sorted(names)

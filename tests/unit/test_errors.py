@@ -42,3 +42,12 @@ def test_only_a_user_who_is_not_root_is_told_to_be_root(monkeypatch: pytest.Monk
 def test_other_exceptions_pass() -> None:
     with pytest.raises(errors.UsageError, match="as it was"), translated("copy"):
         raise errors.UsageError("as it was")
+
+
+def test_a_client_raises_the_public_error_of_a_code() -> None:
+    class OnlyInsideAModule(errors.CannotCheckpoint):
+        """Has the code of its parent."""
+
+    raised = errors.from_dict(OnlyInsideAModule("no", hint="x", pid=3).to_wire())
+    assert type(raised) is errors.CannotCheckpoint
+    assert (raised.message, raised.hint, raised.details) == ("no", "x", {"pid": 3})

@@ -209,6 +209,7 @@ class World:
     def __init__(self, at: Path) -> None:
         self.base, self.volume, self.target = at / "base", at / "volume", at / "target"
         self.upper = self.volume / "upper"
+        self.hide: list[str] = []
         for path in (self.base / "app", self.upper, self.volume / "shm", self.target):
             path.mkdir(parents=True)
 
@@ -236,7 +237,7 @@ class World:
         os.mknod(there, stat.S_IFCHR, os.makedev(0, 0))
 
     def selection(self, *paths: str, source: str = "/app") -> tuple[Selection, PointView, PointView]:
-        new = PointView(self.volume, self.base)
+        new = PointView(self.volume, self.base, hide=self.hide)
         return landing.select(compare_views(None, new), new, source, paths), PointView.bare(new), new
 
     def plan(
@@ -399,6 +400,28 @@ def test_a_deletion_spares_what_the_session_never_saw(world: World) -> None:
     world.delete("/app/d")
     world.delete("/app/f")
     assert conflicts(world.plan(delete=True)) == {"d/mine": True, "f": True}
+
+
+def test_what_was_hidden_from_a_session_neither_changes_nor_goes(world: World) -> None:
+    """Another Waypoint home: the session's layer has an empty folder over it, and that is gone by now."""
+    world.below("/app/parent/home/waypoint.db", "precious")
+    world.below("/app/other/file", "x")
+    world.delete("/app/parent/home")
+    world.write("/app/new")
+    world.hide = ["/app/parent/home"]
+    found = compare_views(None, PointView(world.volume, world.base, hide=world.hide))
+    assert [change.path for change in found if change.entry == "file"] == ["/app/new"]
+    assert actions(world.land(delete=True)) == {"new": "create"}
+    # The folder around it was deleted before it was there.
+    shutil.rmtree(world.upper / "app/parent")
+    world.delete("/app/parent")
+    world.delete("/app/other")
+    plan = world.plan(delete=True, since_ns=time.time_ns() + 10**12)
+    assert conflicts(plan) == {"parent": False}
+    assert actions(plan) == dict.fromkeys(("other", "other/file"), "delete")
+    selection, _, new = world.selection()
+    told = export.write_tar(selection, new, io.BytesIO().write, whiteouts=False)
+    assert (told.deleted, [one.path for one in told.left_out]) == (1, ["/app/parent"])
 
 
 def test_a_link_on_the_way_is_a_conflict_that_cannot_be_forced(world: World, tmp_path: Path) -> None:

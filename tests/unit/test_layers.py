@@ -75,8 +75,9 @@ TOGETHER = {
     "pool.holders": {"mounts"},
     "pool.lifecycle": {
         *("pool.btrfs", "pool.folder", "pool.holders", "pool.image", "pool.loop", "pool.protocol"),
-        "mounts",
+        *("homes", "mounts"),
     },
+    "homes": {"atomic", "mounts", "overlay"},
     "cgroups": {"mounts"},
     "pool.deltas": {"files", "pool.subvolume"},
     "pool.extents": {"pool.subvolume"},

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from waypoint.errors import PolicyBroken
 from waypoint.model import Judgement
+from waypoint.policy.remotes import environment_is_plain, local_remotes, push_folders
 from waypoint.policy.rules import CLASSES, Policy, Rules, built_in, built_in_text, check
+from waypoint.policy.wrappers import inspect
 
 R, S, E, U, I = "read-only", "reversible", "external-reversible", "unknown", "irreversible"  # noqa: E741
 
@@ -284,3 +286,74 @@ def test_a_dangerous_command_is_found_after_any_complete_line(before: str) -> No
     assert judgement.class_ in (I, U), judgement
     if not judgement.unseen:
         assert judgement.class_ == I
+
+
+CONFIG = b"""
+[remote "here"]
+    url = ../other.git
+[remote "there"]
+    url = https://example.org/x.git
+[remote "both"]
+    url = /srv/other.git
+    pushurl = ssh://example.org/x
+"""
+
+
+def test_a_remote_in_the_session_is_known_by_its_configuration() -> None:
+    def local(own: bytes, *users: bytes) -> set[str]:
+        return set(local_remotes(own, users, "/srv/app", {"/srv/other.git"}.__contains__))
+
+    assert local(CONFIG) == {"here"}
+    only = b'[remote "origin"]\n    url = file:///srv/other.git\n'
+    assert local(only) == {"origin", ""}, "also for a push that names no remote"
+    assert local(only.replace(b"other", b"missing")) == set()
+    for more in (b"[include]\n path = x\n", b'[url "https://a/"]\n insteadOf = /srv/\n'):
+        assert local(only + more) == set()
+        assert local(only, more) == set()
+    assert local(only, b'[remote "origin"]\n pushurl = ssh://a/b\n') == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "folders"),
+    [
+        ("git push origin main", {"/w"}),
+        ("git add -A && git commit -m x && git push", {"/w"}),
+        ("cd app && git push", {"/w", "/w/app"}),
+        ("git -C /srv/app push -u origin x", {"/srv/app"}),
+        ("GIT_AUTHOR_NAME=a git push", {"/w"}),
+        ("git status", set()),
+        ("git config remote.origin.url x; git push", set()),
+        ("git remote set-url origin x && git push", set()),
+        ("git -c url.x.insteadOf=y push", set()),
+        ("git push --repo=x", set()),
+        ("GIT_DIR=/x git push", set()),
+        ("HOME=/x git push", set()),
+        ("sed -i s/a/b/ .git/config; git push", set()),
+        ("echo x >.git/config; git push", set()),
+        ("cd $DIR && git push", set()),
+        ("git() { :; }; git push", set()),
+        ("./script; git push", set()),
+        ("ssh web1 git push", set()),
+    ],
+)
+def test_a_line_is_looked_into_only_where_nothing_can_change_where_it_pushes(
+    line: str, folders: set[str]
+) -> None:
+    assert push_folders(inspect(line), "/w") == folders
+
+
+def test_a_push_to_a_local_remote_is_inside() -> None:
+    def class_of(line: str, *remotes: str, net: bool = False) -> str:
+        return Policy().judge(line, local_remotes=frozenset(remotes), shares_network=net).class_
+
+    assert class_of("git push origin main", "origin") == "reversible"
+    assert class_of("git push origin main", "origin", net=True) == "reversible"
+    assert class_of("git push --force", "origin", "") == "reversible"
+    assert class_of("git push", "origin") == "external-reversible"
+    assert class_of("git push other main", "origin") == "external-reversible"
+
+
+def test_an_environment_may_name_another_configuration() -> None:
+    assert environment_is_plain({"HOME": "/root", "PATH": "/bin", "GIT_PAGER": "cat"})
+    for name, value in (("HOME", "/tmp"), ("XDG_CONFIG_HOME", "/x"), ("GIT_CONFIG_GLOBAL", "/x")):
+        assert not environment_is_plain({name: value})

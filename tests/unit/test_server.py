@@ -69,20 +69,30 @@ def test_errors_of_ours_are_internal_and_wrong_arguments_are_not(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_app: Any, _connection: Any, request: Any) -> Any:
-        raise {"key": KeyError("x"), "type": TypeError("y"), "known": NotFound("no session")}[request.session]
+        raise {
+            "key": KeyError("x"),
+            "type": TypeError("y"),
+            "path": FileNotFoundError(errno.ENOENT, "No such file or directory"),
+            "known": NotFound("no session"),
+            "disk": OSError(errno.EIO, "Input/output error"),
+            "full": OSError(errno.ENOSPC, "No space left on device"),
+            "time": TimeoutError("timed out"),
+        }[request.session]
 
     monkeypatch.setattr("waypoint.daemon.server.handler_of", lambda _: fail)
     with contextlib.closing(Client(server)) as client, caplog.at_level(logging.ERROR):
-        for kind in ("key", "type"):
+        for kind in ("key", "type", "path"):
             error = client.ask("session", session=kind)["error"]
             assert error["code"] == "internal"
             assert "log" in error["hint"]
-        assert len(caplog.records) == 2, "a bug is in the log"
+        for kind, code in (("disk", "machine"), ("full", "no_space"), ("time", "machine")):
+            assert client.ask("session", session=kind)["error"]["code"] == code
+        assert len(caplog.records) == 6, "what was not foreseen is in the log"
         assert client.ask("session", session="known")["error"]["code"] == "not_found"
         wrong = client.ask("session", sessions=["x"])["error"]
         assert (wrong["code"], wrong["message"]) == ("usage", "session has no argument 'sessions'")
         assert client.ask("fly")["error"]["code"] == "usage"
-        assert len(caplog.records) == 2, "what a client did wrong is not"
+        assert len(caplog.records) == 6, "what a client did wrong is not"
 
 
 def test_a_process_without_descriptors_accepts_again_later(
@@ -155,6 +165,23 @@ def test_a_request_from_inside_is_sorted() -> None:
     assert caught.value.hint == "waypoint show REF [--all]"
     with pytest.raises(UsageError, match="too many"):
         parse("status", ["x"], ALLOWED["status"])
+
+
+@pytest.mark.leaks("a daemon inside the test process; its threads end with a process of its own")
+def test_a_daemon_that_cannot_end_everything_ends_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Network) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Network, "teardown", fail)
+    world = World(tmp_path)
+    server, told = Server(world.app), list[Any]()
+    connection: Any = SimpleNamespace(error=told.append)
+    verbs.handler_of("daemon_stop")(world.app, connection, requests.DaemonStop(sessions=True))
+    assert [error.code for error in told] == ["machine"]
+    assert server.stopping.is_set(), "else no other daemon could start"
+    assert not server.torn_down
 
 
 @pytest.mark.leaks("a daemon inside the test process; its threads end with a process of its own")

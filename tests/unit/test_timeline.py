@@ -19,6 +19,7 @@ from waypoint.api.difference import (
     ProcessFact,
     RestorePlan,
     VariableChange,
+    Way,
 )
 from waypoint.api.findings import (
     Analysis,
@@ -26,6 +27,7 @@ from waypoint.api.findings import (
     Commit,
     DatabaseChange,
     PackageChange,
+    PackageMove,
     RepositoryChange,
     TableChange,
 )
@@ -37,10 +39,12 @@ from waypoint.cli.verbs.history import split_refs_and_paths
 from waypoint.errors import NotFound, UsageError
 from waypoint.history import lineage, refs
 from waypoint.history.difference import select_paths
-from waypoint.history.facts import Facts, ShellFact
-from waypoint.model import Checkpoint
+from waypoint.history.facts import Facts
+from waypoint.history.shell import ShellFact
+from waypoint.model import Checkpoint, Event
 from waypoint.text import views
 from waypoint.text.cards import summarize, write_card
+from waypoint.text.commands import describe_outcomes, outcomes, summarize_outcomes
 from waypoint.text.difference import describe_difference
 from waypoint.text.plan import describe_plan
 
@@ -140,6 +144,7 @@ def point(number: int, **more: Any) -> dict[str, Any]:
         "pinned": False,
         "tags": [],
         "verdict": None,
+        "verdicts": [],
         "summary": None,
         "position": None,
         "agent_state_kind": None,
@@ -147,6 +152,9 @@ def point(number: int, **more: Any) -> dict[str, Any]:
         "durable": True,
         "restorable": "unproven",
         "restore_error": None,
+        "digested": True,
+        "damage": None,
+        "platform": None,
         **more,
     }
     assert set(found) == {field.name for field in msgspec.structs.fields(Checkpoint)}
@@ -262,11 +270,26 @@ def test_whose_words_an_intent_is_can_be_seen() -> None:
     ]
     lines = told(points, status(points[0]))
     text = "\n".join(lines)
-    assert "  mine " in text
-    assert "  $ make test " in text
-    assert '  commit "fix it" ' in text
-    assert "  no intent " in text
-    assert re.search(r"  up +#v1  pinned ", text)
+    assert "  mine\n" in f"{text}\n"
+    assert "  $ make test\n" in text
+    assert '  commit "fix it"\n' in text
+    assert "  no intent\n" in text
+    assert re.search(r"  up +#v1  pinned\n", text)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_where_nothing_is_verified_the_room_goes_to_the_intents(width: int) -> None:
+    intent = "word " * 40
+    lines = told([point(1, intent=intent), point(2, intent=intent)], status(None), width=width)
+    assert "not verified" not in "".join(lines)
+    assert [render.width(line) for line in lines[1:]] >= [width - 4] * 2
+    verified = told(
+        [point(1, intent=intent, verdict=verdict("passed")), point(2, intent=intent)],
+        status(None),
+        width=width,
+        good={"work": "id1"},
+    )
+    assert [line.endswith(("not verified", "← good")) for line in verified] == [False, True, True]
 
 
 def test_points_that_waypoint_took_are_folded_into_one_row() -> None:
@@ -279,10 +302,14 @@ def test_points_that_waypoint_took_are_folded_into_one_row() -> None:
     lines = told(points, status(points[6]))
     assert lines == told(points, status(points[6]), limit=4)
     assert [line.split("  ")[-1] for line in lines if "…" in line] == [
+        "before restore to c3",
+        "$ step 2, $ step 3, $ step 4, $ step 5, $ step 6",
+    ]
+    assert [line.split("  ")[-2] for line in lines if "…" in line] == [
         "… 1 automatic (c8)",
         "… 5 automatic (c2 to c6)",
     ]
-    assert len([line for line in lines if "step" in line]) == 2
+    assert len([line for line in lines if "  step" in line]) == 2
     unfolded = told(points, None, unfold=True, heads={"work": "id7"})
     assert len(unfolded) == 8
     assert "automatic" not in "".join(unfolded)
@@ -608,7 +635,7 @@ def test_a_difference_in_words() -> None:
     assert (
         re.sub(r" {2,}", "  ", str(found)).splitlines()
         == """\
-files  +1 ~2 -1,201 →1 files, +1 in node_modules  [derived]
+files  +1 ~2 -1,201 →1 files, +1 in /app/node_modules  [derived]
   + /app/.git/  +2 files · 600 B
   ~ /app/api.py  100 B → 2.1 KB
   + /app/new.py  5 B
@@ -620,7 +647,7 @@ files  +1 ~2 -1,201 →1 files, +1 in node_modules  [derived]
   - /srv/gone/  1,200 files
 packages  pip +flask 3.0 (and 7 with it)  [derived]
   + pip flask  3.0 · in /app/.venv
-  + pip 7 more  came along
+  + pip 7 more  as dependencies
 git  git 3 commits on main "fix it", 4 untracked  [derived]
   ~ /app  on main · 2 files committed · 1 file changed and not committed · 4 files untracked
   + abcdef1 "fix it"  commit
@@ -721,7 +748,60 @@ def test_a_card_in_words() -> None:
     ]
     [note] = [line for line in lines if line.startswith("note")]
     assert note.startswith('note  "it lost the table"  [claimed, added later: ')
-    assert "files  +1 ~2 -1,201 →1 files, +1 in node_modules  [derived]" in lines
+    assert "files  +1 ~2 -1,201 →1 files, +1 in /app/node_modules  [derived]" in lines
+
+
+def ended(command: str, code: int) -> Event:
+    body = {"command": command, "exit_code": code}
+    return Event(id=1, session="work", parent=None, at="", kind="command", actor="agent", body=body)
+
+
+@pytest.mark.parametrize(
+    ("runs", "line"),
+    [
+        ([("ls", 0)], ""),
+        ([("pytest -q", 0)], "pytest -q exit 0"),
+        ([("pytest -q", 1), ("pytest -q", 1)], "pytest -q exit 1 ×2"),
+        ([("pytest -q", 1), ("vi x", 0), ("pytest -q", 0)], "pytest -q exit 0 after 1 failure"),
+        ([("cd /app && npm test", 0)], "npm test exit 0"),
+        ([("python3 -m pytest -q", 0)], "pytest -q exit 0"),
+        # The exit code is that of the last command of a line.
+        ([("pytest -q; true", 0), ("pytest | tee log", 0)], ""),
+        ([("pytest -q | tee log", 2)], "pytest -q | tee log exit 2"),
+        ([("make && make test", 2)], "make && make test exit 2"),
+        # `no` is an answer, and an interrupt is no failure.
+        ([("grep -q x y", 1), ("cd /a; LC_ALL=C diff a b", 1), ("sleep 9", 130)], ""),
+        ([("grep -q x y", 2)], "grep -q x y exit 2"),
+        ([("a", 1), ("b", 1), ("c", 1)], "b exit 1 · c exit 1"),
+        ([("the intent", 3)], "exit 3"),
+    ],
+)
+def test_what_commands_came_to_is_in_the_line_of_a_log(runs: list[tuple[str, int]], line: str) -> None:
+    found = outcomes([ended(*run) for run in runs])
+    assert " · ".join(summarize_outcomes(found, "the intent")) == line
+
+
+def test_a_card_has_the_commands_that_failed_and_the_tests() -> None:
+    events = [ended("ls", 0), ended("make", 2), ended("pytest", 1), ended("pytest", 0)]
+    [section] = describe_outcomes(outcomes(events))
+    assert (section.source, section.summary) == (
+        "observed",
+        "4 commands ended, 2 with another exit code than 0",
+    )
+    assert [(line.sign, line.text, line.detail) for line in section.lines] == [
+        ("-", "$ make", "exit 2"),
+        ("+", "$ pytest ×2", "exit 0 · 1 of them failed"),
+    ]
+    assert describe_outcomes(outcomes([ended("ls", 0)])) == ()
+    card = write_card("x", "given", FOUND, (), commands=outcomes(events))
+    assert card.summary.startswith("make exit 2 · pytest exit 0 after 1 failure · pip +flask")
+    assert {line.source for line in card.lines if line.topic == "commands"} == {"observed"}
+
+
+def test_a_command_of_many_lines_is_its_first_one() -> None:
+    command = point(1, intent="cat > x.py <<E\nimport os\nE", intent_from="command")
+    assert views.title(command) == "$ cat > x.py <<E …"
+    assert views.title(point(1, intent="two\nlines")) == "two lines"
 
 
 def test_a_card_that_is_not_there_yet_or_has_gaps() -> None:
@@ -736,34 +816,39 @@ def test_a_card_that_is_not_there_yet_or_has_gaps() -> None:
 
 
 def plan_text(
-    *, forward: bool = False, state: Any = "live", safety: bool = True, nothing: bool = False
+    *, way: Way = "back", state: Any = "live", safety: bool = True, lost: Difference = FOUND
 ) -> str:
-    lost = Difference(files=Changes(), analysis=Analysis(), live=LiveDifference()) if nothing else FOUND
-    head = record(1 if forward else 9)
     plan = RestorePlan(
         id="1f4b9c20",
         session="work",
         target=record(2, intent="before auth refactor"),
-        head=head,
+        head=record(9),
         lost=lost,
         uncheckpointed=lost,
         not_covered=("bind mount /data",),
     )
-    target = Facts(processes=WORKERS, shell=ShellFact(cwd="/app"))
-    words = describe_plan(plan, Facts() if nothing else target, state=state, next_label="c6")
+    target = Facts() if lost is NOTHING else Facts(processes=WORKERS, shell=ShellFact(cwd="/app"))
+    words = describe_plan(plan, target, state=state, way=way, next_label="c6")
     data = {"plan": msgspec.to_builtins(plan), "words": msgspec.to_builtins(words)}
     return "\n".join(text for _, text in views.Plan(data).lines(safety=safety, now=NOW))
+
+
+NOTHING = Difference(files=Changes(), analysis=Analysis(), live=LiveDifference())
 
 
 def test_a_plan_in_words() -> None:
     when = f"{NOW - timedelta(minutes=58):%H:%M}"
     assert plan_text().splitlines() == [
         f'From now (c9 + 1,208 files) back to c2 "before auth refactor" ({when}, 58 min ago, not verified)',
-        "  files      3 written since will go: api.py, new.py, … (1 more)",
-        "             1,201 deleted since will be back: old.py, /srv/gone",
-        "             1 renamed since will have the old name: there",
-        "             2 changed in .git",
-        "             1 changed in node_modules",
+        "  files      2 made since, will go: new.py, /empty/",
+        "             1 will lose its edits since: api.py",
+        "             1 will have the mode, owner or attributes of then: run.sh",
+        "             1,201 deleted since, will be back: old.py, /srv/gone/",
+        "             1 renamed since, will have its old name: there → here",
+        "             also changed: 1 in node_modules",
+        "  packages   pip flask 3.0 and 7 more will be lost",
+        '  git        3 commits on main will be lost: "fix it" and 2 more',
+        "  databases  app.db: orders will be as it was (13 → 1 rows)",
         f"  processes  app.js :8080 ends · postgres ×3 resumes with its memory of {when}",
         "  shell      cwd /app → /root · 2 variables · 1 function",
         "  not covered: bind mount /data",
@@ -778,13 +863,92 @@ def test_a_plan_says_when_there_is_no_way_back() -> None:
 
 
 def test_a_plan_that_leads_forward_does_not_speak_of_going_back() -> None:
-    text = plan_text(forward=True)
+    text = plan_text(way="on")
     assert " on to c2 " in text
-    assert "since" not in text
+    for wrong in ("since", "back", "old name"):
+        assert wrong not in text.split("A safety checkpoint")[0]
+
+
+def test_a_plan_to_another_line_neither_goes_back_nor_on() -> None:
+    lines = plan_text(way="across").splitlines()
+    assert " over to c2 " in lines[0]
+    assert [line.strip().removeprefix("files").strip() for line in lines[1:6]] == [
+        "2 not on that line, will go: new.py, /empty/",
+        "1 differs on that line, will be replaced: api.py",
+        "1 will have the mode, owner or attributes of then: run.sh",
+        "1,201 only on that line, will come: old.py, /srv/gone/",
+        "1 will have the name it has on that line: there → here",
+    ]
+    for wrong in ("since", "back", "old name"):
+        assert wrong not in "\n".join(lines[:-1])
+
+
+def test_a_plan_names_packages_commits_and_rows_that_come_and_go() -> None:
+    def commits(*subjects: str) -> tuple[Commit, ...]:
+        return tuple(Commit(id="abcdef1234", subject=subject, at=1) for subject in subjects)
+
+    def package(name: str, change: PackageMove, before: str | None, after: str | None) -> PackageChange:
+        return PackageChange(
+            ecosystem="pip", environment="/v", name=name, change=change, before=before, after=after
+        )
+
+    analysis = Analysis(
+        findings=(
+            package("a", "removed", "1", None),
+            package("b", "upgraded", "1", "2"),
+            RepositoryChange(
+                path="/app",
+                change="changed",
+                branch_before="main",
+                branch_after="side",
+                lost=commits("x", "y"),
+                lost_count=2,
+                branches=(
+                    BranchMove(branch="new", before=None, after="1", gained=1),
+                    BranchMove(branch="main", before="1", after="2", gained=2),
+                    BranchMove(branch="old", before="1", after=None, lost=1),
+                ),
+            ),
+            RepositoryChange(path="/lib", change="created", commit_count=2, commits=commits("p", "q")),
+            DatabaseChange(
+                path="/app.db",
+                change="changed",
+                tables=(
+                    TableChange(name="t", change="changed", inserted=12, deleted=3, updated=1, altered=True),
+                    TableChange(name="u", change="created", rows_after=2),
+                    TableChange(name="v", change="removed", rows_before=1),
+                ),
+            ),
+            DatabaseChange(path="/gone.db", change="removed"),
+        )
+    )
+    lines = plan_text(lost=msgspec.structs.replace(NOTHING, analysis=analysis)).splitlines()[1:-3]
+    assert [re.sub(r"^ *(packages|git|databases)? *", "", line) for line in lines] == [
+        "pip a 1 will be back",
+        "pip b 2 → 1",
+        '2 commits on side of app will be back: "x", "y"',
+        "app will be on main, not side",
+        "branch new of app will be lost with 1 commit",
+        "branch main of app will lose 2 commits",
+        "branch old of app will be back with 1 commit",
+        "repository lib will be lost with its 2 commits",
+        (
+            "app.db: t will have its definition of then, 12 rows of t will be lost, 3 rows of t will be back,"
+            " 1 row of t will have other values, table u will be lost with 2 rows,"
+            " table v will be back with 1 row"
+        ),
+        "gone.db will be back",
+    ]
+
+
+def test_caches_are_one_line_of_a_plan() -> None:
+    files = tuple(change(f"/app/{number}/__pycache__/x.pyc") for number in range(45))
+    text = plan_text(lost=msgspec.structs.replace(NOTHING, files=Changes(changes=files)))
+    assert text.splitlines()[1] == "  files      caches: 45 files in 0/__pycache__ and 44 more"
 
 
 def test_a_plan_of_nothing() -> None:
-    lines = plan_text(nothing=True).splitlines()
+    lines = plan_text(lost=NOTHING).splitlines()
     assert lines[0].startswith("From now (c9) back to c2 ")
     assert lines[1] == "  nothing would change"
 

@@ -34,8 +34,12 @@ def process(pid: int, parent: int, session: int) -> Process:
         pytest.param([(3, ANCHOR, 77), (4, 3, 4), (5, 4, 77)], [], id="below such a daemon"),
         pytest.param([(3, ANCHOR, 3), (4, 3, 4), (5, 4, 3)], [], id="started before setsid, leader above"),
         pytest.param([(3, ANCHOR, KEEPER), (4, 3, 4), (5, 4, KEEPER)], [], id="started before setsid"),
-        pytest.param([(3, ANCHOR, KEEPER), (4, 3, 77)], [4], id="daemon of a subreaper, leader ended"),
-        pytest.param([(3, ANCHOR, 3), (4, 3, 4), (5, 3, 4)], [5], id="leader beside it"),
+        pytest.param([(3, ANCHOR, KEEPER), (4, 3, 77)], [], id="daemon of a subreaper, leader ended"),
+        pytest.param([(3, ANCHOR, 3), (4, 3, 77), (5, 3, 77), (6, 5, 77)], [], id="several of one daemon"),
+        pytest.param([(3, ANCHOR, 3), (4, 3, 4), (5, 3, 4)], [], id="leader beside it"),
+        pytest.param([(3, ANCHOR, 3), (4, 3, 77), (5, 3, 5), (6, 5, 77)], [4, 6], id="two parents"),
+        pytest.param([(3, ANCHOR, 77), (4, ANCHOR, 4), (5, 4, 77)], [5], id="one of them below the anchor"),
+        pytest.param([(3, ANCHOR, 3), (4, 3, 4), (5, ANCHOR, 5), (6, 5, 4)], [6], id="leader elsewhere"),
         pytest.param(
             [(7, ANCHOR, 7), (3, 7, 3), (4, 3, 4), (5, 4, 7), (6, 4, 3)], [6], id="born in two sessions"
         ),
@@ -44,4 +48,4 @@ def process(pid: int, parent: int, session: int) -> Process:
 def test_whose_leader_is_missing(tree: list[tuple[int, int, int]], stranded: list[int]) -> None:
     anchor = process(ANCHOR, KEEPER, KEEPER)
     members = [process(*numbers) for numbers in tree]
-    assert [one.pid for one in without_leader(anchor, members)] == stranded
+    assert [one.pid for one, _ in without_leader(anchor, members)] == stranded
