@@ -11,6 +11,8 @@ PYTHON := .venv/bin/python
 export WAYPOINT_ENGINE := $(CURDIR)/.cache/engine
 # More arguments for pytest: make unit PYTEST_ARGS='-k shim'
 PYTEST_ARGS ?=
+# How many processes run tests side by side, each with a home and a mount namespace of its own.
+WORKERS ?= 2
 # More arguments for the benchmark: make bench BENCH_ARGS=--quick
 BENCH_ARGS ?=
 
@@ -34,14 +36,14 @@ lint: .venv/.dev-stamp compiler
 
 .PHONY: unit
 unit: .venv/.dev-stamp engine
-	$(PYTHON) -m pytest --basetemp=.cache/unit tests/unit $(PYTEST_ARGS)
+	$(PYTHON) -m pytest --basetemp=.cache/u -n $(WORKERS) --dist loadfile tests/unit $(PYTEST_ARGS)
 
 # The native programs with address and undefined-behaviour sanitizers, and mutated input for what reads input.
 .PHONY: native-check
 native-check: compiler
 	rm -rf .cache/native
 	mkdir -p .cache/native
-	for source in keeper anchor relock inside track precopy flatten; do \
+	for source in keeper anchor relock peers inside sqlite track precopy flatten; do \
 	    cc -g -O1 -Wall -Wextra -Werror -fsanitize=address,undefined -o ".cache/native/$$source" $(NATIVE)/$$source.c; \
 	done
 	[ "$$(.cache/native/track)" = ok ] || echo "this kernel cannot report which memory was written"
@@ -54,7 +56,7 @@ native-check: compiler
 
 .PHONY: integration
 integration: .venv/.dev-stamp engine programs
-	$(PYTHON) -m pytest --basetemp=.cache/integration tests/integration $(PYTEST_ARGS)
+	$(PYTHON) -m pytest --basetemp=.cache/i -n $(WORKERS) --dist loadfile tests/integration $(PYTEST_ARGS)
 
 # The environment with the tools of requirements-dev.txt on top.
 .venv/.dev-stamp: requirements.txt requirements-dev.txt waypoint
@@ -67,11 +69,43 @@ integration: .venv/.dev-stamp engine programs
 engine: .venv/.dev-stamp
 	@$(PYTHON) -c 'import pathlib, waypoint.machine.setup as p; p.set_up(pathlib.Path(".cache").resolve(), print)'
 
-# Long campaigns: power cuts on a disk that forgets what was not synced. `make torture WAYPOINT_SEED=7` repeats one.
+# Faults at every crash point, below root and on the real thing, and power cuts on a disk that forgets what was not
+# synced; the table in docs/reliability.md is made of it. `make torture WAYPOINT_SEED=7` makes the same choices again.
 .PHONY: torture
-torture: export WAYPOINT_POWER_CUTS ?= 40
 torture: .venv/.dev-stamp engine
-	$(PYTHON) -m pytest --basetemp=.cache/torture -rP tests/integration/test_power_cut.py $(PYTEST_ARGS)
+	PYTHONPATH=src:. unshare --mount --propagation private $(PYTHON) -m tests.torture
+
+# Malformed input for every reader and for the daemon's socket. `make fuzz WAYPOINT_SEED=7` repeats a campaign.
+FUZZ_CASES ?= 100000
+.PHONY: fuzz
+fuzz: .venv/.dev-stamp
+	$(PYTHON) -m tests.fuzz --write --cases $(FUZZ_CASES) $(if $(WAYPOINT_SEED),--seed $(WAYPOINT_SEED))
+
+# Random trees of processes, compared before and after they come back. `make fidelity WAYPOINT_SEED=7` repeats a campaign.
+FIDELITY_TREES ?= 5000
+.PHONY: fidelity
+fidelity: .venv/.dev-stamp engine compiler
+	unshare --mount $(PYTHON) -m tests.fingerprint.campaign --write --trees $(FIDELITY_TREES) \
+	    $(if $(WAYPOINT_SEED),--seed $(WAYPOINT_SEED))
+
+# Many clients against a model of a session, repetitions that must not leak, very large sessions.
+LOAD_ARGS ?=
+.PHONY: load
+load: .venv/.dev-stamp engine programs
+	$(PYTHON) -m tests.load --write $(LOAD_ARGS)
+
+# Whether what is told is true: written and random stories, every statement against an oracle of its own. The table
+# goes into docs/history.md. `make truth TRUTH_ARGS='--seed 17 --stories 1 --only random'` repeats one story.
+TRUTH_ARGS ?= --write
+.PHONY: truth
+truth: .venv/.dev-stamp engine programs
+	$(PYTHON) -m tests.truth.campaign $(TRUTH_ARGS)
+
+# Injected damage in points and in the database: all of it has to be found. `make damage WAYPOINT_SEED=7` repeats one.
+.PHONY: damage
+damage: export WAYPOINT_DAMAGES ?= 1400
+damage: .venv/.dev-stamp engine
+	$(PYTHON) -m pytest --basetemp=.cache/damage -rP tests/unit/test_damage.py tests/integration/test_damage.py $(PYTEST_ARGS)
 
 # What it costs here; the results are in waypoint-bench/.
 .PHONY: bench
