@@ -59,6 +59,8 @@ def reason(fact: Fact, before: str | None, after: str | None, facts: Mapping[Fac
     """Why this difference is no defect, or None."""
     if fact.kind in _ALWAYS:
         return _ALWAYS[fact.kind]
+    if fact.kind == "another home" and "visible" not in (before, after):
+        return "homes of the machine come and go, and each is hidden"
     one, other = before or "", after or ""
     return (
         _of_process(fact, one, other, facts)

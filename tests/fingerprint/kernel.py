@@ -1,4 +1,4 @@
-"""What belongs to a box as a whole: System V objects and mounts."""
+"""What belongs to a box as a whole: System V objects, mounts, and whether other homes are hidden from it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 
 from tests.fingerprint.facts import Recorder
 
-from waypoint.kernel import mounts
+from waypoint.kernel import homes, mounts
+from waypoint.kernel.mounts import Mount
 from waypoint.kernel.syscalls import CLONE_NEWIPC, setns
 
 _IPC_NOWAIT, _MSG_COPY, _GETALL = 0o4000, 0o40000, 13
 _MESSAGE_BYTES = 8192
-_OWN_MOUNTS = ("/dev", "/proc", "/sys", "/run", "/tmp")
-"""(Elsewhere other homes of the machine are hidden, which come and go.)"""
+_MASK = ("tmpfs", "none", "ro,nosuid,nodev,noexec,relatime")
+"""File system, source and options of the mount that hides a folder from a box (native/plan.h)."""
+_IN_A_HOME = ("waypoint.db", "pool.img", "pool")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -25,9 +27,34 @@ def record_box(recorder: Recorder) -> None:
     anchor = next(process.host_pid for process in recorder.members if process.state != "Z")
     with ThreadPoolExecutor(1) as executor:  # the kernel keeps an IPC namespace per thread
         executor.submit(_record_ipc, recorder, anchor).result()
-    for mount in mounts.mounts(recorder.keeper):
-        if mount.path.startswith(_OWN_MOUNTS) or mount.path == "/":
-            recorder.add("mount", mount.path, mount.fstype)
+    with homes.reading():  # no home is between its mask and its entry
+        known = {str(one.path) for one in homes.known_homes()}
+        _record_mounts(recorder, mounts.mounts(recorder.keeper), known)
+
+
+def _record_mounts(recorder: Recorder, table: list[Mount], known: set[str]) -> None:
+    """All mounts; but a mask of another home is recorded as such, because homes come and go."""
+    root = next(mount for mount in table if mount.path == "/")
+    others = {path for path in known if f"upperdir={path}/" not in root.super_options}
+    stacks: dict[str, list[str]] = {}
+    for mount in table:
+        path = mount.path.removesuffix("//deleted")
+        is_mask = (mount.fstype, mount.source, mount.options) == _MASK
+        if is_mask and (path in others or (_was_home(path) and path not in known)):
+            recorder.add("another home", path, "hidden")
+        else:
+            stacks.setdefault(path, []).append(f"{mount.fstype} {mount.options}")
+    for path, stack in stacks.items():
+        recorder.add("mount", path, ", ".join(stack))
+    for path in others:
+        with contextlib.suppress(OSError):
+            if os.listdir(f"/proc/{recorder.keeper}/root{path}"):
+                recorder.add("another home", path, "visible")
+
+
+def _was_home(path: str) -> bool:
+    """Whether a home was there that is no longer registered: it is gone, or has left something behind."""
+    return not os.path.lexists(path) or any(os.path.lexists(f"{path}/{name}") for name in _IN_A_HOME)
 
 
 def _record_ipc(recorder: Recorder, host_pid: int) -> None:
