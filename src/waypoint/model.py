@@ -562,6 +562,8 @@ class Conflict(Record, frozen=True):
     why: str
     forcible: bool
     """Whether `force` lands it all the same."""
+    executed: bool = False
+    """Whether the host would run it by itself, or take commands from it; `allow_executed` lands it."""
 
 
 class LeftOut(Record, frozen=True):

@@ -238,6 +238,23 @@ def test_a_program_that_lends_rights_does_not_land_unseen(fresh: waypoint.Sessio
     assert stat.S_IMODE((target / "su").stat().st_mode) == 0o755
 
 
+def test_what_this_machine_runs_by_itself_lands_only_when_it_is_allowed(
+    fresh: waypoint.Session, target: Path
+) -> None:
+    fresh.run("git init -q /srv/app && cd /srv/app && echo work > file").check()
+    fresh.run("echo evil > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; echo evil > .envrc").check()
+    with pytest.raises(errors.LandingConflict, match=r"hook|direnv") as refused:
+        fresh.apply(target)
+    assert "allow_executed" in str(refused.value.hint)
+    done = fresh.apply(target, force=True)
+    assert {Path(one.path).name for one in done.conflicts} == {"pre-commit", ".envrc"}
+    assert (target / "file").read_text() == "work\n"
+    assert (target / ".git/config").exists(), "a new repository is no danger by itself"
+    assert not (target / ".envrc").exists()
+    fresh.apply(target, allow_executed=True)
+    assert (target / ".git/hooks/pre-commit").read_text() == "evil\n"
+
+
 def test_the_boxs_own_resolver_does_not_land(sessions: Callable[..., waypoint.Session]) -> None:
     session = sessions("t")
     plan = session.apply("/", dry_run=True)

@@ -527,6 +527,39 @@ def test_new_content_for_a_program_that_lends_rights_here_is_a_conflict_too(worl
     assert conflicts(world.plan()) == {"su": True}
 
 
+def test_what_the_host_runs_by_itself_does_not_land_unseen(world: World) -> None:
+    world.write("/app/.git/hooks/pre-commit", "#!/bin/sh\n", mode=0o755)
+    world.write("/app/.envrc")
+    world.write("/app/main.py")
+    world.write("/app/.git/config", "[core]\n\tbare = false\n")
+    plan = world.plan()
+    assert conflicts(plan) == {".git/hooks/pre-commit": False, ".envrc": False}
+    assert all(conflict.executed for conflict in plan.landing.conflicts)
+    # What is not allowed stays where it is, also if everything else is forced.
+    assert set(actions(plan)) == {"main.py", ".git", ".git/hooks", ".git/config"}
+    world.land(allow_executed=True)
+    assert (world.target / ".envrc").exists()
+    assert not conflicts(world.plan())
+
+
+def test_a_hook_that_is_made_executable_is_a_conflict(world: World) -> None:
+    world.below("/app/.git/hooks/pre-commit", "#!/bin/sh\n")
+    world.write("/app/.git/hooks/pre-commit", "#!/bin/sh\n", mode=0o755)
+    assert conflicts(world.plan()) == {".git/hooks/pre-commit": False}
+
+
+def test_the_hooks_of_a_bare_repository_are_found(world: World) -> None:
+    for name in ("HEAD", "objects/x"):
+        world.below(f"/app/x.git/{name}")
+    world.write("/app/x.git/hooks/update", "#!/bin/sh\n", mode=0o755)
+    assert conflicts(world.plan()) == {"x.git/hooks/update": False}
+
+
+def test_a_folder_that_is_named_by_a_link_is_known_by_its_real_path(world: World) -> None:
+    world.write("/app/x.service")
+    assert conflicts(world.plan(real_target="/etc/systemd/system")) == {"x.service": False}
+
+
 def test_only_what_was_named_lands(world: World) -> None:
     world.write("/app/src/one")
     world.write("/app/srcs")

@@ -33,7 +33,7 @@ class CopyDone(Result, frozen=True):
 
 class Apply(Request[Applied], frozen=True):
     """Brings what changed in a session onto a folder of this machine. `source`: the folder of the session
-    that stands for `to`."""
+    that stands for `to`. `allow_executed`: also what this machine runs by itself, such as git hooks."""
 
     to: Path
     session: str | None = None
@@ -43,6 +43,7 @@ class Apply(Request[Applied], frozen=True):
     since: str | None = None
     delete: bool = False
     force: bool = False
+    allow_executed: bool = False
     dry_run: bool = False
 
 

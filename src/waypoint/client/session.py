@@ -522,12 +522,14 @@ class Session:
         since: Checkpoint | str | None = None,
         delete: bool = False,
         force: bool = False,
+        allow_executed: bool = False,
         dry_run: bool = False,
     ) -> model.Landing:
         """Brings what has changed in it (or up to `ref`, or since `since`) to a folder of this machine.
 
         `source` is the folder of the session that stands for `to`: else the one in `paths`, else the one its
-        shell is in. LandingConflict when files here have changed that would be replaced; `force` does.
+        shell is in. LandingConflict when files here have changed that would be replaced; `force` does. So are
+        files that this machine runs by itself (git hooks, start files of shells, units): `allow_executed`.
         """
         request = requests.Apply(
             to=payloads.local_path(to),
@@ -538,6 +540,7 @@ class Session:
             since=ref_of(since),
             delete=delete,
             force=force,
+            allow_executed=allow_executed,
             dry_run=dry_run,
         )
         return self._client.ask(request).landing

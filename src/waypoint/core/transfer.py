@@ -158,10 +158,12 @@ class Transfer:
         *,
         delete: bool = False,
         force: bool = False,
+        allow_executed: bool = False,
         dry_run: bool = False,
     ) -> Landing:
         """Brings what has changed in a session to a folder of the host. Conflicts refuse all of it, unless it
-        is forced; then those that cannot be are left."""
+        is forced; then those that cannot be are left. What the host would run by itself lands only with
+        `allow_executed`."""
         to = posixpath.normpath(to)
         with (
             _translated(),
@@ -178,6 +180,8 @@ class Transfer:
                 selection = _with_undone(selection, answer, ground, to, landed)
             rules = LandingRules(
                 delete=delete,
+                allow_executed=allow_executed,
+                real_target=ground.path() if ground else "",
                 since_ns=self._began_ns(row, answer.new),
                 landed=lambda _, status: _stamp(status) in known,
                 named=answer.named,
@@ -417,14 +421,24 @@ def _refuse(planned: Landing, *, force: bool) -> None:
     first = planned.conflicts[0]
     more = len(planned.conflicts) - 1
     conflicts = f"{first.path}: {first.why}" + (f", and {more} more" if more else "")
-    forcible = all(conflict.forcible for conflict in planned.conflicts)
     raise LandingConflict(
         f"nothing was changed, there {'are conflicts' if more else 'is a conflict'}: {conflicts}",
-        hint=Hint(Arg("apply", force=True), " lands it all the same")
-        if forcible
-        else "name the paths that are to land",
+        hint=_way_out(planned),
         conflicts=msgspec.to_builtins(planned.conflicts[:_MOST_CONFLICTS]),
     )
+
+
+def _way_out(planned: Landing) -> Hint | str:
+    executed = any(conflict.executed for conflict in planned.conflicts)
+    forcible = any(conflict.forcible for conflict in planned.conflicts)
+    if not all(conflict.forcible or conflict.executed for conflict in planned.conflicts):
+        return "name the paths that are to land"
+    if executed and forcible:
+        allow, force = Arg("apply", allow_executed=True), Arg("apply", force=True)
+        return Hint("read them first; ", allow, " and ", force, " together land all of it")
+    if executed:
+        return Hint("read them first; ", Arg("apply", allow_executed=True), " lands them too")
+    return Hint(Arg("apply", force=True), " lands it all the same")
 
 
 # ---- carrying out -------------------------------------------------------------------------------

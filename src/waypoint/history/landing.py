@@ -11,7 +11,8 @@ has no further effect.
 
 A conflict is a place where landing would destroy something that the session has never seen: a file that is
 neither what the session started from nor what it has landed there before. A file that does not exist any more
-is no conflict. When the base of the session is the folder that is landed on, the base's file *is* the file
+is no conflict. A file that the host runs by itself, such as a git hook, is one unless the user allows it
+(executed.py). When the base of the session is the folder that is landed on, the base's file *is* the file
 there and proves nothing; then its change time has to be older than the session.
 """
 
@@ -27,6 +28,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from waypoint.api.difference import Changes, Facet
+from waypoint.history.executed import MOST_CONFIG_BYTES, reason_executed
 from waypoint.history.view import Place, PointView, printable
 from waypoint.kernel import files
 from waypoint.kernel.files import Entry
@@ -187,6 +189,10 @@ class LandingRules(NamedTuple):
     delete: bool = False
     judge: bool = True
     """Whether the folder may have changes that are not the session's, so that there may be conflicts."""
+    allow_executed: bool = False
+    """Whether files land that the host runs by itself."""
+    real_target: str = ""
+    """The path of the folder without links, where it is known."""
     since_ns: int = 0
     """When the session began."""
     landed: Callable[[str, os.stat_result], bool] = lambda _path, _status: False
@@ -364,6 +370,8 @@ class _Planner:
 
     def _replace(self, place: Place, relative: str, where: str, present: Entry) -> None:
         """Something of another kind has this path."""
+        if self._is_refused(relative, place):
+            return
         if present.is_folder:
             if not self.rules.delete:
                 self._add_conflict(
@@ -386,10 +394,46 @@ class _Planner:
         what: tuple[Facet, ...],
         present: Entry | None,
     ) -> None:
+        if self._is_refused(relative, place):
+            return
         step = LandingStep(relative, action, place, what, present)
         if self.rules.judge and (rights := self._raised_rights(step)):
             self._add_conflict(relative, rights, forcible=True)
         self.steps[relative] = step
+
+    def _is_refused(self, relative: str, place: Place) -> bool:
+        """Whether the host would run it by itself, which is a conflict that `force` does not solve."""
+        if not self.rules.judge or self.rules.allow_executed or place.entry.is_folder:
+            return False
+        data = self.new.data_path(place) if place.entry.is_file else None
+        for target in dict.fromkeys((self.target, self.rules.real_target or self.target)):
+            why = reason_executed(
+                posixpath.join(target, relative),
+                is_link=place.entry.is_link,
+                read=lambda: files.read(data, MOST_CONFIG_BYTES + 1) if data else None,
+                is_repository=lambda levels: self._is_repository(relative, levels),
+            )
+            if why:
+                self._add_conflict(relative, why, forcible=False, executed=True)
+                return True
+        return False
+
+    def _is_repository(self, relative: str, levels: int) -> bool:
+        """Whether a folder above a path is a repository of git, in the session or where it lands."""
+        above = "/".join([".."] * levels)
+        box_path = posixpath.normpath(posixpath.join(self._box_path(relative), above))
+        names = ("HEAD", "objects")
+        if all(self.new.place(posixpath.join(box_path, name)) for name in names):
+            return True
+        inside = posixpath.normpath(posixpath.join(relative, above))
+        return not inside.startswith("..") and all(
+            self._exists(posixpath.normpath(f"{inside}/{name}")) for name in names
+        )
+
+    def _exists(self, relative: str) -> bool:
+        with contextlib.suppress(OSError), self.folder.at(relative) as where:
+            return files.look(where) is not None
+        return False
 
     def _raised_rights(self, step: LandingStep) -> str | None:
         """The rights that a program would have and the user who runs it has not. An agent must not leave such
@@ -448,13 +492,14 @@ class _Planner:
 
     # ---- what the session knows --------------------------------------------------------------
 
-    def _add_conflict(self, relative: str, why: str, *, forcible: bool) -> None:
+    def _add_conflict(self, relative: str, why: str, *, forcible: bool, executed: bool = False) -> None:
         self.conflicts.append(
             Conflict(
                 path=self._target_path(relative),
                 source=printable(self._box_path(relative)),
                 why=why,
                 forcible=forcible,
+                executed=executed,
             )
         )
 

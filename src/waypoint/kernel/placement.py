@@ -138,6 +138,10 @@ class Folder:
             path = posixpath.join(head, link)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
+    def path(self) -> str:
+        """Its path without links, as this process sees it."""
+        return os.readlink(f"/proc/self/fd/{self.fd}")
+
     def close(self) -> None:
         self.discard()
         os.close(self.fd)

@@ -48,6 +48,9 @@ def _selection(from_help: str) -> tuple[Argument, ...]:
     *_selection("the folder of the session that corresponds to DIR"),
     flag("--delete", help="delete here what was deleted in the session"),
     flag("--force", help="replace files that have changed here in the meantime"),
+    flag(
+        "--allow-executed", help="also what this machine runs by itself: git hooks, shell start files, units"
+    ),
     flag("--dry-run", help="only show what would be done"),
     YES,
     examples=(
@@ -58,8 +61,9 @@ def _selection(from_help: str) -> tuple[Argument, ...]:
     about="The folder of the session is --from, else the one absolute PATH, else the folder its shell is"
     " in; with --to / paths stay the same. Files are replaced one by one, each in one step. A file that"
     " has changed here since the session started is a conflict: then nothing is copied, unless --force is"
-    " given. Of a file that exists here only what changed is copied; new files keep owner, mode and"
-    " attributes. Repeating it does nothing more.",
+    " given. So is a file that this machine would run by itself or take commands from (a git hook, .envrc,"
+    " .bashrc, authorized_keys, a unit): read it, then give --allow-executed. Of a file that exists here only"
+    " what changed is copied; new files keep owner, mode and attributes. Repeating it does nothing more.",
 )
 def apply(console: Console) -> int:
     arguments = console.arguments
@@ -70,6 +74,7 @@ def apply(console: Console) -> int:
         "since": arguments.since,
         "delete": arguments.delete,
         "force": arguments.force,
+        "allow_executed": arguments.allow_executed,
     }
     if not arguments.dry_run:
         console.require_confirmation("applying changes")

@@ -52,6 +52,7 @@ def apply(app: App, connection: Connection, request: api.Apply) -> api.Applied:
             _selection(request),
             delete=request.delete,
             force=request.force,
+            allow_executed=request.allow_executed,
             dry_run=request.dry_run,
         )
     return api.Applied(landing=landing)
