@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -74,6 +75,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     log = Path(os.environ.get("WAYPOINT_HOME", "/nonexistent")) / "daemon.log"
     if report.failed and log.is_file():
         report.sections.append(("daemon.log", "\n".join(log.read_text().splitlines()[-40:])))
+        report.sections.append(("mount namespaces", _mount_namespaces()))
+
+
+def _mount_namespaces() -> str:
+    """A daemon that another process started may see other mounts than the test."""
+    seen = {"test": os.readlink("/proc/self/ns/mnt")}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            home = f"WAYPOINT_HOME={os.environ['WAYPOINT_HOME']}".encode()
+            if home in (process / "environ").read_bytes().split(b"\0"):
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                seen[f"{process.name} {words[:60]}"] = os.readlink(process / "ns/mnt")
+    return "\n".join(f"{namespace} {name}" for name, namespace in seen.items())
 
 
 @pytest.fixture
