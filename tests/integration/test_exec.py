@@ -153,6 +153,35 @@ def test_standard_input_is_empty_unless_given(session: waypoint.Session) -> None
 # ---- jobs and time -------------------------------------------------------------------------------
 
 
+def test_git_log_returns_and_the_variables_of_the_shell_are_as_before(session: waypoint.Session) -> None:
+    session.run("export PAGER=less; git init -q /srv/repo; cd /srv/repo; git config user.email a@b")
+    session.run("git config user.name n; for i in {1..99}; do git commit -qm $i --allow-empty; done")
+    session.checkpoint()
+    log = session.run("git log --color=always; env", timeout=20, plain=True)
+    assert not log.timed_out
+    assert log.output.count("Author: n <a@b>") == 99
+    assert "\x1b" not in log.output
+    assert "\nPAGER=cat\n" in log.output
+    assert "\nDEBIAN_FRONTEND=noninteractive\n" in log.output
+    assert "\x1b[33mcommit" in session.run("git log -1 --color=always").output
+    assert session.run("sh -c 'echo $PAGER'").output == "less\n"  # it is named: the shell's own
+    assert session.run("compgen -e | grep -E '_PAGER|APT|DEBIAN'", tty=True).output == ""
+    assert not session.changed()
+
+
+def test_a_command_that_has_the_terminal_starts_its_pager(session: waypoint.Session) -> None:
+    session.run("export DEBIAN_FRONTEND=noninteractive; unset PAGER")
+    assert session.run("env", tty=True).output.count("DEBIAN_FRONTEND=noninteractive") == 1
+    assert "GIT_PAGER" not in session.run("env", tty=True).output
+    command = "seq 500 >/tmp/f; less /tmp/f; echo left"
+    waiting = threading.Thread(target=lambda: session.run(command, tty=True))
+    waiting.start()
+    until(lambda: "less" in (session.info.foreground or ""))
+    session.type("q")
+    waiting.join(20)
+    assert "left" in session.screen()
+
+
 def test_a_job_that_prints_later_prints_to_the_terminal_not_into_a_result(session: waypoint.Session) -> None:
     start = "(until [ -e /tmp/go ]; do sleep 0.02; done; echo from-the-job; touch /tmp/done) &"
     assert session.run(start).output.startswith("[1] ")

@@ -25,6 +25,7 @@ RENAMED = {
     ("new", "base"): "options",
     ("new", "net"): "options",
     ("trace", "everything"): "all",
+    ("run", "raw"): "plain",
 }
 """Arguments that have another name in the request."""
 OWN = {

@@ -107,7 +107,8 @@ class Auto(Request[OneSession], frozen=True):
 
 class Exec(Request[model.RunResult], frozen=True):
     """Runs a command in the shell of a session. `stream`: the output also comes in events. `limit`: the most
-    bytes of output that are kept. `on_terminal`: input and output are those of the terminal."""
+    bytes of output that are kept. `on_terminal`: input and output are those of the terminal, and programs may
+    start pagers and ask questions there. `plain`: no escape sequences in the output."""
 
     command: str
     session: str | None = None
@@ -116,6 +117,7 @@ class Exec(Request[model.RunResult], frozen=True):
     on_terminal: bool = False
     limit: Count | None = None
     stream: bool = False
+    plain: bool = False
     actor: model.Actor = "person"
 
 

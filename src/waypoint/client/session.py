@@ -73,9 +73,16 @@ class Session:
         stdin: str | bytes | None = None,
         on_output: Callable[[str], None] | None = None,
         max_output_bytes: int | None = None,
+        tty: bool = False,
+        plain: bool = False,
         on_approval: OnApproval | None = None,
     ) -> Result:
         """Runs a command in the session's shell: `cd`, `export` and the like last.
+
+        Its stdin is empty unless `stdin` is given. Pagers are `cat` for this command, and git and apt do not
+        ask (PAGER, GIT_PAGER, MANPAGER, SYSTEMD_PAGER, GIT_TERMINAL_PROMPT, DEBIAN_FRONTEND and
+        APT_LISTCHANGES_FRONTEND are set; one that the command names is left alone). `tty`: it reads from the
+        terminal, with the shell's own variables. `plain`: the output without escape sequences.
 
         `on_output` is called with pieces of the output while it runs. Where the policy wants approval first,
         `on_approval` is called; without it this waits until another client approves or denies the command.
@@ -87,7 +94,9 @@ class Session:
             timeout=timeout,
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
             limit=max_output_bytes,
+            on_terminal=tty,
             stream=on_output is not None,
+            plain=plain,
             actor=self.actor,
         )
 

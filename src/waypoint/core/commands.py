@@ -40,6 +40,7 @@ class Commands:
         on_terminal: bool = False,
         limit: int | None = None,
         on_output: Callable[[bytes], None] | None = None,
+        plain: bool = False,
         actor: Actor = "person",
     ) -> RunResult:
         """A command in the shell of a session."""
@@ -53,6 +54,7 @@ class Commands:
                 on_terminal=on_terminal,
                 limit=limit or OUTPUT_LIMIT_BYTES,
                 on_output=on_output,
+                plain=plain,
                 actor=actor,
             )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from waypoint.model import Actor, RunResult
+from waypoint.terminal.escapes import Stripper
 from waypoint.terminal.recording import Excerpt
 
 OUTPUT_LIMIT_BYTES = 1 << 20
@@ -26,6 +27,8 @@ class Run:
     silent: bool = False
     """Neither shown to watchers nor kept in the shell's history."""
     actor: Actor = "person"
+    stripper: Stripper | None = None
+    """What takes escape sequences out of the output, if they are not wanted."""
     started_at: float = field(default_factory=time.monotonic)
     began: threading.Event = field(default_factory=threading.Event)
     """Set when its output starts, or when there will be none."""
@@ -62,6 +65,8 @@ class Run:
             self.on_output(self._output()[len(self._excerpt.head) :])
 
     def _keep(self, data: bytes) -> None:
+        if self.stripper:
+            data = self.stripper.feed(data)
         first = self._excerpt.add(data)
         if self.on_output and first:
             self.on_output(first)

@@ -23,6 +23,17 @@ _MARK_START = b"\x1b]133;"
 _MARK = re.compile(rb"\x1b\]133;([A-EJ])((?:;[^\x07\x1b]*)?)\x07")
 _MAX_MARK_BYTES = 32 << 10
 _MAX_TYPED_BYTES = 1 << 20
+UNATTENDED = {
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "SYSTEMD_PAGER": "cat",
+    "GIT_TERMINAL_PROMPT": "0",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "APT_LISTCHANGES_FRONTEND": "none",
+}
+"""Variables of a command that does not read from the terminal. Its output goes to a terminal all the same, so
+programs would start a pager or ask a question, and wait for ever."""
 
 
 class Shell(Record, frozen=True):
@@ -164,10 +175,18 @@ def keys_for(run_id: str, command: str, stdin: bytes | None, *, on_terminal: boo
         source = ' < <(builtin printf %b "$__waypoint_input")'
     else:
         source = "" if on_terminal else " </dev/null"
-    evaluate = f'builtin eval "$__waypoint_command"{source}'
+    # `command` keeps the variables until the end of the eval, and `builtin` only until its first command. A
+    # variable that the command names is left to it: what it exports has to last.
+    variables = "" if on_terminal or silent else _unattended(command)
+    evaluate = f'{variables}command eval "$__waypoint_command"{source}'
     condition = f"if __waypoint_again; then {evaluate}; else {evaluate}; fi"
     line = f" {words}; {condition}; {{ __waypoint_prompt first; }} 2>/dev/null"
     return STASH + _PASTE + line.encode() + _PASTE_END + b"\r"
+
+
+def _unattended(command: str) -> str:
+    names = [name for name in UNATTENDED if not re.search(rf"\b{name}\b", command)]
+    return "".join(f"{name}={UNATTENDED[name]} " for name in names)
 
 
 def _quoted(data: bytes) -> str:

@@ -435,15 +435,18 @@ class Terminal:
         limit: int = OUTPUT_LIMIT_BYTES,
         on_output: Callable[[bytes], None] | None = None,
         silent: bool = False,
+        plain: bool = False,
         actor: Actor = "person",
     ) -> RunResult:
         """Runs a command in the shell and waits for its end. One at a time; others wait for their turn.
-        `silent`: neither shown to watchers nor kept in the shell's history."""
+        `silent`: neither shown to watchers nor kept in the shell's history. `plain`: no escape sequences in
+        the output."""
         if "\0" in command:
             raise UsageError("a command cannot contain a NUL byte")
         keys = keys_for(run_id, command, stdin, on_terminal=on_terminal, silent=silent)
         with self._turn:
-            run = Run(run_id, command, limit, on_output, silent=silent, actor=actor)
+            stripper = escapes.Stripper() if plain else None
+            run = Run(run_id, command, limit, on_output, silent=silent, actor=actor, stripper=stripper)
             while not self._type_command(run, keys):
                 pass
             if not run.done.wait(timeout):

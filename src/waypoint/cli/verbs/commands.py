@@ -62,7 +62,8 @@ def _variable(text: str) -> tuple[str, str]:
         help="interrupt the command after that time; exit status 124. Waiting for approval does not count",
     ),
     flag("--stdin", help="pass this process's stdin to the command"),
-    flag("--tty", help="let the command read from the session's terminal"),
+    flag("--tty", help="let the command read from the session's terminal; pagers and prompts work"),
+    flag("--plain", help="take escape sequences (colours and the like) out of the output"),
     flag(
         "--pipe",
         help="run a program beside the shell, without a terminal, with its own stdin, stdout, stderr",
@@ -85,8 +86,10 @@ def _variable(text: str) -> tuple[str, str]:
     ),
     about="It is the same shell that `waypoint shell` shows: the effects of earlier `cd` and `export` are"
     " still there. The exit status is that of the command. Its stdin is empty unless --stdin or --tty is"
-    " given. Ctrl-C interrupts the command; a second Ctrl-C stops waiting for it. Options stand before the"
-    " command.",
+    " given. Without --tty, pagers and questions of git and apt are off for this command (PAGER, GIT_PAGER,"
+    " MANPAGER and SYSTEMD_PAGER are cat, GIT_TERMINAL_PROMPT is 0, DEBIAN_FRONTEND is noninteractive,"
+    " APT_LISTCHANGES_FRONTEND is none); a variable of these that the command names is left as it is. Ctrl-C"
+    " interrupts the command; a second Ctrl-C stops waiting for it. Options stand before the command.",
     json={"": "exec", "--pipe": ProgramResult},
 )
 def exec_(console: Console) -> int:
@@ -118,6 +121,7 @@ def _run_in_shell(console: Console, command: str) -> int:
         stdin=sys.stdin.buffer.read() if arguments.stdin else None,
         on_terminal=arguments.tty,
         stream=not console.json,
+        plain=arguments.plain,
         actor=console.actor,
     )
     printer = _OutputPrinter()

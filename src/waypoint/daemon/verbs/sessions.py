@@ -100,6 +100,7 @@ def _run(
             on_terminal=request.on_terminal,
             limit=request.limit,
             on_output=on_output,
+            plain=request.plain,
             actor=request.actor,
         )
         faults.reach("exec.ended")

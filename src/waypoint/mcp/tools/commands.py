@@ -85,6 +85,7 @@ class CommandTools:
         max_characters: Annotated[
             int, Field(description="How much of its output is shown.", ge=200, le=100_000)
         ] = PAGE_CHARACTERS,
+        raw: Annotated[bool, Field(description="Keep escape sequences.")] = False,
     ) -> Answer | InputRequiredResult:
         """Run a command in the session's persistent shell and wait for its end. Long output is cut in the
         middle; `more` with the cursor reads what was left out. Start servers in the background (`… >log
@@ -108,6 +109,7 @@ class CommandTools:
                     stdin=stdin or None,
                     on_output=on_output,
                     max_output_bytes=_MAX_OUTPUT_BYTES,
+                    plain=not raw,
                     on_approval=on_approval,
                 )
 
