@@ -313,7 +313,6 @@ def small(engine: Path, home: Home, watch: Watch, monkeypatch: pytest.MonkeyPatc
     shutil.rmtree(folder)
 
 
-@pytest.mark.skip(reason="races with the keeping of base files: two errors are possible")
 @pytest.mark.slow
 def test_a_pool_that_fills_up(small: Home) -> None:
     client = waypoint.Client(small.path)
@@ -365,15 +364,10 @@ def test_a_pool_that_fills_up(small: Home) -> None:
     assert percent() < 90
 
     # A process too large for what is left: refused before it is touched.
-    session.run("python3 -c 'import os, time; held = os.urandom(300 << 20); time.sleep(1000)' &").check()
-
-    def until_it_has_all_its_memory() -> None:
-        for _ in range(100):
-            client.call("checkpoint", {"session": "t"})
-            time.sleep(0.2)
-
+    program = "import os, time; x = os.urandom(300 << 20); open('/tmp/ready', 'w').close(); time.sleep(1000)"
+    session.run(f'python3 -c "{program}" & until [ -e /tmp/ready ]; do sleep 0.05; done').check()
     with pytest.raises(NoSpace, match="the session goes on untouched") as refused:
-        until_it_has_all_its_memory()
+        checkpoint()
     assert "s.forget(" in refused.value.hint
     assert refused.value.details["need_bytes"] > refused.value.details["free_bytes"]
     until(lambda: not list(small.staging.iterdir()))  # files of the base are kept in the background

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.fakes import Injected, World
@@ -19,6 +21,8 @@ from waypoint.box.keeper import Keeper
 from waypoint.core.capture import Wish
 from waypoint.core.live import new_id
 from waypoint.daemon.app import App
+from waypoint.engine.filenames import NamedFile
+from waypoint.kernel import faults
 from waypoint.kernel.network.flows import Flow
 from waypoint.model import Size
 from waypoint.store.events import make_blob
@@ -156,6 +160,77 @@ def test_whatever_fails_nothing_is_lost_and_nothing_is_left(
     else:
         pytest.fail("it never came to an end")
     assert failures >= 3, "the verb was made to fail in several places"
+
+
+@pytest.mark.parametrize("files_only", [False, True])
+def test_a_pool_that_runs_full_is_one_error_whichever_step_of_a_checkpoint_meets_it(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch, files_only: bool
+) -> None:
+    """It was told in several ways: by the look before, by the dump, or by whatever else was written."""
+    full: list[Callable[[], Exception]] = [
+        lambda: OSError(errno.ENOSPC, "No space left on device"),
+        lambda: OSError(errno.EDQUOT, "Disk quota exceeded"),
+        lambda: errors.NoSpace("no space left in the pool for the memory of the processes"),
+        lambda: errors.NoSpace("no space left to snapshot", path=str(world.home.staging / "x")),
+    ]
+    me, at, calls = threading.get_ident(), 0, list[str]()
+
+    def call(name: str) -> None:
+        if threading.get_ident() != me or name == "capture.begun":
+            return
+        calls.append(name)
+        if len(calls) == at and "capture.stored" not in calls:  # from there on the point exists
+            error = full[at % len(full)]()
+            raise error
+
+    monkeypatch.setattr(world.faults, "call", call)
+    world.settle()
+    faults.control(call)
+    met: dict[str, errors.NoSpace] = {}
+    try:
+        for at in range(1, 60):
+            calls.clear()
+            try:
+                world.app.capture.checkpoint(row, Wish("two", files_only=files_only))
+                break
+            except errors.NoSpace as error:
+                met[calls[at - 1]] = error
+        else:
+            pytest.fail("it never came to an end")
+    finally:
+        faults.control(None)
+    assert {"capture.staged", "pool.snapshot", "capture.published"} <= met.keys()
+    assert files_only or {"engine.freeze", "engine.write"} <= met.keys()
+    for told in met.values():
+        assert told.details.keys() == {"need_bytes", "free_bytes"}
+        assert "the session goes on untouched" in told.message
+        assert "forget" in str(told.hint)
+    check(world)
+
+
+def test_a_full_disk_of_the_host_is_named_in_the_error_of_a_checkpoint(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = errors.NoSpace("the host's disk is almost full", path=str(world.home.path / "pool.img"))
+    monkeypatch.setattr(world.pool, "snapshot", Mock(side_effect=full))
+    with pytest.raises(errors.NoSpace, match="the host's disk is almost full"):
+        world.app.capture.checkpoint(row, Wish("two"))
+
+
+def test_a_full_pool_leaves_a_file_of_the_base_out_and_says_so(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = world.base / "bin/bash"
+    status = program.stat()
+    needed = NamedFile("/bin/bash", status.st_size, status.st_mode)
+    kept = world.app.kept
+    monkeypatch.setattr(kept, "_from_base", lambda *_: [(needed, "bin/bash")])
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(kept, "_store_content", Mock(side_effect=full))
+    point = world.app.capture.checkpoint(row, Wish("two"))
+    world.settle()
+    (noted,) = kept._noted(point, world.options)
+    assert (noted.digest, noted.why_not) == (None, "the pool was full")
 
 
 def test_a_restore_brings_the_files_back_and_undo_takes_that_back(world: World, row: SessionRow) -> None:

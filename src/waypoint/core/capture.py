@@ -8,7 +8,6 @@ complete folder, from which the next one makes the row.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ from waypoint.core.remains import Remains
 from waypoint.core.space import DiskSpace
 from waypoint.core.spares import Spares
 from waypoint.engine.images import bound_addresses, record_sizes, stopped_pids
-from waypoint.errors import AlreadyExists, NoSpace
+from waypoint.errors import AlreadyExists
 from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
@@ -173,10 +172,11 @@ class Capture:
         started = time.perf_counter()
         intent, intent_from = _intent(live, wish)
         self._dedupe.interrupt()
-        self._space.require_room(None if wish.files_only else live)
+        dumped = None if wish.files_only else live
+        self._space.require_room(dumped)
         faults.reach("capture.begun")
         with (
-            _no_space_named(),
+            self._space.room_named(dumped),
             Stage(self._home, self._remains) as stage,
             _written_until_freeze(live.stream),
         ):
@@ -312,17 +312,6 @@ class Capture:
         if point.kind != "safety" and not point.files_only:
             self._background.run(lambda: self._spares.update(row.id))
         self._durability.reach_soon()
-
-
-@contextlib.contextmanager
-def _no_space_named() -> Iterator[None]:
-    """What is written here is small, but the pool may be full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace("no space left in the pool", hint=Hint("free some with ", Do("prune"))) from error
-        raise
 
 
 @contextlib.contextmanager

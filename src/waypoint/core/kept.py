@@ -15,6 +15,7 @@ that start would meet an old libc among new libraries, and `apply` would bring t
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -193,7 +194,12 @@ class KeptFiles:
         if digest is None or not (self._store_folder / digest).exists():
             if self._store_bytes() + status.st_size > self._pool.usage().total_bytes // _POOL_SHARE:
                 return _note(named, base_path, status, why_not="the kept files have no more room in the pool")
-            digest = self._store_content(source)
+            try:
+                digest = self._store_content(source)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                return _note(named, base_path, status, why_not="the pool was full")
             if _identity(os.fstat(source)) != key:
                 return _note(named, base_path, None, why_not="it was being written to")
             self._known[key] = digest

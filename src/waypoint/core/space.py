@@ -13,6 +13,7 @@ fit is refused before anything is frozen: the session does not notice.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import time
@@ -409,17 +410,43 @@ class DiskSpace:
         need = MARGIN_BYTES + (_dump_bytes(live) if live else 0)
         if free >= need + _unwritten_bytes():
             return
-        pool.sync()
-        self._thin(lambda: pool.usage().free_bytes >= need)
-        free = pool.usage().free_bytes
+        free = self._make_room(need)
         if free < need:
-            raise NoSpace(
-                f"there is no room for a checkpoint: it may need {need // _MIB:,} MiB"
-                f" and {self._narrow_place()} has {free // _MIB:,} MiB left; the session goes on untouched",
-                hint=_MAKE_ROOM,
-                need_bytes=need,
-                free_bytes=free,
-            )
+            raise self._no_room(need, free)
+
+    @contextlib.contextmanager
+    def room_named(self, live: Live | None) -> Iterator[None]:
+        """Around a checkpoint. Its need was an estimate, and others write to the pool as well: where a step
+        finds the pool full after all, the error is that of `require_room`. An error that names another place
+        (the host's disk, the database) stays what it is."""
+        try:
+            yield
+        except (OSError, NoSpace) as error:
+            if not self._is_about_pool(error):
+                raise
+            need = MARGIN_BYTES + (_dump_bytes(live) if live else 0)
+            raise self._no_room(need, self._make_room(need)) from error
+
+    def _is_about_pool(self, error: OSError | NoSpace) -> bool:
+        if isinstance(error, OSError):
+            return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        path = error.details.get("path")
+        return path is None or Path(path).is_relative_to(self._home.pool)
+
+    def _make_room(self, need: int) -> int:
+        """Forgets automatic points until so much is free. Returns what is."""
+        self._pool.sync()
+        self._thin(lambda: self._pool.usage().free_bytes >= need)
+        return self._pool.usage().free_bytes
+
+    def _no_room(self, need: int, free: int) -> NoSpace:
+        return NoSpace(
+            f"there is no room for a checkpoint: it may need {need // _MIB:,} MiB"
+            f" and {self._narrow_place()} has {free // _MIB:,} MiB left; the session goes on untouched",
+            hint=_MAKE_ROOM,
+            need_bytes=need,
+            free_bytes=free,
+        )
 
 
 def _dump_bytes(live: Live) -> int:

@@ -84,7 +84,7 @@ def cannot_checkpoint(
             gone=[{"pid": process.pid, "command": process.comm} for process in gone],
             log=lines[:20],
         )
-    if _is_full(images):
+    if _is_full(images, lines):
         return NoSpace(
             "no space left in the pool for the memory of the processes",
             hint=Hint("free some with ", Do("prune"), "; the session runs on untouched"),
@@ -201,8 +201,10 @@ def _find_in_log(box: Box, lines: Sequence[str]) -> list[tuple[processes.Process
     return []
 
 
-def _is_full(images: Path) -> bool:
-    """Whether there is no room for the images: then even the log may be missing."""
+def _is_full(images: Path, lines: Sequence[str]) -> bool:
+    """Whether there was no room for the images: then even the log may be missing."""
+    if any(os.strerror(errno.ENOSPC) in line for line in lines):
+        return True
     test_file = images / "room"
     try:
         with open(test_file, "wb") as file:
