@@ -13,7 +13,9 @@ from mcp.types import CallToolResult
 
 
 async def main(name: str) -> None:
-    server = StdioServerParameters(command="waypoint", args=["mcp", "-s", name], env=dict(os.environ))
+    server = StdioServerParameters(
+        command="waypoint", args=["mcp", "--all", "-s", name], env=dict(os.environ)
+    )
     async with Client(stdio_client(server)) as client:
 
         async def call(tool: str, /, **arguments: Any) -> Any:
@@ -21,7 +23,7 @@ async def main(name: str) -> None:
             assert isinstance(found, CallToolResult)
             print(*(getattr(part, "text", "") for part in found.content))
             assert not found.is_error
-            return found.structured_content
+            return (found.meta or {})["waypoint/data"]
 
         await call("new", name=name)
         await call("record", what="user", content="write a greeting and test it")

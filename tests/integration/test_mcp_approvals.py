@@ -13,6 +13,7 @@ import anyio.to_thread
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, TextContent
+from tests.frames import framed_text
 
 import waypoint
 
@@ -46,7 +47,7 @@ def launching(session: waypoint.Session) -> waypoint.Session:
 async def connected(mode: str, person: Person | None) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     """A client of the earlier protocol ("legacy") or the present one ("auto"). `person` answers its
     questions; None for a client that cannot ask."""
-    command = [sys.executable, "-P", "-m", "waypoint", "mcp", "-s", "t"]
+    command = [sys.executable, "-P", "-m", "waypoint", "mcp", "--all", "-s", "t"]
     server = StdioServerParameters(command=command[0], args=command[1:], env=dict(os.environ))
 
     async def ask(context: Any, params: Any) -> ElicitResult:
@@ -63,7 +64,13 @@ async def connected(mode: str, person: Person | None) -> AsyncIterator[Callable[
             assert isinstance(found, CallToolResult)
             content = found.content[0]
             assert isinstance(content, TextContent)
-            return {**(found.structured_content or {}), "text": content.text, "failed": bool(found.is_error)}
+            data = (found.meta or {})["waypoint/data"]
+            return {
+                **data,
+                "output": framed_text(content.text),
+                "text": content.text,
+                "failed": bool(found.is_error),
+            }
 
         yield call
 

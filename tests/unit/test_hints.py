@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 
@@ -15,6 +16,9 @@ from waypoint import errors
 from waypoint.api import hints, requests
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.cli import spec, verbs
+from waypoint.client.client import Client
+from waypoint.mcp.server import Server
+from waypoint.mcp.wording import Wording
 
 SOURCE = Path(__file__).parents[2] / "src" / "waypoint"
 
@@ -116,39 +120,65 @@ def test_a_hint_is_worded_by_each_face() -> None:
     hint = Hint(Do("restore", session="work", ref="@"), " brings it back")
     assert hint == '`s.restore("@")` brings it back'
     assert hints.word(hint, hints.in_command) == "`waypoint restore -s work @` brings it back"
-    assert hints.word(hint, hints.in_tool) == '`restore` (session="work", ref="@") brings it back'
     assert hints.word("plain text", hints.in_command) == "plain text"
 
 
 @pytest.mark.parametrize(
     ("do", "python", "command", "tool"),
     [
-        (Do("exec", "command"), "`s.run(command)`", "`waypoint exec CMD`", "`run` (command)"),
-        (Do("rm", sessions=["a b"]), "`s.stop()`", "`waypoint rm 'a b'`", "`stop` (sessions=['a b'])"),
-        (Do("setup"), "`waypoint setup`", "`waypoint setup`", "`waypoint setup`"),
+        (Do("exec", "command"), "`s.run(command)`", "`waypoint exec CMD`", "`run(command=…)`"),
+        (
+            Do("rm", sessions=["a b"]),
+            "`s.stop()`",
+            "`waypoint rm 'a b'`",
+            '`stop(session="a b", forget=true)`',
+        ),
+        (
+            Do("restore", session="w", ref="@"),
+            '`s.restore("@")`',
+            "`waypoint restore -s w @`",
+            '`preview(session="w", ref="@")` and then `restore` with its plan',
+        ),
+        (Do("setup"), "`waypoint setup`", "`waypoint setup`", "`waypoint setup` (for the user to run)"),
         (
             Do("forget", policy={"keep_last": 10}),
             "`s.forget(keep_last=10)`",
             "`waypoint forget --keep-last 10`",
-            "`waypoint forget --keep-last 10`",
+            "`waypoint forget --keep-last 10` (for the user to run)",
         ),
-        (Arg("checkpoint", files_only=True), "`files_only=True`", "`--files-only`", "`files_only=True`"),
-        (Arg("apply", "source"), "`source`", "`--from`", "`source`"),
-        (Arg("restore", safety=False), "`safety=False`", "`--no-safety`", "`safety=False`"),
+        (Arg("checkpoint", files_only=True), "`files_only=True`", "`--files-only`", "`files_only=true`"),
+        (Arg("apply", "source"), "`source`", "`--from`", "`--from` (for the user to run)"),
+        (
+            Arg("restore", safety=False),
+            "`safety=False`",
+            "`--no-safety`",
+            "`--no-safety` (for the user to run)",
+        ),
         (
             Do("classify", "command", session="w"),
             "`s.judge(command)`",
             "`waypoint policy check -s w CMD`",
-            None,
+            "`waypoint policy check -s w CMD` (for the user to run)",
         ),
         (Do("policy_set", text=None), "`s.set_policy(None)`", "`waypoint policy set --none`", None),
-        (Do("verify", "ref", "command"), "`Checkpoint.verify(command)`", "`waypoint verify REF CMD`", None),
+        (
+            Do("verify", "ref", "command"),
+            "`Checkpoint.verify(command)`",
+            "`waypoint verify REF CMD`",
+            "`verify(ref=…, command=…)`",
+        ),
     ],
 )
 def test_a_request_in_the_words_of_each_face(do: Do, python: str, command: str, tool: str | None) -> None:
     assert hints.in_python(do) == python
     assert hints.in_command(do) == command
-    assert tool is None or hints.in_tool(do) == tool
+    assert tool is None or core_tools()(do) == tool
+
+
+def core_tools() -> Wording:
+    """As the MCP server words hints when it offers its core set."""
+    server = Server(Client("/nonexistent", start=False))
+    return Wording({tool.name: [*tool.input_schema["properties"]] for tool in anyio.run(server.list_tools)})
 
 
 def test_the_structure_of_a_hint_travels_and_its_text_stands_in_json() -> None:

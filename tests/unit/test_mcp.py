@@ -37,7 +37,7 @@ OWN = {
 
 
 def schemas(folder: Path) -> dict[str, dict[str, Any]]:
-    server = Server(Client(folder, start=False))
+    server = Server(Client(folder, start=False), everything=True)
     return {tool.name: tool.input_schema["properties"] for tool in anyio.run(server.list_tools)}
 
 

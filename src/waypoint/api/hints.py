@@ -6,9 +6,10 @@
     )
 
 A `Do` names a request of the API (api/requests.py) and its arguments. The command line shows
-`` `waypoint restore -s work @` ``, the SDK `` `s.restore("@")` ``, MCP the tool `restore`. So no layer below
-a face needs to know how that face is operated. A `Hint` is also the text of its Python wording, because a
-user of the SDK reads `error.hint`; the structure (`parts`) travels over the socket.
+`` `waypoint restore -s work @` ``, the SDK `` `s.restore("@")` ``, MCP a call of a tool
+(mcp/wording.py). So no layer below a face needs to know how that face is operated. A `Hint` is also the text
+of its Python wording, because a user of the SDK reads `error.hint`; the structure (`parts`) travels over the
+socket.
 """
 
 from __future__ import annotations
@@ -252,26 +253,3 @@ def _quoted(word: str) -> str:
 
 def _metavar(name: str) -> str:
     return _METAVARS.get(name, name.upper())
-
-
-# ---- MCP -----------------------------------------------------------------------------------------
-
-_TOOLS = {
-    **{name: name for name in (
-        "approvals", "checkpoint", "compare", "diff", "effect", "effects", "fork", "log", "new", "preview",
-        "record", "restore", "resume", "show", "status", "tasks", "trace", "undo", "verify",
-    )},
-    "classify": "judge", "exec": "run", "ls": "sessions", "rm": "stop", "task_add": "task",
-    "task_set": "task",
-}  # fmt: skip
-"""The tool for a request. What is not here is a person's to do, on the command line."""
-
-
-def in_tool(do: Do) -> str:
-    """`` `restore` (session="work", ref="@") ``."""
-    words = [*do.blanks, *(f"{name}={_python(value)}" for name, value in do.args.items())]
-    if isinstance(do, Arg):
-        return ", ".join(f"`{one}`" for one in words)
-    if do.verb not in _TOOLS:
-        return in_command(do)
-    return f"`{_TOOLS[do.verb]}`" + (f" ({', '.join(words)})" if words else "")

@@ -1,12 +1,17 @@
 """What a tool is: a method with a title, hints for the client, and an answer as text and as data.
 
 The tools are methods of the classes in tools/, marked with `tool`; their arguments have descriptions for the
-model. All of them work through one `Backend`, which asks the daemon in a thread, reports progress, and cuts
-long answers. What a tool raises becomes an error with a code, a message and a hint.
+model. All of them work through one `Backend`, which asks the daemon in a thread, reports progress, cuts long
+answers and knows the session that was used last. What a tool raises becomes an error with a code, a message
+and a hint.
+
+A model pays for every word of every tool that is offered, in each of its turns. So a core set is offered, and
+the others only on request.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -17,28 +22,22 @@ from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from waypoint import errors
+from waypoint.api import requests
+from waypoint.api.hints import Wording, in_command
 from waypoint.api.request import Request
 from waypoint.client.checkpoint import Checkpoint
 from waypoint.client.client import Client
 from waypoint.client.session import Session
 from waypoint.mcp.pages import Pages
+from waypoint.text.quoting import framed, visible
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _PROGRESS_SECONDS = 1.0
 
-SessionName = Annotated[
-    str,
-    Field(description="Session name. Leave empty for the default session, or when there is only one."),
-]
-Ref = Annotated[
-    str,
-    Field(
-        description="A point: label (c5), name or tag, id prefix, `@` (last), `@-` or `@~3` (before it),"
-        " `good` (last that verified), a time of day (10:27), or SESSION:REF."
-    ),
-]
+SessionName = Annotated[str, Field(description="Default: as before.")]
+Ref = Annotated[str, Field(description="A point: c5, a name, `@` (last), `@-`, `good`, 10:27, SESSION:REF.")]
 
 
 class Hints(NamedTuple):
@@ -62,23 +61,42 @@ class Tool(NamedTuple):
     hints: Hints
     request: type[Request[Any]] | None
     """The request of the API that it makes. Its arguments agree with the fields of that (under test)."""
+    core: bool
+    """Whether it is offered without being asked for."""
 
 
 class Answer(NamedTuple):
-    """The answer of a tool: a text for the model, and the same as data."""
+    """The answer of a tool, as text for the model, and as data for programs (which has no long texts)."""
 
     text: str
+    """Waypoint's own words."""
     data: Mapping[str, Any]
+    quoted: str = ""
+    """What comes from sessions. It is shown in a frame that says so."""
+    what: str = "output"
+    """What the quoted text is."""
+    session: str = ""
+    """Whose it is; by default that of `data`."""
+    after: str = ""
+    """Waypoint's words below it: how to read on, remarks."""
+
+    def written(self) -> str:
+        """All of it, with no character that a reader cannot see."""
+        session = self.session or str(self.data.get("session") or "")
+        frame = framed(self.quoted, session, self.what) if self.quoted.strip() else ""
+        return "\n".join(filter(None, (visible(self.text), frame, visible(self.after))))
 
 
 _TOOLS: dict[Any, Tool] = {}
 
 
-def tool(title: str, hints: Hints, request: type[Request[Any]] | None = None) -> Callable[[Method], Method]:
+def tool(
+    title: str, hints: Hints, request: type[Request[Any]] | None = None, *, core: bool = True
+) -> Callable[[Method], Method]:
     """Marks a method as a tool. Its docstring is the description for the model."""
 
     def mark(method: Method) -> Method:
-        _TOOLS[method] = Tool(title, hints, request)
+        _TOOLS[method] = Tool(title, hints, request, core)
         return method
 
     return mark
@@ -95,21 +113,40 @@ class Backend:
     def __init__(self, client: Client, default_session: str = "") -> None:
         self.client = client
         self._default_session = default_session
+        self._last_session = ""
+        self.wording: Wording = in_command
+        """How requests are written; the server sets it when it knows its tools."""
         self.pages = Pages()
         self.readers: dict[str, Callable[[str], Awaitable[Answer]]] = {}
         """Continue a list from a cursor, by the word before its colon. Other cursors are of `pages`."""
 
     def session(self, name: str) -> Session:
-        """A session by name. What is done through it has the agent as its actor."""
-        return Session(self.client, name or self._default_session, "agent")
+        """A session by name; by default the one of the server, else the one that was used last. What is done
+        through it has the agent as its actor."""
+        return Session(self.client, name or self._default_session or self._last_session, "agent")
+
+    async def find_default(self) -> None:
+        """Notes the only session there is, so that it stays the default when it is forked."""
+        if not (self._default_session or self._last_session):
+            with contextlib.suppress(errors.WaypointError):  # the tool says what is wrong
+                self._last_session = (
+                    await self.ask(lambda: self.client.ask(requests.Session()))
+                ).session.name
+
+    def note_used(self, name: str) -> None:
+        """A tool has worked on this session; empty if it is gone."""
+        self._last_session = name
 
     def point(self, session: str, ref: str) -> Checkpoint:
         return self.session(session).point(ref)
 
-    def page(self, text: str, data: Mapping[str, Any]) -> Answer:
-        """An answer with the beginning of a text, and with the cursor to the rest of it."""
-        page = self.pages.first(text)
-        return Answer(with_cursor(page.text, page.cursor), {**data, "cursor": page.cursor})
+    def page(
+        self, quoted: str, data: Mapping[str, Any], *, what: str, text: str = "", session: str = ""
+    ) -> Answer:
+        """An answer with the beginning of a text of a session, and with the cursor to the rest of it."""
+        page = self.pages.first(visible(quoted))
+        data = {**data, "cursor": page.cursor}
+        return Answer(text, data, page.text, what, session, reads_on(page.cursor))
 
     async def ask(
         self,
@@ -150,5 +187,5 @@ def plain(record: Any) -> dict[str, Any]:
     return fields
 
 
-def with_cursor(text: str, cursor: str | None) -> str:
-    return f"{text}\n[cut; more(cursor={cursor!r}) reads on]" if cursor else text
+def reads_on(cursor: str | None) -> str:
+    return f"[cut; more(cursor={cursor!r}) reads on]" if cursor else ""

@@ -148,6 +148,7 @@ class PointTable:
                     "label": f"c{new.number}",
                     "name": new.name,
                     "intent": new.intent,
+                    "intent_from": new.intent_from,
                     "kind": new.kind,
                     "agent_state": bool(new.state),
                 }

@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from waypoint.agent.tasks import ancestors, listing
 from waypoint.api.difference import Card
 from waypoint.model import Checkpoint, Event, Task
 from waypoint.terminal import escapes
+from waypoint.text.quoting import framed
 from waypoint.text.units import cut, plural, shown
+from waypoint.text.views import quoted, title
 
 _LISTED_EVENTS = 20
 _WIDTH = 200
@@ -40,8 +45,9 @@ class SessionStatus:
 
 
 def write_prompt(now: SessionStatus) -> str:
-    """All of it, for a reader who knows nothing about the session."""
-    parts = [_head(now), _next(now), _tasks(now), _point(now)]
+    """All of it, for a reader who knows nothing about the session. What programs in the session may have
+    written stands in a frame: a model reads this."""
+    parts = [_busy(now), _next(now), _tasks(now), _point(now)]
     if now.left_behind:
         head = (
             f"After that point the following had happened. It was lost when the session ended"
@@ -53,13 +59,17 @@ def write_prompt(now: SessionStatus) -> str:
     if now.effects:
         lines = "\n".join(f"- {shown(effect)}" for effect in now.effects)
         parts.append(f"Done outside since then; nothing takes it back, so do not do it twice:\n{lines}")
-    return "\n\n".join(filter(None, parts)) + "\n"
+    record = framed("\n\n".join(filter(None, parts)), now.session, "record")
+    return f"{_head(now)}\n\n{record}\n"
 
 
 def _head(now: SessionStatus) -> str:
     how = "it had ended and was brought back from its last point" if now.restored else "it is live"
-    busy = f" Its shell is busy: `{_cut(now.foreground)}` is still running." if now.foreground else ""
-    return f"You continue work in session {now.session!r}: {how}.{busy}"
+    return f"You continue work in session {now.session!r}: {how}."
+
+
+def _busy(now: SessionStatus) -> str:
+    return f"Its shell is busy: `{_cut(now.foreground)}` is still running." if now.foreground else ""
 
 
 def _next(now: SessionStatus) -> str:
@@ -86,8 +96,8 @@ def _tasks(now: SessionStatus) -> str:
 def _point(now: SessionStatus) -> str:
     if now.point is None:
         return "The session has no checkpoint yet."
-    intent = f' "{shown(now.point.intent)}"' if now.point.intent else ""
-    lines = [f"It stands on {now.point.label}{intent}, taken {now.point.created_at}."]
+    point = msgspec.to_builtins(now.point)
+    lines = [f"It stands on {quoted(point)}, taken {now.point.created_at}."]
     if now.card:
         lines += [f"- {line.topic}: {shown(line.text)} [{line.source}]" for line in now.card.lines]
     lines += [
@@ -126,7 +136,7 @@ def describe_event(event: Event) -> str:
             of = f" of {body['name']}" if body.get("name") else ""
             return _cut(f"{what}{of}: {_text(body.get('content', ''))}")
         case "checkpoint":
-            words = (body["label"], body.get("name"), body.get("intent"))
+            words = (body["label"], body.get("name"), event_title(body))
             return _cut("checkpoint " + " ".join(filter(None, words)))
         case "restored":
             what = "files of " if body.get("verb") == "restore_files" else ""
@@ -143,6 +153,11 @@ def describe_event(event: Event) -> str:
             done = body.get("what") or body.get("command") or body.get("target")
             return _cut(f"effect ({body.get('class') or 'unknown'}, {body.get('state') or 'done'}): {done}")
     return _cut(str(body.get("text") or body.get("what") or body.get("command") or body))
+
+
+def event_title(body: Mapping[str, Any]) -> str:
+    """The title of a point, from the event that it was taken. Older events do not say whose words it is."""
+    return title({"intent": body.get("intent") or "", "intent_from": body.get("intent_from", "given")})
 
 
 def _text(content: object) -> str:

@@ -52,11 +52,13 @@ _FOLDER = argument(
         "-s",
         "--session",
         metavar="SESSION",
-        help="the session that tools use if they name none (default: WAYPOINT_SESSION)",
+        help="the session that tools use if they name none (default: WAYPOINT_SESSION, else the one that was"
+        " used last)",
     ),
-    examples=("waypoint mcp", "waypoint mcp -s work"),
-    about="An agent's configuration names it as a server, and the agent starts it. It keeps no state: it"
-    " can be killed and started again at any time.",
+    flag("--all", help="offer all tools; by default a core set, which costs the model fewer tokens"),
+    examples=("waypoint mcp", "waypoint mcp -s work", "waypoint mcp --all"),
+    about="An agent's configuration names it as a server, and the agent starts it. It keeps nothing that"
+    " matters: it can be killed and started again at any time.",
     json={},
 )
 def mcp(console: Console) -> int:
@@ -64,7 +66,7 @@ def mcp(console: Console) -> int:
     from waypoint.mcp.server import serve  # a large library, which no other verb should pay for
 
     console.hint("this speaks MCP on stdin and stdout; an agent starts it from its configuration")
-    serve(Client(console.home.path), console.session or "")
+    serve(Client(console.home.path), console.session or "", everything=console.arguments.all)
     return 0
 
 

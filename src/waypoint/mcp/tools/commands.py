@@ -29,7 +29,8 @@ from waypoint.client.result import Result
 from waypoint.client.session import Session
 from waypoint.mcp.pages import PAGE_CHARACTERS
 from waypoint.mcp.pending import PendingCommand
-from waypoint.mcp.registry import READS, Answer, Backend, Hints, SessionName, plain, tool
+from waypoint.mcp.registry import READS, Answer, Backend, Hints, SessionName, plain, reads_on, tool
+from waypoint.text.quoting import visible
 from waypoint.text.units import clock, milliseconds, shown
 
 _RUN_SECONDS = 120.0
@@ -74,22 +75,19 @@ class CommandTools:
         self,
         ctx: Context[Any, Any],
         *,
-        command: Annotated[
-            str, Field(description="A bash command line. `cd`, `export` and background jobs last.")
-        ],
+        command: Annotated[str, Field(description="A bash command line.")],
         session: SessionName = "",
         timeout: Annotated[
-            float, Field(description="Seconds after which it is interrupted.", gt=0, le=86_400)
+            float, Field(description="Seconds until it is interrupted.", gt=0, le=86_400)
         ] = _RUN_SECONDS,
-        stdin: Annotated[str, Field(description="What it reads from standard input.")] = "",
+        stdin: Annotated[str, Field(description="Its standard input.")] = "",
         max_characters: Annotated[
-            int, Field(description="How much of its output is shown.", ge=200, le=100_000)
+            int, Field(description="How much output is shown.", ge=200, le=100_000)
         ] = PAGE_CHARACTERS,
         raw: Annotated[bool, Field(description="Keep escape sequences.")] = False,
     ) -> Answer | InputRequiredResult:
-        """Run a command in the session's persistent shell and wait for its end. Long output is cut in the
-        middle; `more` with the cursor reads what was left out. Start servers in the background (`… >log
-        2>&1 &`). A command that acts outside the session may need the user's approval first."""
+        """Run a command in the session's persistent shell (`cd` and `export` last) and wait for its end. Long
+        output is cut in the middle. Start servers in the background (`… >log 2>&1 &`)."""
         waiting = self._waiting.pop(ctx.request_state, None) if ctx.request_state else None
         if waiting:
             waiting.pending.decide(_is_approved_in(ctx) and waiting.command == command)
@@ -136,7 +134,7 @@ class CommandTools:
                 pending.abandon()
                 await anyio.to_thread.run_sync(lambda: _interrupt(call))
             raise
-        return self._describe(pending.result(), call.max_characters)
+        return self._describe(call)
 
     def _leave_waiting(self, call: _Call, approval: model.Approval) -> Answer:
         self._keep(approval, call)
@@ -155,27 +153,22 @@ class CommandTools:
         for oldest in list(self._waiting)[:-_MAX_WAITING]:
             self._waiting.pop(oldest).pending.abandon()
 
-    def _describe(self, result: Result, limit: int) -> Answer:
-        page = self._backend.pages.ends(result.output, limit)
+    def _describe(self, call: _Call) -> Answer:
+        result = call.pending.result()
+        page = self._backend.pages.ends(visible(result.output), call.max_characters)
         ending = "timed out" if result.timed_out else f"exit {result.exit_code}"
-        text = f"{ending} after {milliseconds(result.duration_ms)}"
-        if page.text.strip():
-            text += f"\n{page.text.rstrip()}"
-        if page.cursor:
-            text += f"\n[cut; more(cursor={page.cursor!r}) reads what was left out]"
-        for remark in (result.notice, *result.warnings):
-            if remark:
-                text += f"\n[{remark}]"
+        remarks = [reads_on(page.cursor), *(f"[{one}]" for one in (result.notice, *result.warnings) if one)]
         data = {
+            "session": call.session.name,
             "exit_code": result.exit_code,
             "timed_out": result.timed_out,
             "duration_ms": round(result.duration_ms, 1),
-            "output": page.text,
             "cursor": page.cursor,
             "notice": result.notice,
             "warnings": list(result.warnings),
         }
-        return Answer(text, data)
+        text = f"{ending} after {milliseconds(result.duration_ms)}"
+        return Answer(text, data, page.text, after="\n".join(filter(None, remarks)))
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, session: str) -> AsyncIterator[None]:
@@ -193,8 +186,8 @@ class CommandTools:
         approval: Annotated[str, Field(description="The id that `run` answered with.")],
         seconds: Annotated[float, Field(description="How long to wait at most.", gt=0, le=600)] = 60,
     ) -> Answer:
-        """Wait until the user has decided about a command that `run` left waiting, and until it has ended.
-        Answers with its result, or that it still waits: then call it again."""
+        """Wait until the user has decided about a command that `run` left waiting, and it has ended. If it
+        still waits then, call it again."""
         call = self._waiting.get(approval)
         if call is None:
             return await self._describe_decided(approval)
@@ -204,17 +197,19 @@ class CommandTools:
         if state != "done":
             return Answer(f"{approval} still waits for the user.", {"exit_code": None, "waiting": True})
         del self._waiting[approval]
-        return self._describe(call.pending.result(), call.max_characters)
+        return self._describe(call)
 
     async def _describe_decided(self, approval_id: str) -> Answer:
         approvals = await self._backend.ask(lambda: self._backend.client.approvals(all=True))
         state = next((approval.state for approval in approvals if approval.id == approval_id), None)
         if state is None:
-            raise errors.NotFound(f"there is no approval {approval_id!r}", hint="`approvals` lists them")
+            raise errors.NotFound(
+                f"there is no approval {approval_id!r}", hint="give the id that `run` answered with"
+            )
         text = f"{approval_id} was {state}. Its command does not wait here any more: run it again if needed."
         return Answer(text, {"exit_code": None, "state": state})
 
-    @tool("What waits for approval", READS, requests.Approvals)
+    @tool("What waits for approval", READS, requests.Approvals, core=False)
     async def approvals(self, *, session: SessionName = "") -> Answer:
         """Commands that wait for the user's approval. Only the user can give it."""
         approvals = await self._backend.ask(self._backend.session(session).approvals)
@@ -223,8 +218,9 @@ class CommandTools:
             f"  ({approval.class_}; expires {clock(approval.expires_at)})"
             for approval in approvals
         ]
-        text = "\n".join(lines) or "Nothing waits for approval."
-        return Answer(text, {"approvals": [_approval_data(approval) for approval in approvals]})
+        text = "" if lines else "Nothing waits for approval."
+        data = {"approvals": [_approval_data(approval) for approval in approvals]}
+        return Answer(text, data, "\n".join(lines), "commands that wait for approval")
 
 
 def _interrupt(call: _Call) -> None:
@@ -248,7 +244,7 @@ def _can_ask(ctx: Context[Any, Any]) -> bool:
 
 
 def _message(approval: model.Approval) -> str:
-    return (
+    return visible(
         f"The agent wants to run this in session {approval.session}:\n\n    {approval.command}\n\n"
         f"{approval.class_}: {approval.why}"
     )

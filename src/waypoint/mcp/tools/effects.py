@@ -19,7 +19,7 @@ class EffectTools:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    @tool("What the policy says of a command", READS, requests.Classify)
+    @tool("What the policy says of a command", READS, requests.Classify, core=False)
     async def judge(
         self,
         *,
@@ -32,14 +32,14 @@ class EffectTools:
         target = self._backend.session(session)
         judgement = await self._backend.ask(lambda: target.judge(command))
         data = {"class": judgement.class_, "decision": judgement.decision, "unseen": judgement.unseen}
-        return Answer(str(judgement), data)
+        return Answer("", data, str(judgement), "judgement", target.name)
 
-    @tool("What was done outside", READS, requests.Effects)
+    @tool("What was done outside", READS, requests.Effects, core=False)
     async def effects(
         self,
         *,
         session: SessionName = "",
-        since: Annotated[str, Field(description="Since this point (a ref); empty: all.")] = "",
+        since: Annotated[str, Field(description="Since this point; empty: all.")] = "",
     ) -> Answer:
         """What was done outside and cannot be undone by any restore: pushes, publishes, requests. Look here
         before you repeat something."""
@@ -47,11 +47,11 @@ class EffectTools:
         answer = await self._backend.ask(lambda: self._backend.client.ask_plain(request))
         keys = ("id", "at", "command", "class", "state", "target", "key", "compensate")
         effects = [{key: effect[key] for key in keys} for effect in answer["effects"][-_MAX_EFFECTS:]]
-        return self._backend.page(
-            str(views.Effects(answer)) or "Nothing was done outside.", {"effects": effects}
-        )
+        text = "" if effects else "Nothing was done outside."
+        data = {"effects": effects}
+        return self._backend.page(str(views.Effects(answer)), data, what="ledger of effects", text=text)
 
-    @tool("Write down an effect", ADDS, requests.Effect)
+    @tool("Write down an effect", ADDS, requests.Effect, core=False)
     async def effect(
         self,
         *,

@@ -31,22 +31,16 @@ class PointTools:
         self,
         ctx: Context[Any, Any],
         *,
-        intent: Annotated[
-            str, Field(description="What this point is, in your words: what was done and why.")
-        ] = "",
+        intent: Annotated[str, Field(description="What was done and why.")] = "",
         session: SessionName = "",
-        name: Annotated[str, Field(description="A short name for it; must be new in the session.")] = "",
-        verify: Annotated[
-            str, Field(description="A command that checks the point; it runs in a throwaway fork.")
-        ] = "",
-        wait: Annotated[bool, Field(description="Wait for the verification.")] = True,
-        files_only: Annotated[bool, Field(description="Keep files, no processes.")] = False,
-        agent_state: Annotated[
-            str, Field(description="What you want to know when you are back here; `restore` returns it.")
-        ] = "",
+        name: Annotated[str, Field(description="A new short name for it.")] = "",
+        verify: Annotated[str, Field(description="A test command; it runs in a throwaway fork.")] = "",
+        wait: Annotated[bool, Field(description="Wait for its verdict.")] = True,
+        files_only: Annotated[bool, Field(description="No processes.")] = False,
+        agent_state: Annotated[str, Field(description="A note to yourself; `restore` returns it.")] = "",
     ) -> Answer:
-        """Keep this moment: files, processes with their memory, shell and terminal. Takes milliseconds; the
-        session goes on running. Take one before anything risky and after each step that works."""
+        """Keep this moment: files, processes with their memory, shell, terminal. Takes milliseconds. Do it
+        before anything risky and after each step that works."""
         target = self._backend.session(session)
         point = await self._backend.ask(
             lambda: target.checkpoint(
@@ -63,9 +57,8 @@ class PointTools:
         text = f"Kept as {called(point.info)} (paused {milliseconds(point.info.pause_ms)})."
         if point.info.verdict:
             text += f"\n{views.verdicts(plain(point.info))}"
-        if point.info.coverage:
-            text += "\nnot held: " + " · ".join(map(shown, point.info.coverage))
-        return Answer(text, {"point": summary_of(point.info)})
+        data = {"session": point.info.session, "point": summary_of(point.info)}
+        return Answer(text, data, "\n".join(map(shown, point.info.coverage)), "what the point does not hold")
 
     @tool("Timeline of a session", READS, requests.Log)
     async def log(
@@ -73,8 +66,8 @@ class PointTools:
         session: SessionName = "",
         limit: Annotated[int, Field(description="How many points.", ge=1, le=200)] = _POINTS_A_PAGE,
     ) -> Answer:
-        """The points of a session, newest first: intent, what really changed, verdict. `● ` is where it
-        stands, `good` the last that verified."""
+        """The points of a session, newest first: intent, what really changed, verdict. `●`: where it
+        stands."""
         return await self._log(self._backend.session(session).name, "", limit)
 
     async def _continue_log(self, cursor: str) -> Answer:
@@ -95,14 +88,14 @@ class PointTools:
         if not before:
             status = await self._backend.ask(self._backend.session(head.name).status)
             lines.insert(0, f"@ now  {status.now()}")
-        if cursor:
-            lines.append(f"[{left:,} older; more(cursor={cursor!r}) reads on]")
         rows = [
             {**summary_of(point), "head": point.id == head.head, "good": point.id in good} for point in page
         ]
-        return Answer("\n".join(lines), {"session": head.name, "points": rows, "cursor": cursor})
+        after = f"[{left:,} older; more(cursor={cursor!r}) reads on]" if cursor else ""
+        data = {"session": head.name, "points": rows, "cursor": cursor}
+        return Answer("", data, "\n".join(lines), "timeline", after=after)
 
-    @tool("Show a point", READS, requests.Show)
+    @tool("Show a point", READS, requests.Show, core=False)
     async def show(
         self, ref: Ref = "@", session: SessionName = "", ctx: Context[Any, Any] | None = None
     ) -> Answer:
@@ -120,25 +113,25 @@ class PointTools:
             "not_held": card.coverage,
             "gaps": card.gaps,
         }
-        return self._backend.page(str(card), data)
+        return self._backend.page(str(card), data, what="card", session=card.data["checkpoint"]["session"])
 
     @tool("What changed", READS, requests.Diff)
     async def diff(
         self,
         ctx: Context[Any, Any],
         *,
-        old: Annotated[str, Field(description="From this point (a ref); empty: the last one.")] = "",
-        new: Annotated[str, Field(description="To this point (a ref); empty: now.")] = "",
+        old: Annotated[str, Field(description="From this point; empty: the last.")] = "",
+        new: Annotated[str, Field(description="To this point; empty: now.")] = "",
         session: SessionName = "",
-        paths: Annotated[list[str], Field(description="Only what is at or below these paths.")] = [],  # noqa: B006
+        paths: Annotated[list[str], Field(description="Only below these.")] = [],  # noqa: B006
         only: Annotated[
             list[Literal["files", "packages", "git", "databases", "system", "processes", "ports", "shell"]],
             Field(description="Only these sections."),
         ] = [],  # noqa: B006
-        patch: Annotated[bool, Field(description="With a unified diff of the text files.")] = False,
+        patch: Annotated[bool, Field(description="With a diff of text files.")] = False,
     ) -> Answer:
-        """What changed between two points, or a point and now: files, packages, commits, databases,
-        processes, ports, shell. It includes files that git ignores."""
+        """What changed between two points, or a point and now: files (also those that git ignores), packages,
+        commits, databases, processes, ports, shell."""
         target = self._backend.session(session)
         diff = await self._backend.ask(
             lambda: target.diff(old or None, new or None, paths=paths, only=only, patch=patch),
@@ -157,7 +150,7 @@ class PointTools:
             "gaps": diff.gaps,
             "redacted": diff.redacted,
         }
-        return self._backend.page(text, data)
+        return self._backend.page(text, data, what="changes", session=target.name)
 
     @tool("Verify a point", ADDS, requests.Verify)
     async def verify(
@@ -169,8 +162,8 @@ class PointTools:
         session: SessionName = "",
         timeout: Annotated[float, Field(description="Seconds.", gt=0)] = 600,
     ) -> Answer:
-        """Run a command at a point, in a throwaway fork; the session is not touched. The verdict is kept
-        with the point, and `good` means the last that passed."""
+        """Run a command at a point, in a throwaway fork. The point keeps the verdict; `good` is the last that
+        passed."""
 
         def work() -> tuple[model.Checkpoint, model.Verdict | None]:
             point = self._backend.point(session, ref)
@@ -179,10 +172,8 @@ class PointTools:
 
         info, verdict = await self._backend.ask(work, ctx, f"verifying {ref}")
         text = f"{called(info)}: {views.verdict(plain(verdict)) if verdict else 'no verdict yet'}"
-        if verdict and verdict.output.strip():
-            text += f"\n{verdict.output.rstrip()}"
         data = {"point": summary_of(info), "verdict": _verdict(plain(verdict)) if verdict else None}
-        return Answer(text, data)
+        return Answer(text, data, verdict.output if verdict else "", session=info.session)
 
 
 # ---- points in answers ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from waypoint import errors
-from waypoint.api import hints, requests
+from waypoint.api import requests
 from waypoint.client import agent
 from waypoint.mcp.registry import ADDS, CHANGES, READS, Answer, Backend, Ref, SessionName, tool
 from waypoint.mcp.tools.points import called, summary_of
@@ -35,11 +35,11 @@ class RestoreTools:
         *,
         ref: Ref,
         session: SessionName = "",
-        files_only: Annotated[bool, Field(description="Restore files, keep the running processes.")] = False,
+        files_only: Annotated[bool, Field(description="Only files; processes go on.")] = False,
         ctx: Context[Any, Any] | None = None,
     ) -> Answer:
-        """What a restore to a point would do: what is lost, what comes back, what it cannot undo. Changes
-        nothing. Answers with the plan id that `restore` needs."""
+        """What a restore to a point would do: what is lost, what comes back, what it cannot undo. Answers
+        with the plan id that `restore` needs."""
         target = self._backend.session(session)
         plan = await self._backend.ask(
             lambda: target.preview(ref, files_only=files_only), ctx, "making a plan"
@@ -54,23 +54,24 @@ class RestoreTools:
             "not_covered": body["not_covered"],
             "files_only": files_only,
         }
-        text = "\n".join(line for _, line in plan.lines(wording=hints.in_tool))
-        page = self._backend.page(text, data)
-        return Answer(f"{page.text}\nplan {plan.id}: restore(plan={plan.id!r}) does this", page.data)
+        lines = "\n".join(line for _, line in plan.lines(wording=self._backend.wording))
+        page = self._backend.page(lines, data, what="plan")
+        does = f"plan {plan.id}: restore(plan={plan.id!r}) does this"
+        return page._replace(after="\n".join(filter(None, (page.after, does))))
 
     @tool("Restore a point", CHANGES, requests.Restore)
     async def restore(
         self,
         *,
         plan: Annotated[
-            str, Field(description="The plan id from `preview`. Refused when anything has changed since.")
+            str, Field(description="The plan id; refused if anything has changed since `preview`.")
         ],
         session: SessionName = "",
-        files_only: Annotated[bool, Field(description="As it was given to `preview`.")] = False,
+        files_only: Annotated[bool, Field(description="As in `preview`.")] = False,
         ctx: Context[Any, Any] | None = None,
     ) -> Answer:
-        """Restore the whole session to a point: files, processes, shell. Only with a plan from `preview`,
-        which you have read. A safety point of the present is taken first; `undo` goes back to it."""
+        """Restore the whole session to a point: files, processes, shell. Read the plan first. A safety point
+        of the present is taken; `undo` goes back to it."""
         if not plan.strip():
             raise errors.ConfirmationNeeded(
                 "a restore needs a plan", hint="call `preview` with the point, read it, then pass its plan id"
@@ -83,7 +84,7 @@ class RestoreTools:
 
     @tool("Undo the last restore", CHANGES, requests.Undo)
     async def undo(self, session: SessionName = "", ctx: Context[Any, Any] | None = None) -> Answer:
-        """Undo the last restore: the session is again as it was just before it."""
+        """Undo the last restore: the session is again as it was before it."""
         target = self._backend.session(session)
         return _describe_restored(await self._backend.ask(target.undo, ctx, "undoing the restore"))
 
@@ -97,8 +98,8 @@ class RestoreTools:
         name: Annotated[str, Field(description="Their name; with several: name-1, name-2, …")] = "",
         session: SessionName = "",
     ) -> Answer:
-        """Start new live sessions from a point, to try several ways at once. Each continues from exactly
-        that moment, with its own files, processes and ports. `compare` shows them side by side."""
+        """Start new live sessions from a point, to try several ways at once. Each continues from exactly that
+        moment, with its own files, processes and ports."""
         target = self._backend.session(session)
         forks = await self._backend.ask(lambda: target.fork(n, ref=ref, name=name or None), ctx, "forking")
         names = [fork.name for fork in forks]
@@ -112,26 +113,25 @@ class RestoreTools:
         points: Annotated[
             list[str],
             Field(
-                description="What to compare: session names (as they are now) or points (SESSION:REF).",
+                description="Session names (as they are now) or points (SESSION:REF).",
                 min_length=1,
                 max_length=_MAX_COMPARED,
             ),
         ],
         base: Annotated[
             str,
-            Field(description="What each is compared with (SESSION:REF); empty: their last common point."),
+            Field(description="Compared with this point; empty: their last common one."),
         ] = "",
         verify: Annotated[
             str,
             Field(
-                description="A command to try at each, in a throwaway fork. A session that has changed since"
-                " its last point gets a point first."
+                description="A command to try at each, in a throwaway fork. A changed session gets a point"
+                " first."
             ),
         ] = "",
         timeout: Annotated[float, Field(description="Seconds for each verification.", gt=0)] = 600,
     ) -> Answer:
-        """Several forks or points side by side: verdict, what each changed, what each costs. Use it to
-        choose."""
+        """Several forks or points side by side: verdict, what each changed, what each costs."""
 
         def work() -> views.Comparison:
             return self._backend.client.compare(
@@ -141,7 +141,7 @@ class RestoreTools:
         comparison = await self._backend.ask(work, ctx, "comparing")
         base_name = _point_name(comparison.base) if comparison.base else "base"
         rows = [_candidate_data(candidate) for candidate in comparison.candidates]
-        return Answer(str(comparison), {"base": base_name, "rows": rows})
+        return Answer("", {"base": base_name, "rows": rows}, str(comparison), "comparison")
 
 
 def _point_name(point: Mapping[str, Any]) -> str:
@@ -180,12 +180,11 @@ def _describe_restored(restored: agent.Restored) -> Answer:
     text = f"{name} is at {called(restored.checkpoint)} (ready in {ready})."
     if restored.safety:
         text += f" The state before it is kept as {restored.safety.label}; `undo` goes back to it."
-    state = restored.agent_state()
+    state, left = restored.agent_state(), ""
     if isinstance(state, bytes):
         text += f"\nAn agent left {len(state)} bytes with that point."
     elif state is not None:
-        shown_state = state if isinstance(state, str) else json.dumps(state, ensure_ascii=False)
-        text += f"\nLeft with that point: {shown_state}"
+        left = state if isinstance(state, str) else json.dumps(state, ensure_ascii=False)
     data = {
         "session": name,
         "point": summary_of(restored.checkpoint),
@@ -193,4 +192,4 @@ def _describe_restored(restored: agent.Restored) -> Answer:
         "ready_ms": restored.ready_ms,
         "agent_state": None if isinstance(state, bytes) else state,
     }
-    return Answer(text, data)
+    return Answer(text, data, left, "note left with that point")

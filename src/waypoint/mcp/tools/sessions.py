@@ -10,7 +10,7 @@ from pydantic import Field
 from waypoint import model
 from waypoint.api import requests
 from waypoint.mcp.pages import PAGE_CHARACTERS
-from waypoint.mcp.registry import CHANGES, READS, Answer, Backend, Hints, SessionName, tool
+from waypoint.mcp.registry import CHANGES, READS, Answer, Backend, Hints, SessionName, reads_on, tool
 from waypoint.mcp.tools.points import called, summary_of
 from waypoint.text.units import shown
 
@@ -23,8 +23,7 @@ class SessionTools:
 
     @tool("List sessions", READS, requests.Ls)
     async def sessions(self) -> Answer:
-        """List the sessions: name, state (live, parked, dead), the point each stands on, what runs in
-        it."""
+        """List the sessions: state, the point each stands on, what runs in it."""
         client = self._backend.client
         sessions = await self._backend.ask(lambda: client.ask(requests.Ls()).sessions)
         points = await self._backend.ask(client.checkpoints)
@@ -44,29 +43,25 @@ class SessionTools:
             + (f"  runs {shown(row['runs'])}" if row["runs"] else "")
             for row in rows
         ]
-        return Answer("\n".join(lines) or "There are no sessions. `new` starts one.", {"sessions": rows})
+        text = "" if rows else "There are no sessions. `new` starts one."
+        return Answer(text, {"sessions": rows}, "\n".join(lines), "list of sessions")
 
     @tool("Start or join a session", Hints(idempotent=True), requests.New)
     async def new(
         self,
         ctx: Context[Any, Any],
         *,
-        name: Annotated[
-            str, Field(description="Its name: letters, digits, - and _. Empty: one is chosen.")
-        ] = "",
+        name: Annotated[str, Field(description="Letters, digits, - and _; empty: one is chosen.")] = "",
         base: Annotated[
             str,
-            Field(description="Root file system: `/` is this machine's own (writes stay in the session)."),
+            Field(description="Its root: `/` is this machine's own (writes stay in the session)."),
         ] = "/",
-        net: Annotated[
-            Literal["nat", "none"], Field(description="`nat`: with network access; `none`: without.")
-        ] = "nat",
+        net: Annotated[Literal["nat", "none"], Field(description="With or without network.")] = "nat",
         auto: Annotated[
-            bool, Field(description="Take a point after each command that changed something.")
+            bool, Field(description="A point after each command that changed something.")
         ] = False,
     ) -> Answer:
-        """Start a session, or join the one of that name: an isolated live computer with its own files,
-        processes, network and shell. Nothing it does changes this machine's files."""
+        """Start a session, or join the one of that name. Nothing it does changes this machine's files."""
         request = requests.New(
             name=name or None, options=model.BoxOptions(base=base, net=net), join=True, auto=auto
         )
@@ -84,8 +79,8 @@ class SessionTools:
         forget: Annotated[
             bool,
             Field(
-                description="false: take a last point and free its memory; `preview` and `restore` bring it"
-                " back. true: delete it with all of its points, permanently."
+                description="false: take a last point; `restore` brings it back. true: delete it with all of"
+                " its points."
             ),
         ] = False,
     ) -> Answer:
@@ -104,8 +99,7 @@ class SessionTools:
 
     @tool("Where a session stands", READS, requests.Status)
     async def status(self, session: SessionName = "", ctx: Context[Any, Any] | None = None) -> Answer:
-        """Where a session stands: its last point, what runs, what has changed since and is in no point
-        yet."""
+        """Where a session stands: its last point, what runs, what has changed since."""
         status = await self._backend.ask(self._backend.session(session).status, ctx, "looking at the session")
         data = {
             "session": status.data["session"]["name"],
@@ -115,23 +109,18 @@ class SessionTools:
             "changed": bool(status.diff),
             "summary": status.data["summary"],
         }
-        return self._backend.page(str(status), data)
+        return self._backend.page(str(status), data, what="status")
 
     @tool("Read on", READS)
     async def more(
         self,
         *,
-        cursor: Annotated[str, Field(description="The cursor of the answer that was cut.")],
-        max_characters: Annotated[
-            int, Field(description="How much is shown.", ge=200, le=100_000)
-        ] = PAGE_CHARACTERS,
+        cursor: Annotated[str, Field(description="From that answer.")],
+        max_characters: Annotated[int, Field(description="How much.", ge=200, le=100_000)] = PAGE_CHARACTERS,
     ) -> Answer:
         """Read on in an answer that was cut."""
         kind, _, rest = cursor.partition(":")
         if reader := self._backend.readers.get(kind):
             return await reader(rest)
         page = self._backend.pages.more(cursor, max_characters)
-        text = page.text
-        if page.cursor:
-            text += f"\n[more(cursor={page.cursor!r}) reads on]"
-        return Answer(text, {"text": page.text, "cursor": page.cursor})
+        return Answer("", {"cursor": page.cursor}, page.text, "the rest", after=reads_on(page.cursor))

@@ -21,7 +21,7 @@ class TaskTools:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    @tool("List tasks", READS, requests.Tasks)
+    @tool("List tasks", READS, requests.Tasks, core=False)
     async def tasks(
         self,
         *,
@@ -31,7 +31,7 @@ class TaskTools:
         """The plan: tasks with their state (pending, in_progress, completed, failed, skipped) and the point
         that is the evidence. A restore also takes the tasks back to their state at that point."""
         target = self._backend.session(session)
-        return _describe(await self._backend.ask(lambda: target.tasks.list(ref or None)))
+        return _describe(await self._backend.ask(lambda: target.tasks.list(ref or None)), target.name)
 
     @tool("Plan and report tasks", ADDS)
     async def task(
@@ -40,18 +40,19 @@ class TaskTools:
         *,
         action: Annotated[
             Literal["add", "start", "done", "fail", "skip"],
-            Field(description="add: new tasks by title (existing ones stay); the others: one task."),
+            Field(description="add: new tasks; the others: one task."),
         ],
-        task: Annotated[str, Field(description="Which one: its number (2 or 2.1) or its title.")] = "",
-        titles: Annotated[list[str], Field(description="For add: what has to be done, in order.")] = [],  # noqa: B006
-        under: Annotated[str, Field(description="For add: the task they are a part of.")] = "",
-        note: Annotated[str, Field(description="The outcome, or why it failed or was skipped.")] = "",
-        checkpoint: Annotated[bool, Field(description="For done: take a point as its evidence.")] = False,
+        task: Annotated[str, Field(description="Its number (2.1) or title.")] = "",
+        titles: Annotated[list[str], Field(description="For add, in order.")] = [],  # noqa: B006
+        under: Annotated[str, Field(description="For add: the task above.")] = "",
+        note: Annotated[str, Field(description="The outcome, or why.")] = "",
+        checkpoint: Annotated[bool, Field(description="For done: with a point as evidence.")] = False,
         session: SessionName = "",
     ) -> Answer:
-        """Keep the plan up to date: add tasks before you begin, start one, and report when it is done,
-        failed or skipped. `resume` tells the next agent what is left."""
-        tasks = self._backend.session(session).tasks
+        """Keep the plan up to date: add tasks before you begin, start one, report its end. `resume` tells the
+        next agent what is left."""
+        target = self._backend.session(session)
+        tasks = target.tasks
 
         def work() -> list[model.Task]:
             match action:
@@ -69,7 +70,7 @@ class TaskTools:
                     tasks.skip(_required(task), note)
             return tasks.list()
 
-        return _describe(await self._backend.ask(work, ctx, "updating the plan"))
+        return _describe(await self._backend.ask(work, ctx, "updating the plan"), target.name)
 
 
 def _required(task: str) -> str:
@@ -78,11 +79,11 @@ def _required(task: str) -> str:
     return task
 
 
-def _describe(tasks: list[model.Task]) -> Answer:
+def _describe(tasks: list[model.Task], session: str) -> Answer:
     lines = []
     for task in tasks:
         note = f"  ({shown(task.note)})" if task.note else ""
         indent = "  " * task.id.count(".")
         lines.append(f"{indent}[{_MARKS[task.state]}] {task.id} {shown(task.title)}{note}")
-    text = "\n".join(lines) or "No tasks are planned. `task` with action=add plans some."
-    return Answer(text, {"tasks": [plain(task) for task in tasks]})
+    text = "" if lines else "No tasks are planned. `task` with action=add plans some."
+    return Answer(text, {"tasks": [plain(task) for task in tasks]}, "\n".join(lines), "tasks", session)

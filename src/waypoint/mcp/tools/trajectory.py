@@ -10,7 +10,9 @@ from pydantic import Field
 
 from waypoint import errors, model
 from waypoint.api import requests
-from waypoint.mcp.registry import ADDS, READS, Answer, Backend, Hints, SessionName, plain, tool, with_cursor
+from waypoint.mcp.registry import ADDS, READS, Answer, Backend, Hints, SessionName, plain, reads_on, tool
+from waypoint.text.quoting import visible
+from waypoint.text.resume import event_title
 from waypoint.text.units import clock, cut, milliseconds, shown
 
 _EVENTS_A_PAGE = 30
@@ -25,7 +27,7 @@ class TrajectoryTools:
         self._backend = backend
         backend.readers["trace"] = self._continue_trace
 
-    @tool("Record what was said", ADDS, requests.Record)
+    @tool("Record what was said", ADDS, requests.Record, core=False)
     async def record(
         self,
         *,
@@ -47,7 +49,7 @@ class TrajectoryTools:
         )
         return Answer(f"Recorded as event {number}.", {"event": number})
 
-    @tool("What happened", READS, requests.Trace)
+    @tool("What happened", READS, requests.Trace, core=False)
     async def trace(
         self,
         *,
@@ -83,14 +85,13 @@ class TrajectoryTools:
             wish = {"ref": request.ref, "kinds": request.kinds, "all": request.all}
             cursor = f"trace:{json.dumps([trace.session, page[0].id, wish])}"
         lines = [_line(event) for event in page]
-        if cursor:
-            lines.insert(0, f"[{left:,} before these; more(cursor={cursor!r}) reads them]")
         rows = [
             {"id": event.id, "at": event.at, "kind": event.kind, "actor": event.actor, "text": _text(event)}
             for event in page
         ]
-        text = "\n".join(lines) or "Nothing is recorded."
-        return Answer(text, {"session": trace.session, "events": rows, "cursor": cursor})
+        text = f"[{left:,} before these; more(cursor={cursor!r}) reads them]" if cursor else ""
+        data = {"session": trace.session, "events": rows, "cursor": cursor}
+        return Answer(text if lines else "Nothing is recorded.", data, "\n".join(lines), "trajectory")
 
     async def _continue_trace(self, cursor: str) -> Answer:
         try:
@@ -106,16 +107,16 @@ class TrajectoryTools:
     def _describe(self, event: model.Event) -> Answer:
         contents = (event.body.get(key) for key in ("output", "content", "arguments"))
         text = "\n".join([_line(event), *(_json(content) for content in contents if content)])
-        page = self._backend.pages.ends(text)
+        page = self._backend.pages.ends(visible(text))
         fields = plain(event)
         data = {key: fields[key] for key in ("id", "at", "kind", "actor", "session")}
-        return Answer(with_cursor(page.text, page.cursor), {**data, "text": page.text, "cursor": page.cursor})
+        data["cursor"] = page.cursor
+        return Answer("", data, page.text, f"event {event.id}", after=reads_on(page.cursor))
 
     @tool("Continue the work", Hints(idempotent=True), requests.Resume)
     async def resume(self, *, session: SessionName = "", ctx: Context[Any, Any] | None = None) -> Answer:
-        """The state of the work and what comes next: the first open task, what is done, the present point,
-        what happened since. Call it first when you continue work that was begun before. A session that does
-        not run is brought back from its last point."""
+        """What comes next and what is done. Call it first when you continue work that was begun before. A
+        session that does not run is brought back from its last point."""
         resumed = await self._backend.ask(self._backend.session(session).resume, ctx, "resuming the work")
         info = resumed.info
         data = {
@@ -126,7 +127,8 @@ class TrajectoryTools:
             "restored": info.restored,
             "effects": list(info.effects),
         }
-        return self._backend.page(info.text.rstrip(), data)
+        page = self._backend.pages.first(visible(info.text.rstrip()))  # it has its frame already
+        return Answer(page.text, {**data, "cursor": page.cursor}, after=reads_on(page.cursor))
 
 
 # ---- events in words -----------------------------------------------------------------------------
@@ -153,7 +155,7 @@ def _text(event: model.Event) -> str:
             kind = "error" if body.get("error") else "result"
             text = f"{kind} {body.get('name') or ''}: {_json(body.get('content'))}"
         case "checkpoint":
-            text = " ".join(filter(None, ("point", body.get("label"), body.get("name"), body.get("intent"))))
+            text = " ".join(filter(None, ("point", body.get("label"), body.get("name"), event_title(body))))
         case "restored":
             text = f"{body.get('verb', 'restore')} to {body.get('session')}:{body.get('label')}"
         case "forked":
