@@ -19,11 +19,12 @@ _HIDDEN = re.compile(
 """Control characters other than newline and tab, and characters that reorder, hide or smuggle text."""
 
 
-def visible(text: str) -> str:
-    """The text without escape sequences; every other character that would not be shown stands as `\\x07`."""
+def visible(text: str, *, with_escapes: bool = False) -> str:
+    """The text without escape sequences; every other character that would not be shown stands as `\\x07`.
+    `with_escapes`: escape sequences stand there too, as `\\x1b[31m`."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
-    plain = escapes.strip(text).replace("\r\n", "\n").replace("\r", "\n")
+    plain = (text if with_escapes else escapes.strip(text)).replace("\r\n", "\n").replace("\r", "\n")
     return _HIDDEN.sub(lambda match: _escaped(ord(match[0])), plain)
 
 

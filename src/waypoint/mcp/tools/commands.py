@@ -59,6 +59,7 @@ class _Call(NamedTuple):
     session: Session
     command: str
     max_characters: int
+    raw: bool
 
 
 class CommandTools:
@@ -84,7 +85,7 @@ class CommandTools:
         max_characters: Annotated[
             int, Field(description="How much output is shown.", ge=200, le=100_000)
         ] = PAGE_CHARACTERS,
-        raw: Annotated[bool, Field(description="Keep escape sequences.")] = False,
+        raw: Annotated[bool, Field(description="Show escape sequences, as `\\x1b`.")] = False,
     ) -> Answer | InputRequiredResult:
         """Run a command in the session's persistent shell (`cd` and `export` last) and wait for its end. Long
         output is cut in the middle. Start servers in the background (`… >log 2>&1 &`)."""
@@ -111,7 +112,7 @@ class CommandTools:
                     on_approval=on_approval,
                 )
 
-            call = _Call(PendingCommand(work), target, command, max_characters)
+            call = _Call(PendingCommand(work), target, command, max_characters, raw)
             return await self._finish(ctx, call, lambda: last_line or "running")
 
     async def _finish(
@@ -155,7 +156,7 @@ class CommandTools:
 
     def _describe(self, call: _Call) -> Answer:
         result = call.pending.result()
-        page = self._backend.pages.ends(visible(result.output), call.max_characters)
+        page = self._backend.pages.ends(visible(result.output, with_escapes=call.raw), call.max_characters)
         ending = "timed out" if result.timed_out else f"exit {result.exit_code}"
         remarks = [reads_on(page.cursor), *(f"[{one}]" for one in (result.notice, *result.warnings) if one)]
         data = {
