@@ -99,7 +99,7 @@ load: .venv/.dev-stamp engine programs
 TRUTH_ARGS ?= --write
 .PHONY: truth
 truth: .venv/.dev-stamp engine programs
-	$(PYTHON) -m tests.truth.campaign $(TRUTH_ARGS)
+	unshare --mount $(PYTHON) -m tests.truth.campaign $(TRUTH_ARGS)
 
 # Injected damage in points and in the database: all of it has to be found. `make damage WAYPOINT_SEED=7` repeats one.
 .PHONY: damage

@@ -512,7 +512,7 @@ def test_another_name_of_a_file_is_told_as_that(layers: Layers) -> None:
     changes = layers.changes(change)
     assert other_names(changes) == {"/new/link2": "/moved/file", "/d/of-base": "/f", "/alone": None}
     section = describe_difference(Difference(files=changes, analysis=Analysis(), live=LiveDifference()))[0]
-    assert section.summary == "+1 -2 →1 files and hard links"
+    assert section.summary == "+1 -2 →1 files, folders and hard links"
     assert [(line.sign, line.text, line.detail) for line in section.lines] == [
         ("+", "/alone", "8 B"),
         ("-", "/d/of-base", "was a hard link of /f"),

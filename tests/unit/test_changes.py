@@ -13,7 +13,16 @@ from waypoint.api.difference import Change, ChangeKind, Changes
 from waypoint.api.findings import Analysis, DatabaseChange, Finding, PackageChange, RepositoryChange
 from waypoint.box.volume import note_hidden, noted_hidden
 from waypoint.errors import UsageError
-from waypoint.history.changes import Fold, box_path, compare_views, fold_noisy, is_noise, noisy_folder, total
+from waypoint.history.changes import (
+    Fold,
+    Thing,
+    box_path,
+    compare_views,
+    fold_noisy,
+    is_noise,
+    noisy_folder,
+    total,
+)
 from waypoint.history.view import PointView
 from waypoint.kernel.copytree import remove_tree
 from waypoint.kernel.pool.deltas import by_walk
@@ -65,7 +74,10 @@ def test_noisy_folders_are_folded_with_their_sums() -> None:
     )
     folded = fold_noisy(changes)
     assert [one.path for one in folded.changes] == ["/app/a.py"]
-    assert folded.folds == (Fold(path="/app/node_modules", created=1842, modified=1, deleted=1, bytes=18425),)
+    files = frozenset[Thing](["file"])
+    assert folded.folds == (
+        Fold(path="/app/node_modules", created=1842, modified=1, deleted=1, things=files, bytes=18425),
+    )
     assert summarize_files(changes) == "~1 file, +1,842 ~1 -1 in /app/node_modules"
 
 
@@ -77,7 +89,6 @@ def test_headlines_say_how_many_files() -> None:
     assert words() == ""
     assert words(change("/a")) == "+1 file"
     assert words(change("/a"), change("/b"), change("/c", "modified")) == "+2 ~1 files"
-    assert words(change("/d", "renamed", entry="folder")) == "→1 file"
     assert words(folder) == "+ /d/"
     assert words(change("/e", entry="folder"), folder, change("/f", entry="folder")) == "3 folders"
     assert words(folder, change("/d/f")) == "+1 file"
@@ -89,6 +100,21 @@ def test_headlines_say_how_many_files() -> None:
     assert words(link, change("/m", "deleted", links_to="/a")) == "+1 -1 hard links"
     assert words(link, change("/a")) == "+2 files and hard links"
     assert words(link, change("/n/node_modules/a", links_to="/a")) == "+1 hard link, +1 in /n/node_modules"
+    # Only what is a file is called one.
+    folders = [change(f"/{name}", "renamed", entry="folder", old_path=f"/o/{name}") for name in "de"]
+    assert words(folders[0]) == "→1 folder"
+    assert words(*folders, change("/f", "modified", entry="folder", what=("mode",))) == "~1 →2 folders"
+    assert words(change("/a"), folders[0]) == "+1 →1 files and folders"
+    assert words(change("/l", entry="link")) == "+1 symlink"
+    assert (
+        words(change("/s", "deleted", entry="socket"), change("/p", entry="fifo"))
+        == "+1 -1 fifos and sockets"
+    )
+    every = words(*folders, change("/a"), link, change("/l", entry="link"), change("/m", entry="device"))
+    assert every == "+4 →2 files, folders, symlinks, hard links and devices"
+    # A folder of the base that went with its files is these files.
+    assert words(change("/d", "deleted", entry="folder", files=3), change("/e", "deleted")) == "-4 files"
+    assert words(change("/n/node_modules/.bin", entry="link")) == "+1 symlink (/n/node_modules)"
     # Which `bin` it is.
     assert words(change("/srv/app/.venv/bin/x", "deleted"), change("/a")) == "+1 file, -1 in .venv/bin"
     two = words(change("/srv/a/venv/bin/x"), change("/srv/b/venv/bin/x"), change("/f"))
@@ -187,8 +213,10 @@ def test_a_summary_counts_files_not_folders() -> None:
     assert (summary.created, summary.modified, summary.deleted, summary.renamed) == (1, 2, 7, 1)
     assert summary.folders == 2
     assert summary.bytes_written == 150
+    assert summary.things == {"file"}
     links = total([change("/l", links_to="/a"), change("/m", "deleted", links_to="/a")])
-    assert (links.created, links.deleted, links.hard_links, links.bytes_written) == (1, 1, 2, 0)
+    assert (links.created, links.deleted, links.bytes_written) == (1, 1, 0)
+    assert links.things == {"hard link"}
     assert summary.at_least
 
 

@@ -108,6 +108,7 @@ class RepositoryChange(Record, frozen=True, tag_field="kind", tag="repository"):
     in_progress: str | None = None
     """A merge, rebase, cherry-pick, revert or bisect that waits to be finished."""
     worktree_of: str | None = None
+    """Of a linked worktree: the folder of the repository that it belongs to."""
     moved_from: str | None = None
     bare: bool = False
 

@@ -25,10 +25,10 @@ import itertools
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
-from waypoint.api.difference import Change, ChangeKind, Changes, Facet
+from waypoint.api.difference import Change, ChangeKind, Changes, EntryKind, Facet
 from waypoint.errors import UsageError
 from waypoint.history.view import ORIGIN, Place, PointView, below, joined
 from waypoint.kernel import files
@@ -134,6 +134,10 @@ _HABITS = frozenset(
 )
 
 
+Thing = Literal[EntryKind, "hard link"]
+"""What a change is counted as. A hard link is a name of a file that has another name."""
+
+
 class Summary(Record, frozen=True):
     """How many files a list of changes concerns."""
 
@@ -141,10 +145,10 @@ class Summary(Record, frozen=True):
     modified: int = 0
     deleted: int = 0
     renamed: int = 0
-    hard_links: int = 0
-    """Of the created and deleted ones: names of files that have another name."""
+    things: frozenset[Thing] = frozenset()
+    """What these are."""
     folders: int = 0
-    """Folders among the changes; a renamed one is also counted in `renamed`."""
+    """Folders among the changes; those that were renamed or modified are counted above too."""
     bytes_written: int = 0
     """The size of what was created or modified."""
     at_least: bool = False
@@ -158,7 +162,7 @@ class Fold(Record, frozen=True):
     modified: int = 0
     deleted: int = 0
     renamed: int = 0
-    hard_links: int = 0
+    things: frozenset[Thing] = frozenset()
     """As in `Summary`."""
     bytes: int = 0
     """The size of what was created or modified in it."""
@@ -194,7 +198,7 @@ def fold_noisy(changes: Changes, folders: Collection[str] = ()) -> Folded:
                 modified=count.modified,
                 deleted=count.deleted,
                 renamed=count.renamed,
-                hard_links=count.hard_links,
+                things=count.things,
                 bytes=count.bytes_written,
             )
         )
@@ -204,20 +208,31 @@ def fold_noisy(changes: Changes, folders: Collection[str] = ()) -> Folded:
 def total(changes: Iterable[Change]) -> Summary:
     """How many files the changes concern."""
     count = dict.fromkeys(("created", "modified", "deleted", "renamed"), 0)
-    folders = written = hard_links = 0
+    folders = written = 0
+    things: set[Thing] = set()
     at_least = False
     for change in changes:
         at_least |= change.at_least
+        number = 1
         if change.entry == "folder":
             folders += 1
-            count[change.kind] += change.files if change.kind in ("created", "deleted") else 1
+            number = change.files if change.kind in ("created", "deleted") else 1
             written += change.files_bytes if change.kind == "created" else 0
-        else:
-            count[change.kind] += 1
-            hard_links += change.links_to is not None
-            if (change.kind == "created" and change.links_to is None) or "content" in change.what:
-                written += change.size_after or 0
-    return Summary(**count, hard_links=hard_links, folders=folders, bytes_written=written, at_least=at_least)
+        elif (change.kind == "created" and change.links_to is None) or "content" in change.what:
+            written += change.size_after or 0
+        if number:
+            count[change.kind] += number
+            things.add(thing(change))
+    return Summary(
+        **count, things=frozenset(things), folders=folders, bytes_written=written, at_least=at_least
+    )
+
+
+def thing(change: Change) -> Thing:
+    """What a change is counted as. A folder that came or went with files is these files."""
+    if change.links_to is not None:
+        return "hard link"
+    return "file" if change.files and change.kind in ("created", "deleted") else change.entry
 
 
 def noisy_folder(path: str, *, is_folder: bool = False) -> str | None:

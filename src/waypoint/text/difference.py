@@ -37,7 +37,7 @@ from waypoint.history.changes import Fold
 from waypoint.history.contacts import merge_contacts
 from waypoint.model import Effect
 from waypoint.text.effects import describe_contacts, describe_effect, effect_source, traffic
-from waypoint.text.files import count_files, fold_files, summarize_files
+from waypoint.text.files import NOUNS, count_files, fold_files, summarize_files
 from waypoint.text.findings import describe_head, describe_server, quoted, summarize_findings
 from waypoint.text.live import (
     port_lines,
@@ -145,7 +145,7 @@ def _file(change: Change) -> SectionLine:
     if change.files:
         phrases.append(f"{'at least ' if change.at_least else ''}{plural(change.files, 'file')}")
     if "type" in change.what and change.entry_before:
-        phrases.append(f"was a {change.entry_before}, is a {change.entry}")
+        phrases.append(f"was a {NOUNS[change.entry_before]}, is a {NOUNS[change.entry]}")
     elif "content" in change.what and change.size_before is not None and change.size_after is not None:
         before, after = size(change.size_before), size(change.size_after)
         phrases.append(f"{before} → {after}" if before != after else after)
@@ -154,7 +154,7 @@ def _file(change: Change) -> SectionLine:
     elif change.kind == "created" and change.entry == "file" and change.size_after is not None:
         phrases.append(size(change.size_after))
     elif change.kind == "created" and change.entry not in ("file", "folder"):
-        phrases.append(change.entry)
+        phrases.append(NOUNS[change.entry])
     if "mode" in change.what and change.mode_before is not None and change.mode_after is not None:
         phrases.append(f"mode {change.mode_before & 0o7777:o} → {change.mode_after & 0o7777:o}")
     if "owner" in change.what:

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from waypoint.api.difference import Change, Changes
 from waypoint.api.findings import Analysis, DatabaseChange, PackageChange, RepositoryChange, ServerChange
-from waypoint.history.changes import Fold, Folded, Summary, fold_noisy, is_cache, total
+from waypoint.history.changes import Fold, Folded, Summary, Thing, fold_noisy, is_cache, thing, total
 from waypoint.text.units import plural
 
 _SIGNS = {"created": "+", "modified": "~", "deleted": "-", "renamed": "→"}
+NOUNS: Mapping[Thing, str] = {
+    "file": "file",
+    "folder": "folder",
+    "link": "symlink",
+    "hard link": "hard link",
+    "fifo": "fifo",
+    "socket": "socket",
+    "device": "device",
+}
+"""What a change is counted as, in the order in which several kinds are named."""
 _NAMED = 2
 _WHOLE_PATH = 24
 """Up to so many characters a path is not shortened."""
@@ -79,12 +89,15 @@ def count_files(count: Summary | Fold) -> str:
     return f"{words} {noun_of(count)}" if words else ""
 
 
-def noun_of(count: Summary | Fold) -> str:
-    """What was counted: `file`, `hard links`, `files and hard links`."""
-    number = count.created + count.modified + count.deleted + count.renamed
-    if 0 < count.hard_links < number:
-        return "files and hard links"
-    return f"{'hard link' if count.hard_links else 'file'}{'s' * (number != 1)}"
+def noun_of(*counts: Summary | Fold) -> str:
+    """What was counted: `file`, `folders`, `files and hard links`."""
+    number = sum(count.created + count.modified + count.deleted + count.renamed for count in counts)
+    things = frozenset[Thing]().union(*(count.things for count in counts))
+    nouns = [noun for thing, noun in NOUNS.items() if thing in things]
+    if len(nouns) == 1:
+        return f"{nouns[0]}{'s' * (number != 1)}"
+    several = [f"{noun}s" for noun in nouns]
+    return f"{', '.join(several[:-1])} and {several[-1]}"
 
 
 def _signed_counts(count: Summary | Fold) -> str:
@@ -193,16 +206,10 @@ def _names(changes: Sequence[Change], analysis: Analysis) -> str:
     several = {*signs, *(_SIGNS[change.kind] for change in named)}
     counts = " ".join(f"{sign}{signs[sign]:,}" for sign in _SIGNS.values() if signs[sign])
     at_least = "at least " * any(change.at_least for change in rest)
-    nouns = {_noun(change) for change in rest}
+    nouns = {NOUNS[thing(change)] for change in rest}
     more = plural(number, f"more {nouns.pop()}") if len(nouns) == 1 else f"{number:,} more"
     more = f"{at_least}{more}"
     return f"{words} and {more}{f' ({counts})' if len(several) > 1 else ''}"
-
-
-def _noun(change: Change) -> str:
-    if change.entry == "folder" and not change.files:
-        return "folder"
-    return "file" if change.links_to is None else "hard link"
 
 
 def by_interest(changes: Iterable[Change]) -> list[Change]:

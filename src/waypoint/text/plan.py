@@ -181,7 +181,9 @@ def _folds(folds: Sequence[Fold], findings: Sequence[Finding], cwd: str) -> Iter
         yield f"also changed: {some(others, _NAMED_FOLDERS)}"
     if caches:
         names = [_relative(fold.path, cwd) for fold, _ in caches]
-        yield f"caches: {plural(sum(number for _, number in caches), 'file')} in {some(names, 1)}"
+        number = sum(number for _, number in caches)
+        noun = noun_of(*(fold for fold, _ in caches))
+        yield f"caches: {number:,} {noun} in {some(names, 1)}"
 
 
 def _relative(path: str, cwd: str) -> str:

@@ -41,9 +41,10 @@ def _raw(path: str, path_base64: str | None) -> bytes:
     if path_base64 is None:
         return os.fsencode(path)
     try:
-        return base64.b64decode(path_base64)
+        raw = base64.b64decode(path_base64, validate=True)
     except ValueError:
         return b"no base64"
+    return raw if raw.decode(errors="backslashreplace") == path else b"another path"
 
 
 def facets(old: Entry, new: Entry) -> set[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.truth.judge.ledger import Ledger
-from tests.truth.judge.words import is_folded, number, printed
+from tests.truth.judge.words import NOUNS, is_folded, noun_of, number, printed
 from tests.truth.oracle.look import Look
 
 Data = Mapping[str, Any]
@@ -95,13 +95,14 @@ def _judge_here(ledger: Ledger, plan: Data, here: str) -> None:
     head = plan["head"]
     label = head["label"] if head["session"] == plan["session"] else f"{head['session']}:{head['label']}"
     since = plan["uncheckpointed"]
-    changed = sum(_files(change) for change in since["files"]["changes"])
+    changes = since["files"]["changes"]
+    changed = sum(map(_files, changes))
     ledger.count(KIND)
     told, _, more = here.partition(" + ")
     ledger.equal(KIND, "here", told, label)
-    match = re.fullmatch(r"([\d,]+) (?:files?|hard links?|files and hard links)", more)
+    match = re.fullmatch(rf"([\d,]+) ({NOUNS})", more)
     if match or changed:
-        ledger.equal(KIND, "here", number(match[1]) if match else 0, changed)
+        ledger.equal(KIND, "here", (number(match[1]), match[2]) if match else 0, (changed, noun_of(changes)))
 
 
 def _judge_programs(ledger: Ledger, field: str, names: Sequence[str], commands: Sequence[str]) -> None:
@@ -203,7 +204,7 @@ class _PlanWords:
         """`3 in .git, 5 in app/node_modules`, `7 files in .cache and 1 more`."""
         told = 0
         for part in re.sub(r" and [\d,]+ more$", "", words).split(", "):
-            match = re.fullmatch(r"([\d,]+) (?:files? )?in (.*)", part)
+            match = re.fullmatch(rf"([\d,]+) (?:{NOUNS} )?in (.*)", part)
             if match is None:
                 return False
             below = [

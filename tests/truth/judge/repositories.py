@@ -101,7 +101,11 @@ class _Judgement:
         self._equal("head_before", before.head if before else None)
         self._equal("head_after", after.head if after else None)
         self._equal("in_progress", after.in_progress if after else None)
-        self._equal("bare", (after or before).bare)  # type: ignore[union-attr]
+        now = after or before
+        assert now
+        self._equal("bare", now.bare)
+        owner = now.linked_to and (now.linked_to.removesuffix("/.git") or "/")
+        self._equal("worktree_of", owner and os.fsencode(owner).decode(errors="backslashreplace"))
         self._judge_commits()
         self._judge_branches()
         self._judge_refs()

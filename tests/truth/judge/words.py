@@ -23,7 +23,18 @@ _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _NOISY = re.compile(r"/(?:\.git|__pycache__|node_modules|site-packages|\.venv|\.cache|\.npm|\.pytest_cache)/")
 _PARTS = re.compile(r", (?=group |password |unit |[+-]\d+ |[+~-]cap_)")
 _ENVIRONMENT = "/pyvenv.cfg"
-_NOUNS = "files?|hard links?|files and hard links"
+_ENTRIES = {
+    "file": "file",
+    "folder": "folder",
+    "link": "symlink",
+    "hard link": "hard link",
+    "fifo": "fifo",
+    "socket": "socket",
+    "device": "device",
+}
+"""The word for each kind of entry, in the order in which a line names them."""
+NOUNS = rf"(?:(?:{'|'.join(_ENTRIES.values())})s?(?:, | and |(?= \(| in |$)))+"
+"""`file`, `files, folders and symlinks`."""
 _BY_THE_WAY = (".lock", ".log", ".out", ".pid", ".sock", ".tmp")
 """Files that a line of a log may leave out."""
 _ASIDE = ("", "-wal", "-shm", "-journal")
@@ -268,8 +279,8 @@ class Words:
 
     def _files(self, phrase: str) -> bool:
         phrase = phrase.removeprefix("caches only: ")
-        if match := re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({_NOUNS}) \((.*)\)", phrase):
-            return self._counts(match[1]) == _count(self._changes) and match[2] == _noun(self._changes)
+        if match := re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({NOUNS}) \((.*)\)", phrase):
+            return self._counts(match[1]) == _count(self._changes) and match[2] == noun_of(self._changes)
         parts = re.split(r", (?=[+~→-][\d,]+ (?:[+~→-][\d,]+ )*in )|, (?=…$)", phrase)
         names = [part for part in parts if not self._is_folded(part) and part != "…"]
         if len(names) > 1:
@@ -292,13 +303,13 @@ class Words:
 
     def _named(self, part: str, folders: Sequence[str]) -> bool:
         """`~api.py, + /srv/pay.py and 8 more files (+6 -2)`."""
-        if match := re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({_NOUNS})", part):
+        if match := re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({NOUNS})", part):
             listed = [change for change in self._changes if not is_folded(change)]
-            return self._counts(match[1]) == _count(listed) and match[2] == _noun(listed)
+            return self._counts(match[1]) == _count(listed) and match[2] == noun_of(listed)
         if match := re.fullmatch(r"([\d,]+) folders|folders in (.*)", part):
             return not any(change["entry"] != "folder" for change in self._own())
         match = re.fullmatch(
-            r"(.*?)(?: and (?:at least )?([\d,]+) more( files?| folders?| hard links?)?"
+            r"(.*?)(?: and (?:at least )?([\d,]+) more((?: hard)? \w+)?"
             r"(?: \(((?:[+~→-][\d,]+ ?)+)\))?)?",
             part,
         )
@@ -461,7 +472,7 @@ class Words:
         words = line["detail"].split(" · ")
         if words[0] == "folders only":
             return bool(members) and not any(_count(members).values())
-        match = re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({_NOUNS})", words[0])
+        match = re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({NOUNS})", words[0])
         signs = list(_count(members))
         if line["sign"] != (signs[0] if len(signs) == 1 else "~"):
             return False
@@ -470,7 +481,7 @@ class Words:
             for change in members
             if (change["kind"] == "created" and not change["links_to"]) or "content" in change["what"]
         )
-        if match is None or match[2] != _noun(members):
+        if match is None or match[2] != noun_of(members):
             return False
         return self._counts(match[1]) == _count(members) and (len(words) == 1 or is_size(words[1], written))
 
@@ -631,27 +642,27 @@ def _count(changes: Iterable[Data]) -> dict[str, int]:
     return {sign: times for sign, times in counted.items() if times}
 
 
-def _noun(changes: Iterable[Data]) -> str:
+def noun_of(changes: Iterable[Data]) -> str:
     """What `_count` has counted."""
-    counted = list(changes)
-    links = sum(change["links_to"] is not None for change in counted)
+    counted = [change for change in changes if _count([change])]
     several = sum(_count(counted).values())
-    if 0 < links < several:
-        return "files and hard links"
-    return f"{'hard link' if links else 'file'}{'s' * (several != 1)}"
+    things = {_thing(change) for change in counted}
+    words = [f"{word}{'s' * (several != 1)}" for thing, word in _ENTRIES.items() if thing in things]
+    return " and ".join(", ".join(words).rsplit(", ", 1))
+
+
+def _thing(change: Data) -> str:
+    """What a change is counted as: a folder that came or went with files as these."""
+    if change["links_to"]:
+        return "hard link"
+    several = change["files"] and change["kind"] in ("created", "deleted")
+    return "file" if several else str(change["entry"])
 
 
 def _noun_of_more(changes: Iterable[Data]) -> str:
     """What the changes that a line does not name are; empty where they are of several kinds, or none."""
     counted = list(changes)
-    nouns = {
-        "folder"
-        if change["entry"] == "folder" and not change["files"]
-        else "hard link"
-        if change["links_to"]
-        else "file"
-        for change in counted
-    }
+    nouns = {_ENTRIES[_thing(change)] for change in counted}
     return f"{nouns.pop()}{'s' * (_files_of(counted) != 1)}" if len(nouns) == 1 else ""
 
 
@@ -731,7 +742,7 @@ def _is_detail(phrase: str, change: Data) -> bool:
     if match := re.fullmatch(r"(at least )?([\d,]+) files?", phrase):
         return (number(match[2]), bool(match[1])) == (change["files"], change["at_least"])
     if match := re.fullmatch(r"was an? (\w+), is an? (\w+)", phrase):
-        return (match[1], match[2]) == (change["entry_before"], change["entry"])
+        return (match[1], match[2]) == (_ENTRIES[change["entry_before"]], _ENTRIES[change["entry"]])
     if match := re.fullmatch(r"mode (\d+) → (\d+)", phrase):
         return (int(match[1], 8), int(match[2], 8)) == (change["mode_before"], change["mode_after"])
     if match := re.fullmatch(r"owner (\S+) → (\S+)", phrase):
@@ -743,7 +754,7 @@ def _is_detail(phrase: str, change: Data) -> bool:
         return bool(change["links_to"]) and phrase == printed(f"{was}hard link of {change['links_to']}")
     if re.fullmatch(r"[\d.]+ [KMGT]?B", phrase):
         return is_size(phrase, change["size_after"])
-    return bool(phrase == change["entry"] or (phrase == "attributes" and "xattr" in change["what"]))
+    return bool(phrase == _ENTRIES[change["entry"]] or (phrase == "attributes" and "xattr" in change["what"]))
 
 
 def _head(change: Data) -> str:
