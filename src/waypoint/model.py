@@ -6,7 +6,9 @@ that is here is a field that other programs may rely on.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import threading
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, overload
 
 import msgspec
 
@@ -31,6 +33,79 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError)
 """What msgspec raises for bytes that are no such message: text that is not UTF-8 is reported by Python."""
+
+
+T = TypeVar("T")
+
+_known: set[Any] = set()
+_first_use = threading.Lock()
+
+
+def _know(kind: Any) -> None:
+    """msgspec looks at a type when it is first decoded to. While one thread does that, another one that
+    decodes to the same type crashes the process (msgspec 0.22). So the first look is for one thread at a
+    time, and everything that decodes to a type does it with the functions below."""
+    if kind not in _known:
+        with _first_use:
+            msgspec.json.Decoder(kind)
+            _known.add(kind)
+
+
+@overload
+def from_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T: ...
+@overload
+def from_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any: ...
+def from_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any:
+    """What a JSON text says, as a value of this type. Raises one of MALFORMED."""
+    _know(kind)
+    return msgspec.json.decode(data, type=kind)
+
+
+def from_msgpack(data: bytes, kind: type[T]) -> T:
+    """The same for msgpack."""
+    _know(kind)
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def from_toml(data: bytes, kind: type[T]) -> T:
+    """The same for TOML."""
+    _know(kind)
+    return msgspec.toml.decode(data, type=kind)
+
+
+@overload
+def from_plain(
+    value: Any,
+    kind: type[T],
+    *,
+    from_attributes: bool = False,
+    dec_hook: Callable[[type, Any], Any] | None = None,
+) -> T: ...
+@overload
+def from_plain(
+    value: Any,
+    kind: Any,
+    *,
+    from_attributes: bool = False,
+    dec_hook: Callable[[type, Any], Any] | None = None,
+) -> Any: ...
+def from_plain(
+    value: Any,
+    kind: Any,
+    *,
+    from_attributes: bool = False,
+    dec_hook: Callable[[type, Any], Any] | None = None,
+) -> Any:
+    """The same for dictionaries, lists and plain values. `from_attributes`: or objects with such
+    attributes."""
+    _know(kind)
+    return msgspec.convert(value, kind, from_attributes=from_attributes, dec_hook=dec_hook)
+
+
+def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """A decoder for values of one type."""
+    _know(kind)
+    return msgspec.json.Decoder(kind)
 
 
 class Bind(Record, frozen=True):

@@ -12,11 +12,11 @@ import msgspec
 
 from waypoint.api.hints import Do, Hint
 from waypoint.errors import NotFound, UsageError
-from waypoint.model import Task, TaskChange, TaskState
+from waypoint.model import Task, TaskChange, TaskState, json_decoder
 
 MAX_TASKS = 10_000
 MAX_TITLE_CHARACTERS = 500
-_decoder = msgspec.json.Decoder(tuple[Task, ...])
+_decoder = json_decoder(tuple[Task, ...])
 
 Tasks = tuple[Task, ...]
 

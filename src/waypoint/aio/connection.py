@@ -20,6 +20,7 @@ from waypoint.api import wire
 from waypoint.client import protocol
 from waypoint.client.connection import NO_DAEMON, connection_error, start_daemon
 from waypoint.home import Home, locate
+from waypoint.model import from_plain
 
 if TYPE_CHECKING:
     from waypoint.api.request import Request
@@ -215,7 +216,7 @@ class Transport:
         command waits for another one."""
         if on_approval is None or approval["state"] != "waiting":
             return
-        decision = on_approval(msgspec.convert(approval, model.Approval))
+        decision = on_approval(from_plain(approval, model.Approval))
         if inspect.isawaitable(decision):
             decision = await decision
         if decision is None:

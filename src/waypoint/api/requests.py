@@ -15,7 +15,7 @@ import msgspec
 
 from waypoint.api.request import Request
 from waypoint.errors import UsageError
-from waypoint.model import MALFORMED
+from waypoint.model import MALFORMED, json_decoder
 
 if TYPE_CHECKING:
     from waypoint.api.agent import *  # noqa: F403
@@ -80,7 +80,7 @@ def result_of(request: type[Request[R]]) -> type[R]:
 
 @cache
 def _decoder(verb: str) -> msgspec.json.Decoder[Request[Any]]:
-    return msgspec.json.Decoder(kind_of(verb))
+    return json_decoder(kind_of(verb))
 
 
 def decode(verb: str, args: bytes | msgspec.Raw) -> Request[Any]:

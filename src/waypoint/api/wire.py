@@ -21,6 +21,8 @@ from typing import Any
 
 import msgspec
 
+from waypoint.model import json_decoder
+
 API = 1
 """Raised when a client of the old kind would misunderstand a daemon of the new one."""
 
@@ -41,7 +43,7 @@ class Envelope(msgspec.Struct, frozen=True):
     api: int = API
 
 
-_envelope_decoder = msgspec.json.Decoder(Envelope)
+_envelope_decoder = json_decoder(Envelope)
 
 
 class Closed(Exception):

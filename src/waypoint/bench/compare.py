@@ -20,7 +20,7 @@ from waypoint.bench.peers import COLD
 from waypoint.bench.results import OURS, TREE, Report, Window
 from waypoint.home import locate
 from waypoint.machine import setup
-from waypoint.model import MALFORMED, Record
+from waypoint.model import MALFORMED, Record, from_json
 
 BASELINE = Path(__file__).parents[3] / "docs" / "performance-baseline.json"
 BOUND = 2.5
@@ -206,7 +206,7 @@ def main() -> int:
         sys.stderr.write(f"  {text}\n")
 
     try:
-        then = msgspec.json.decode(BASELINE.read_bytes(), type=Baseline)
+        then = from_json(BASELINE.read_bytes(), Baseline)
         now = ratios(measure(list(then.ratios), say))
         worse = [outcome.name for outcome in compare(now, then.ratios) if outcome.worse]
         if worse:

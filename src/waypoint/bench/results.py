@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from waypoint.model import Record
+from waypoint.model import Record, from_json
 
 Window = Literal["pause", "api", "until", ""]
 Unit = Literal["ms", "bytes", "count"]
@@ -119,7 +119,7 @@ class Report(Record, frozen=True):
 
     @classmethod
     def decode(cls, text: bytes) -> Report:
-        return msgspec.json.decode(text, type=cls)
+        return from_json(text, cls)
 
 
 class Target(Record, frozen=True):

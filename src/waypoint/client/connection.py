@@ -19,6 +19,7 @@ from waypoint import errors, model
 from waypoint.api import wire
 from waypoint.client import protocol
 from waypoint.home import Home, locate
+from waypoint.model import from_plain
 
 if TYPE_CHECKING:
     from waypoint.api.request import Request
@@ -86,7 +87,7 @@ def rebuild_database(home: Home) -> model.Recovered:
         ) from None
     if "error" in answer:
         raise errors.from_dict(answer["error"])
-    return msgspec.convert(answer, model.Recovered)
+    return from_plain(answer, model.Recovered)
 
 
 def connection_error(home: Home, error: OSError) -> errors.WaypointError:
@@ -260,7 +261,7 @@ class Transport:
         command waits for another one."""
         if on_approval is None or approval["state"] != "waiting":
             return
-        decision = on_approval(msgspec.convert(approval, model.Approval))
+        decision = on_approval(from_plain(approval, model.Approval))
         if decision is None:
             return
         other = Transport(self.home.path, start=False)

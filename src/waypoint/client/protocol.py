@@ -13,6 +13,7 @@ import msgspec
 
 from waypoint import errors
 from waypoint.api import wire
+from waypoint.model import from_json, json_decoder
 
 if TYPE_CHECKING:
     from waypoint.api.request import Request
@@ -65,7 +66,7 @@ class _Body(msgspec.Struct):
     version: str = ""
 
 
-_body_decoder = msgspec.json.Decoder(_Body)
+_body_decoder = json_decoder(_Body)
 
 
 class Protocol:
@@ -131,7 +132,7 @@ def decode(request: Request[R], answer: msgspec.Raw) -> R:
     """The result of a request as the type that belongs to it."""
     from waypoint.api import requests
 
-    result: R = msgspec.json.decode(answer, type=requests.result_of(type(request)))
+    result: R = from_json(answer, requests.result_of(type(request)))
     return result
 
 
@@ -145,7 +146,7 @@ def exit_code(result: msgspec.Raw) -> int:
     """How a spawned program ended: the second result on its connection."""
     from waypoint.api.sessions import Exited
 
-    return msgspec.json.decode(result, type=Exited).exit_code
+    return from_json(result, Exited).exit_code
 
 
 def pieces(data: bytes, size: int = 1 << 16) -> list[bytes]:

@@ -31,7 +31,7 @@ from waypoint.errors import WaypointError
 from waypoint.history.redaction import Redactor
 from waypoint.home import Home
 from waypoint.kernel import atomic, faults, processes
-from waypoint.model import MALFORMED, BoxOptions, Size
+from waypoint.model import MALFORMED, BoxOptions, Size, from_json
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.pump import Pump
 from waypoint.terminal.recording import TerminalEvent, record
@@ -96,7 +96,7 @@ class Boxes:
         session is live again before that is read: a command that ended is judged like any other."""
         picture = None
         with contextlib.suppress(OSError, *MALFORMED):
-            picture = msgspec.json.decode(self._picture_path(box).read_bytes(), type=TerminalState)
+            picture = from_json(self._picture_path(box).read_bytes(), TerminalState)
         live, printed = self._connect(row.id, box, picture.size if picture else Size())
         self._registry.add(live)
         self._trajectory.adopt(live.stream)

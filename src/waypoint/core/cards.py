@@ -19,7 +19,7 @@ from waypoint.core.comparison import BASE, Comparison
 from waypoint.core.registry import Registry
 from waypoint.history.redaction import MASK
 from waypoint.kernel import locks
-from waypoint.model import Checkpoint, Effect, IntentFrom
+from waypoint.model import Checkpoint, Effect, IntentFrom, from_json
 from waypoint.store.ledger import Ledger
 from waypoint.text.cards import write_card
 from waypoint.text.commands import outcomes
@@ -109,7 +109,7 @@ class Cards:
         with self._written:
             self._written.wait_for(lambda: self._store.points.card(point.id) is not None, wait)
         text = self._store.points.card(point.id)
-        return msgspec.json.decode(text, type=Card) if text else None
+        return from_json(text, Card) if text else None
 
 
 def _intent(point: Checkpoint, difference: Difference) -> tuple[str, IntentFrom]:

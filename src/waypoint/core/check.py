@@ -28,7 +28,7 @@ from waypoint.errors import DatabaseDamaged, WaypointError
 from waypoint.kernel.pool.lifecycle import written_kind
 from waypoint.kernel.pool.loop import devices_of
 from waypoint.kernel.pool.protocol import SCRATCH, Pool
-from waypoint.model import Checked, Checkpoint, Remedy, Violation
+from waypoint.model import Checked, Checkpoint, Remedy, Violation, from_json
 from waypoint.store import soundness
 
 _SURE_SECONDS = 1.0
@@ -280,7 +280,7 @@ def _foreign_images(images: Path, *, files_only: bool) -> Iterable[str]:
     if files_only:
         return sorted(names)
     try:
-        known = msgspec.json.decode((images / "sizes.json").read_bytes(), type=dict[str, int])
+        known = from_json((images / "sizes.json").read_bytes(), dict[str, int])
     except (OSError, msgspec.DecodeError):
         return []
     return sorted(names - known.keys() - {"sizes.json"} - WRITTEN_BY_RESTORES)

@@ -35,7 +35,7 @@ from waypoint.history.view import PointView
 from waypoint.kernel import processes
 from waypoint.kernel.pool.deltas import differences
 from waypoint.kernel.pool.protocol import Pool
-from waypoint.model import Checkpoint
+from waypoint.model import Checkpoint, from_plain
 from waypoint.store.sessions import SessionRow
 from waypoint.text.findings import describe_gap
 from waypoint.text.live import describe_not_compared
@@ -198,11 +198,11 @@ class Comparison:
         clean_contacts, hidden_contacts = redactor.redact_json(msgspec.to_builtins(contacts))
         return Difference(
             files=files,
-            analysis=msgspec.convert(clean_analysis, Analysis),
-            live=msgspec.convert(clean_live, LiveDifference),
+            analysis=from_plain(clean_analysis, Analysis),
+            live=from_plain(clean_live, LiveDifference),
             gaps=tuple(redactor.redact(gap).text for gap in gaps),
             redacted=hidden_live + hidden_analysis + hidden_contacts,
-            contacts=msgspec.convert(clean_contacts, tuple[Contact, ...]),
+            contacts=from_plain(clean_contacts, tuple[Contact, ...]),
             not_compared=tuple(redactor.redact(phrase).text for phrase in not_compared),
         )
 

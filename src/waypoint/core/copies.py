@@ -32,7 +32,7 @@ from waypoint.errors import BaseChanged, CannotRestore, NotFound, PointDamaged, 
 from waypoint.kernel import faults, processes
 from waypoint.kernel.network.sockets import abort_outside_connections
 from waypoint.kernel.pool.protocol import Pool
-from waypoint.model import BoxOptions, Checkpoint, Platform, Size
+from waypoint.model import BoxOptions, Checkpoint, Platform, Size, from_json
 from waypoint.terminal.terminal import TerminalState
 
 log = logging.getLogger("waypoint")
@@ -138,8 +138,8 @@ class Copies:
         require_platform(point, self._engine.platform)
         self._digests.require_sound(point, with_memory=compare_memory)
         with self._records_failure(point), self._volume_of(point) as volume, contextlib.ExitStack() as undo:
-            state = msgspec.json.decode((images / TERMINAL_FILE).read_bytes(), type=TerminalState)
-            facts = msgspec.json.decode((images / BOX_FILE).read_bytes(), type=BoxFacts)
+            state = from_json((images / TERMINAL_FILE).read_bytes(), TerminalState)
+            facts = from_json((images / BOX_FILE).read_bytes(), BoxFacts)
             faults.reach("copy.read")
             prepared = self._kept.prepare(point, options, volume)
             undo.callback(prepared.discard)

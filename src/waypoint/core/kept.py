@@ -44,7 +44,7 @@ from waypoint.kernel.overlay import file_handle, lower_handle
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.processes import printable
 from waypoint.kernel.syscalls import open_by_handle
-from waypoint.model import BoxOptions, Checkpoint, Record
+from waypoint.model import BoxOptions, Checkpoint, Record, from_json
 from waypoint.store.sessions import SessionRow
 
 log = logging.getLogger("waypoint")
@@ -305,7 +305,7 @@ class KeptFiles:
                 if os.path.lexists(self._base(options) / base_path):
                     yield _note(named, base_path, None, why_not="nothing was kept for this point")
             return
-        yield from msgspec.json.decode(text, type=BaseFiles).files
+        yield from from_json(text, BaseFiles).files
 
     # ---- places ------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class KeptFiles:
 def missing_links(folder: Path) -> Iterator[str]:
     """What the folder of a point lacks of the files that it is said to have kept."""
     try:
-        notes = msgspec.json.decode((folder / NOTES_FILE).read_bytes(), type=BaseFiles)
+        notes = from_json((folder / NOTES_FILE).read_bytes(), BaseFiles)
     except FileNotFoundError:
         return
     except (OSError, msgspec.DecodeError) as error:

@@ -20,7 +20,7 @@ from waypoint.engine.images import WRITTEN_BY_RESTORES
 from waypoint.kernel import atomic, digests
 from waypoint.kernel.digests import CHUNK_BYTES, Entry, Pause
 from waypoint.kernel.processes import printable
-from waypoint.model import Record
+from waypoint.model import Record, from_msgpack
 
 MANIFEST_FILE = "digests"
 FILES_FILE = "digests.files"
@@ -97,7 +97,7 @@ def read(folder: Path, digest: str | None = None) -> Manifest:
     if digests.of_bytes(body) != head or (digest is not None and head.hex() != digest):
         raise ManifestError(f"{MANIFEST_FILE} is not what was written")
     try:
-        manifest = msgspec.msgpack.decode(body, type=Manifest)
+        manifest = from_msgpack(body, Manifest)
     except msgspec.DecodeError as error:
         raise ManifestError(f"{MANIFEST_FILE} cannot be understood: {error}") from error
     if manifest.version != VERSION:
@@ -114,7 +114,7 @@ def read_files(folder: Path, manifest: Manifest) -> Files:
     if digests.of_bytes(data) != manifest.files:
         raise ManifestError(f"{FILES_FILE} is not what was written")
     try:
-        return msgspec.msgpack.decode(data, type=Files)
+        return from_msgpack(data, Files)
     except msgspec.DecodeError as error:
         raise ManifestError(f"{FILES_FILE} cannot be understood: {error}") from error
 

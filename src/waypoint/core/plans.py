@@ -25,7 +25,7 @@ from waypoint.errors import GroundMoved, NotFound
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
 from waypoint.history.view import PointView
-from waypoint.model import Checkpoint
+from waypoint.model import Checkpoint, from_plain
 from waypoint.store.sessions import SessionRow
 from waypoint.text.effects import describe_contacts
 from waypoint.text.plan import describe_plan
@@ -124,7 +124,7 @@ def _line(parents: Mapping[str, str | None], start: str | None) -> set[str]:
 
 def _redacted(facts: Facts) -> Facts:
     clean, _ = Redactor.for_variables(facts.shell.exported).redact_json(msgspec.to_builtins(facts.processes))
-    return msgspec.structs.replace(facts, processes=msgspec.convert(clean, tuple[ProcessFact, ...]))
+    return msgspec.structs.replace(facts, processes=from_plain(clean, tuple[ProcessFact, ...]))
 
 
 def _digest(row: SessionRow, lost: Difference, now: PointView, planned_tasks: bytes) -> str:

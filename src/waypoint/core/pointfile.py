@@ -14,7 +14,7 @@ import msgspec
 
 from waypoint.engine.images import check_sizes
 from waypoint.errors import CannotRestore
-from waypoint.model import MALFORMED, Record
+from waypoint.model import MALFORMED, Record, from_json
 from waypoint.store.points import NewPoint
 from waypoint.store.sessions import SessionRow
 
@@ -37,7 +37,7 @@ def write(folder: Path, content: PointFile) -> None:
 def read(folder: Path) -> PointFile | None:
     """None when the folder has no such file, or a power cut has left only a part of it."""
     try:
-        content = msgspec.json.decode((folder / POINT_FILE).read_bytes(), type=PointFile)
+        content = from_json((folder / POINT_FILE).read_bytes(), PointFile)
     except (OSError, *MALFORMED):
         return None
     return content if content.version == VERSION else None
@@ -50,7 +50,7 @@ class _Version(msgspec.Struct):
 def is_newer(folder: Path) -> bool:
     """Whether a newer version has written it, in a way that this one does not know."""
     try:
-        return msgspec.json.decode((folder / POINT_FILE).read_bytes(), type=_Version).version > VERSION
+        return from_json((folder / POINT_FILE).read_bytes(), _Version).version > VERSION
     except (OSError, msgspec.DecodeError):
         return False
 

@@ -18,8 +18,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store as bases
@@ -32,7 +30,7 @@ from waypoint.history.redaction import Redactor
 from waypoint.home import Home
 from waypoint.kernel import locks
 from waypoint.kernel.pool.protocol import Pool
-from waypoint.model import Actor, BoxOptions, Checkpoint, EventKind, Session
+from waypoint.model import Actor, BoxOptions, Checkpoint, EventKind, Session, from_json
 from waypoint.store import Store
 from waypoint.store.database import iso
 from waypoint.store.sessions import SessionRow
@@ -258,7 +256,7 @@ class Registry:
             text = (self.home.checkpoints / point.id / "images" / FACTS_FILE).read_bytes()
         except OSError:
             return Facts()
-        return msgspec.json.decode(text, type=Facts)
+        return from_json(text, Facts)
 
     def redactor(self, row: SessionRow) -> Redactor:
         """One that knows the secrets among the variables of a session."""

@@ -25,7 +25,7 @@ from waypoint.api.hints import Arg, Hint
 from waypoint.engine.socket_options import SocketOptions
 from waypoint.engine.traits import Traits
 from waypoint.errors import CannotRestore
-from waypoint.model import MALFORMED, Record
+from waypoint.model import MALFORMED, Record, from_json
 
 # ---- protocol buffers ----------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ def write_state(images: Path, state: TreeState) -> None:
 
 def read_state(images: Path) -> TreeState:
     try:
-        return msgspec.json.decode((images / _STATE_FILE).read_bytes(), type=TreeState)
+        return from_json((images / _STATE_FILE).read_bytes(), TreeState)
     except (OSError, *MALFORMED) as error:
         raise _damaged(str(error)) from error
 
@@ -260,7 +260,7 @@ def check_sizes(images: Path) -> None:
     """Refuses a damaged checkpoint: CRIU would wait without end for the rest of a truncated file. (The
     contents of the files are checked by the file system, where it keeps checksums.)"""
     try:
-        sizes = msgspec.json.decode((images / _SIZES_FILE).read_bytes(), type=dict[str, int])
+        sizes = from_json((images / _SIZES_FILE).read_bytes(), dict[str, int])
         wrong = [name for name, size in sizes.items() if (images / name).stat().st_size != size]
     except (OSError, *MALFORMED) as error:
         raise _damaged(str(error)) from error

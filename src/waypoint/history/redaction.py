@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from waypoint.model import Record
+from waypoint.model import Record, from_toml
 
 MASK: Final = "[redacted]"
 
@@ -115,7 +115,7 @@ class _Shapes:
 def _shapes() -> _Shapes:
     """Read when the first text is redacted: most processes that import this module redact nothing."""
     text = (Path(__file__).parent / "shapes.toml").read_bytes()
-    return _Shapes(msgspec.toml.decode(text, type=_File))
+    return _Shapes(from_toml(text, _File))
 
 
 # ---- names --------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from waypoint.api.effects import Classified, Classify
 from waypoint.errors import WaypointError, from_dict
 from waypoint.hooks.handler import Verdict
+from waypoint.model import from_plain
 
 if TYPE_CHECKING:
     from waypoint.client.client import Client
@@ -89,7 +88,7 @@ class InsideRoute:
         self._ask("record", *options, "--", what, text)
 
     def classify(self, command: str) -> Verdict:
-        return verdict(msgspec.convert(self._ask("classify", "--", command), Classified))
+        return verdict(from_plain(self._ask("classify", "--", command), Classified))
 
     def effect(self, part: Judged) -> None:
         options: list[str] = []

@@ -29,6 +29,7 @@ from waypoint.kernel import atomic, mounts
 from waypoint.kernel.mounts import Mount
 from waypoint.kernel.overlay import file_handle
 from waypoint.kernel.syscalls import open_by_handle
+from waypoint.model import from_json
 
 REGISTRY = Path("/var/lib/waypoint-homes")
 LOCK = Path("/run/waypoint/homes.lock")
@@ -115,7 +116,7 @@ def _entries() -> dict[str, _Entry]:
     with contextlib.suppress(FileNotFoundError, PermissionError):
         for name in sorted(os.listdir(REGISTRY)):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                entries[name] = msgspec.json.decode((REGISTRY / name).read_bytes(), type=_Entry)
+                entries[name] = from_json((REGISTRY / name).read_bytes(), _Entry)
     return entries
 
 

@@ -22,7 +22,7 @@ import msgspec
 from waypoint.api.hints import Do, Hint
 from waypoint.errors import PolicyBroken
 from waypoint.history.retention import parse_duration
-from waypoint.model import OUTSIDE, Decision, EffectClass, Judged, Judgement, Record
+from waypoint.model import OUTSIDE, Decision, EffectClass, Judged, Judgement, Record, from_plain
 from waypoint.policy.bash import Word, join
 from waypoint.policy.remotes import DEFAULT
 from waypoint.policy.targets import Arguments, Facts, facts_of, split_options
@@ -86,7 +86,7 @@ class Rules:
         except tomllib.TOMLDecodeError as error:
             raise PolicyBroken(f"{origin} is no TOML: {error}", hint=_CORRECT_IT) from error
         try:
-            file = msgspec.convert(data, _File)
+            file = from_plain(data, _File)
         except msgspec.ValidationError as error:
             raise PolicyBroken(
                 f"{origin}, line {_line_of(text, str(error))}: {error}", hint=_CORRECT_IT

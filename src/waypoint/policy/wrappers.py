@@ -17,9 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from waypoint.model import Record
+from waypoint.model import Record, from_plain
 from waypoint.policy import inline
 from waypoint.policy.bash import Command, Unseen, Word, parse
 
@@ -138,7 +136,7 @@ def tables() -> Tables:
     """What is known about wrappers. It is read from the file once, when it is first needed."""
     data = tomllib.loads((Path(__file__).parent / "wrappers.toml").read_text())
     data["programs"] |= {name: {} for name in data.pop("plain").split()}
-    return msgspec.convert(data, Tables, dec_hook=lambda _, text: Words(text.split()))
+    return from_plain(data, Tables, dec_hook=lambda _, text: Words(text.split()))
 
 
 _ADDED_LATER = "\u2026"

@@ -11,7 +11,18 @@ import msgspec
 
 from waypoint.errors import AlreadyExists
 from waypoint.history.verdicts import deciding, standing
-from waypoint.model import Actor, Checkpoint, IntentFrom, Kind, Note, Platform, Record, Verdict, VerdictState
+from waypoint.model import (
+    Actor,
+    Checkpoint,
+    IntentFrom,
+    Kind,
+    Note,
+    Platform,
+    Record,
+    Verdict,
+    VerdictState,
+    from_json,
+)
 from waypoint.store.database import Database, iso, readable
 from waypoint.store.events import Blob, EventTable, NewEvent
 
@@ -463,7 +474,7 @@ def _checkpoint(row: sqlite3.Row) -> Checkpoint:
         restore_error=row["restore_error"],
         digested=row["digest"] is not None,
         damage=row["damage"],
-        platform=msgspec.json.decode(row["platform"], type=Platform) if row["platform"] else None,
+        platform=from_json(row["platform"], Platform) if row["platform"] else None,
     )
 
 

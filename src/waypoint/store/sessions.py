@@ -10,7 +10,7 @@ import msgspec
 
 from waypoint.errors import AlreadyExists
 from waypoint.history.shell import ShellFact
-from waypoint.model import Actor, BoxOptions, Record, State
+from waypoint.model import Actor, BoxOptions, Record, State, from_json
 from waypoint.store.database import Database, readable
 from waypoint.store.events import EventTable, NewEvent
 
@@ -166,13 +166,13 @@ def _session(row: sqlite3.Row) -> SessionRow:
         name=row["name"],
         state=row["state"],
         created_at=row["created_at"],
-        options=msgspec.json.decode(row["options"], type=BoxOptions),
+        options=from_json(row["options"], BoxOptions),
         head=row["head"],
         forked_from=row["forked_from"],
         box=row["box"],
         auto=bool(row["auto"]),
         policy=row["policy"],
         beginning=row["beginning"],
-        first_shell=msgspec.json.decode(row["began"], type=ShellFact) if row["began"] else None,
+        first_shell=from_json(row["began"], ShellFact) if row["began"] else None,
         tip=row["tip"],
     )

@@ -13,6 +13,7 @@ from waypoint.api.machine import DaemonStatus, DaemonStatusResult, DaemonStop, P
 from waypoint.api.request import Result
 from waypoint.cli import render
 from waypoint.cli.spec import YES, argument, count, flag, verb
+from waypoint.model import from_plain
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -95,7 +96,7 @@ def doctor(console: Console) -> int:
         lines += ["", paint.bad(f"missing: {', '.join(finding.name for finding in missing)}")]
     else:
         lines += ["", paint.good("this machine has everything that Waypoint needs")]
-    checks = msgspec.convert(findings, tuple[Check, ...], from_attributes=True)
+    checks = from_plain(findings, tuple[Check, ...], from_attributes=True)
     console.result(Diagnosis(ok=not missing, findings=checks), "\n".join(lines))
     return errors.MachineError.exit_status if missing else 0
 

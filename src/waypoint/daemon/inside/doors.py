@@ -42,7 +42,7 @@ from waypoint.box.plan import inside_path
 from waypoint.core.live import Live
 from waypoint.home import Home
 from waypoint.kernel import locks
-from waypoint.model import MALFORMED, Checkpoint, Record
+from waypoint.model import MALFORMED, Checkpoint, Record, from_json
 from waypoint.terminal.pump import Pump
 
 log = logging.getLogger("waypoint")
@@ -445,7 +445,7 @@ class Doors:
         door = self._doors.get(live.box.id)
         try:
             text = (self._home.checkpoints / point.id / "images" / TICKETS).read_bytes()
-            tickets = msgspec.json.decode(text, type=Tickets)
+            tickets = from_json(text, Tickets)
         except (OSError, *MALFORMED):
             return
         if door is None:

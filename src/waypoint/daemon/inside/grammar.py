@@ -35,7 +35,7 @@ from waypoint.daemon.verbs import handler_of
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
 from waypoint.history.view import printable
-from waypoint.model import MALFORMED, Checkpoint, Task, TaskState
+from waypoint.model import MALFORMED, Checkpoint, Task, TaskState, from_plain
 from waypoint.store.sessions import SessionRow
 from waypoint.text import views
 
@@ -534,7 +534,7 @@ def _is_lasting(incoming: DoorRequest) -> bool:
 
 
 def _listing(listed: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(tasks.listing(msgspec.convert(listed, list[Task])))
+    return "\n".join(tasks.listing(from_plain(listed, list[Task])))
 
 
 def _wants_json(words: Sequence[str]) -> bool:

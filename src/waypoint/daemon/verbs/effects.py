@@ -8,7 +8,7 @@ import msgspec
 
 from waypoint.api import effects as api
 from waypoint.daemon.connection import Connection
-from waypoint.model import Judgement
+from waypoint.model import Judgement, from_plain
 from waypoint.policy.rules import built_in_text
 from waypoint.text.effects import describe_contacts
 
@@ -58,7 +58,7 @@ def classify(app: App, _: Connection, request: api.Classify) -> api.Classified:
         session=row.name,
         ruling=judgement.decision,
         reason=redactor.redact(reason).text,
-        judgement=msgspec.convert(clean, Judgement),
+        judgement=from_plain(clean, Judgement),
     )
 
 

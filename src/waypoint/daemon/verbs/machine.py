@@ -22,7 +22,7 @@ from waypoint.history.retention import RetentionPolicy, parse_duration
 from waypoint.home import Home
 from waypoint.kernel import faults
 from waypoint.kernel.pool.lifecycle import close_pool
-from waypoint.model import Checked, DiskUse, Forgotten, Pruned, Recovered
+from waypoint.model import Checked, DiskUse, Forgotten, Pruned, Recovered, from_plain
 from waypoint.store.database import iso
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _retention(policy: api.Retention) -> RetentionPolicy:
     age = policy.older_than
     rules = msgspec.to_builtins(policy)
     rules["older_than"] = parse_duration(age) if isinstance(age, str) else age
-    return msgspec.convert(rules, RetentionPolicy)
+    return from_plain(rules, RetentionPolicy)
 
 
 def prune(app: App, _: Connection, request: api.Prune) -> Pruned:

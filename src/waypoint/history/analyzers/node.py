@@ -18,7 +18,7 @@ from waypoint.history.analyzers.reading import (
     is_file,
     is_folder,
 )
-from waypoint.model import MALFORMED
+from waypoint.model import MALFORMED, from_json
 
 _PACKAGE_FILE = re.compile(r"(?:^|/node_modules/)((?:@[^/]+/)?[^/@.][^/]*)/package\.json$")
 _IN_NODE_MODULES = "/node_modules/"
@@ -37,7 +37,7 @@ class _Locked(msgspec.Struct, rename="camel"):
     def needs(self) -> set[str]:
         """The names of what it depends on."""
         try:
-            own = msgspec.json.decode(self.dependencies, type=dict[str, msgspec.Raw] | None)
+            own = from_json(self.dependencies, dict[str, msgspec.Raw] | None)
         except MALFORMED:
             own = None
         requires = self.requires if isinstance(self.requires, dict) else None
@@ -149,7 +149,7 @@ def _pnpm_lock(lock: str) -> _Listed:
 
 
 def _npm_lock(raw: bytes) -> _Listed:
-    lock = msgspec.json.decode(raw, type=_Lock)
+    lock = from_json(raw, _Lock)
     packages: Installed = {}
     needed: set[str] = set()
     direct: set[str] = set()
@@ -163,7 +163,7 @@ def _npm_lock(raw: bytes) -> _Listed:
             name, entry = waiting.pop()
             if entry.version:
                 add_package(packages, name, entry.version)
-            nested = msgspec.json.decode(entry.dependencies, type=dict[str, _Locked] | None)
+            nested = from_json(entry.dependencies, dict[str, _Locked] | None)
             waiting.extend((nested or {}).items())
             needed |= (nested or {}).keys() | entry.needs()
     return _Listed(packages, frozenset(needed), frozenset(direct))
@@ -178,7 +178,7 @@ def _manifests(view: View, place: str, inside: list[str]) -> Installed:
         if raw is None:
             continue
         try:
-            manifest = msgspec.json.decode(raw, type=_Id)
+            manifest = from_json(raw, _Id)
         except MALFORMED:
             continue  # packages contain broken examples of manifests
         if manifest.version:
@@ -190,6 +190,6 @@ def _requested(view: View, project: str) -> frozenset[str]:
     raw = content(view, f"{project}/package.json", 4 * MIB)
     if raw is None:
         return frozenset()
-    manifest = msgspec.json.decode(raw, type=_Manifest)
+    manifest = from_json(raw, _Manifest)
     parts = (manifest.dependencies, manifest.dev_dependencies, manifest.optional_dependencies)
     return frozenset(name for part in parts for name in part or ())

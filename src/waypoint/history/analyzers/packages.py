@@ -23,6 +23,7 @@ from waypoint.history.analyzers.reading import (
     text,
 )
 from waypoint.history.view import printable
+from waypoint.model import from_json, from_toml
 
 Installed = dict[str, Counter[str]]
 """Name to versions: most have one, node_modules may hold several."""
@@ -233,7 +234,7 @@ def _toml_lock(old: View, new: View, folder: str, path: str, ecosystem: str) -> 
     def locked(view: View) -> Installed:
         packages: Installed = {}
         raw = content(view, path, 16 * MIB)
-        for package in msgspec.toml.decode(raw, type=_TomlLock).package if raw is not None else ():
+        for package in from_toml(raw, _TomlLock).package if raw is not None else ():
             own = isinstance(package.source, dict) and not package.source.keys().isdisjoint(
                 {"virtual", "editable"}
             )
@@ -267,7 +268,7 @@ def _crates(view: View, path: str) -> Installed:
     packages: Installed = {}
     raw = content(view, path, 4 * MIB)
     if raw is not None:
-        for key in msgspec.json.decode(raw, type=_Crates).installs:
+        for key in from_json(raw, _Crates).installs:
             name, version, *_ = [*key.split(" "), "", ""]
             add_package(packages, name, version)
     return packages

@@ -17,6 +17,7 @@ from waypoint.history.analyzers.reading import (
     guarded,
     text,
 )
+from waypoint.model import from_json
 
 # pip
 
@@ -121,7 +122,7 @@ def _conda(old: View, new: View, environment: str, paths: list[str]) -> Iterator
         for path in paths:
             if (raw := content(view, path, 16 * MIB)) is None:
                 continue
-            package = msgspec.json.decode(raw, type=_CondaPackage)
+            package = from_json(raw, _CondaPackage)
             if package.name and package.version:
                 add_package(packages, package.name, package.version)
                 needed.update(spec.split(" ")[0] for spec in package.depends)
