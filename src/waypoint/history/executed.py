@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from waypoint.model import from_toml
+
 MOST_CONFIG_BYTES = 64 << 10
 _HARMLESS_LINE = re.compile(
     r"\s*(?:"
@@ -92,7 +94,7 @@ def _is_harmless(config: bytes | None) -> bool:
 @functools.cache
 def _patterns() -> tuple[_Pattern, ...]:
     text = Path(__file__).with_name("executed.toml").read_bytes()
-    return tuple(_compiled(group) for group in msgspec.toml.decode(text, type=_File).groups)
+    return tuple(_compiled(group) for group in from_toml(text, _File).groups)
 
 
 def _compiled(group: _Group) -> _Pattern:
