@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
+import resource
+import shlex
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,6 +18,8 @@ from typing import Any
 import pytest
 
 import waypoint
+from waypoint.mcp.registry import tools_of
+from waypoint.mcp.server import GROUPS
 
 Wp = Callable[..., Any]
 
@@ -219,21 +226,91 @@ def test_errors_do_not_break_the_agent(wp: Wp, stdin: str) -> None:
         assert done.out == ""
 
 
-def test_without_a_session_there_is_nothing_to_do(wp: Wp) -> None:
-    done = wp("hook", "claude", stdin='{"hook_event_name": "Stop"}')
+def test_without_a_name_the_only_session_is_meant_and_otherwise_the_hook_says_that_it_does_nothing(
+    wp: Wp, session: waypoint.Session, conversation: str
+) -> None:
+    stop = json.dumps(
+        {"hook_event_name": "Stop", "session_id": conversation, "last_assistant_message": "Done."}
+    )
+    done = wp("hook", "claude", stdin=stop)
     assert (done.code, done.out, done.err) == (0, "", "")
+    assert [one["content"] for one in session.messages()] == ["Done."]
+    session.checkpoint("done").fork(name="other")
+    for agent in ("claude", "codex"):
+        done = wp("hook", agent, stdin=stop)
+        assert (done.code, done.out) == (0, "")
+        assert "this hook does nothing" in done.err
+        start = wp("hook", agent, stdin='{"hook_event_name": "SessionStart"}')
+        assert "this hook does nothing: more than one session" in start.json["systemMessage"]
+        assert "`-s`" in start.json["systemMessage"]
+
+
+MOST_MILLISECONDS = 150
+
+
+@pytest.mark.parametrize("change", [False, True], ids=["nothing changed", "with a point"])
+def test_a_step_costs_less_than_150_ms(session: waypoint.Session, conversation: str, change: bool) -> None:
+    """In processor time of the hook and of the daemon: other tests run beside this one."""
+    session.checkpoint("start")
+    daemon = int(waypoint.Client().call("daemon_status")["pid"])
+    call = {"tool_name": "Bash", "tool_input": {"command": "cd /srv && make test | tail -3"}}
+    result = {"tool_response": {"stdout": "ok\n" * 200}, "session_id": conversation}
+    payload = json.dumps({"hook_event_name": "PostToolUse", **call, **result})
+    steps = []
+    for number in range(4):
+        if change:
+            session.run(f"echo {number} > /srv/changed").check()
+        own, others = used_by(daemon), resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-P", "-m", "waypoint", "hook", "-s", session.name, "claude"]
+        subprocess.run(command, input=payload, text=True, check=True)
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        hook = now.ru_utime + now.ru_stime - others.ru_utime - others.ru_stime
+        steps.append(1000 * (hook + used_by(daemon) - own))
+    assert len(session.log()) == (5 if change else 1)
+    assert min(steps) < MOST_MILLISECONDS, steps
+
+
+def used_by(pid: int) -> float:
+    """The seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_hooks_are_installed_and_removed(wp: Wp, tmp_path: Path) -> None:
     done = wp("hooks", "install", "claude", "--dir", str(tmp_path), "-s", "work", "--json")
-    assert [one["changed"] for one in done.json["files"]] == [True, True]
+    assert [one["changed"] for one in done.json["files"]] == [True, True, True]
     command = json.loads((tmp_path / ".claude/settings.local.json").read_text())["hooks"]["Stop"][0]["hooks"][
         0
     ]
     assert command["command"].endswith(" hook -s work claude")
     assert "--home" in command["command"]
     shown = wp("hooks", "show", "--dir", str(tmp_path), "--json").json["hooks"]
-    assert len(shown["claude"]) == 7
+    assert len(shown["claude"]) == 8
     assert shown["codex"] == []
     wp("hooks", "uninstall", "claude", "--dir", str(tmp_path), check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_command_of_the_skill_is_true(wp: Wp, session: waypoint.Session, tmp_path: Path) -> None:
+    for agent in ("claude", "codex"):
+        wp("hooks", "install", agent, "--dir", str(tmp_path), "-s", session.name, check=True)
+    skill = (tmp_path / ".claude/skills/waypoint/SKILL.md").read_text()
+    assert skill == (tmp_path / ".agents/skills/waypoint/SKILL.md").read_text()
+    assert len(skill) < 3000, "a model reads it"
+    assert "name: waypoint" in skill.splitlines()
+    inside, outside = [block.partition("```")[0] for block in skill.split("```sh\n")[1:]]
+    session.run("cd /srv").check()
+    for line in inside.splitlines():
+        session.run(line).check()
+    assert session.tasks.list()[0].state == "completed"
+    for line in outside.splitlines():
+        words = line.partition(" --home ")[2].partition(" ")[2]  # without the program and its home
+        done = wp(*shlex.split(words))
+        assert words
+        assert done.code == 0, (line, done.err)
+    assert {one.name for one in waypoint.sessions()} == {"t", "try-1", "try-2"}
+    for tool in re.findall(r"`(\w+)`", skill.partition("With MCP tools")[2].partition("\n\n")[0]):
+        assert tool in {"waypoint"} | {name for group in GROUPS for name, it in tools_of(group) if it.core}
+    for agent in ("claude", "codex"):
+        wp("hooks", "uninstall", agent, "--dir", str(tmp_path), check=True)
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from waypoint import errors
 from waypoint.hooks import handler
@@ -227,3 +229,93 @@ class TestFormats:
     def test_fields_of_a_wrong_type_are_ignored(self, payload: dict[str, Any]) -> None:
         for agent in handler.AGENTS.values():
             agent.parse(payload)
+
+
+SPACES = st.sampled_from(["", " ", "\t", "\n", "\r\n  ", "\n      "])
+INNER = st.sampled_from(["", " ", "\t"])
+"""In an empty object or list: a line break there would be taken for one of ours."""
+
+
+@st.composite
+def json_texts(draw: st.DrawFn, value: Any) -> str:
+    """A value as JSON, with white space of any kind wherever it may stand."""
+    if isinstance(value, dict):
+        parts = [
+            f"{draw(SPACES)}{json.dumps(key)}{draw(SPACES)}:{draw(SPACES)}{draw(json_texts(each))}{draw(SPACES)}"
+            for key, each in value.items()
+        ]
+        return f"{{{','.join(parts) or draw(INNER)}}}"
+    if isinstance(value, list):
+        parts = [f"{draw(SPACES)}{draw(json_texts(each))}{draw(SPACES)}" for each in value]
+        return f"[{','.join(parts) or draw(INNER)}]"
+    return json.dumps(value, ensure_ascii=draw(st.booleans()))
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+GROUPS = st.lists(
+    st.fixed_dictionaries(
+        {"hooks": st.lists(st.fixed_dictionaries({"command": st.text(max_size=5)}), max_size=2)}
+    ),
+    max_size=2,
+)
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": LEAVES,
+        "hooks": st.dictionaries(st.sampled_from(["Stop", "PreToolUse", "Notification"]), GROUPS, max_size=3),
+        "permissions": st.dictionaries(st.text(max_size=4), st.lists(LEAVES, max_size=2), max_size=2),
+        "mcpServers": st.dictionaries(st.sampled_from(["a", "waypoint"]), LEAVES, max_size=2),
+    },
+)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_what_is_left_after_uninstall_are_the_very_bytes_of_before(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    text = data.draw(SETTINGS.flatmap(json_texts))
+    mark, end = data.draw(st.sampled_from(["", "\ufeff"])), data.draw(SPACES)
+    before = data.draw(st.sampled_from([f"{mark}{text}{end}".encode(), b"", b"\n \n"]))
+    for agent, name in (
+        ("claude", ".claude/settings.local.json"),
+        ("claude", ".mcp.json"),
+        ("codex", ".codex/hooks.json"),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(before)
+        install(agent, tmp_path)
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+        assert "waypoint" in str(content)
+        install(agent, tmp_path)
+        assert json.loads(path.read_bytes().decode("utf-8-sig")) == content
+        install(agent, tmp_path, None)
+        assert path.read_bytes() == before
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "before", [b"", b"\n", b'# a\r\nmodel = "x"\r\n', b"a = 1", b"[t]\n\n\n", b"\xef\xbb\xbfa = 1\n"]
+)
+def test_a_toml_file_has_its_very_bytes_after_uninstall(tmp_path: Path, before: bytes) -> None:
+    config = tmp_path / ".codex" / "config.toml"
+    config.parent.mkdir()
+    config.write_bytes(before)
+    try:
+        install("codex", tmp_path)
+    except errors.UsageError:
+        assert before.startswith(b"\xef"), "TOML has no byte order mark"
+    else:
+        assert b"waypoint" in config.read_bytes()
+        install("codex", tmp_path, None)
+    assert config.read_bytes() == before
+
+
+def test_a_server_of_the_user_with_our_name_stays(tmp_path: Path) -> None:
+    servers = tmp_path / ".mcp.json"
+    servers.write_text('{"mcpServers": {"waypoint": {"command": "theirs"}}}')
+    assert install("claude", tmp_path) == ["the server 'waypoint' is set already and stays as it is"]
+    assert json.loads(servers.read_text())["mcpServers"] == {"waypoint": {"command": "theirs"}}
+    install("claude", tmp_path, None)
+    assert "theirs" in servers.read_text()

@@ -82,7 +82,7 @@ def mcp(console: Console) -> int:
     flag("--allow", help="explicitly allow commands that the policy does not object to"),
     examples=("waypoint hook claude <event.json",),
     about="It reads the agent's event as JSON and replies in the agent's format. It never fails: errors are"
-    " reported on stderr only.",
+    " reported on stderr only, and at the start of the agent's session if there is no session to work on.",
     json={},
 )
 def hook(console: Console) -> int:
@@ -96,12 +96,16 @@ def hook(console: Console) -> int:
         event = handler.parse(agent, payload)
         if event.name == "other" or (event.name == "before_tool" and not event.command):
             return 0
-        route = _route(console)
-        if route is None:
-            return 0
-        reply = handler.answer(agent, event, route, allow=arguments.allow)
+        try:
+            route = _route(console)
+        except WaypointError as error:
+            # What a hook writes to stderr is seen by hardly any user; a message is shown.
+            handler.note(why := f"this hook does nothing: {_in_words(error)}")
+            reply = {"systemMessage": f"waypoint: {why}"} if event.name == "session_start" else None
+        else:
+            reply = handler.answer(agent, event, route, allow=arguments.allow)
     except WaypointError as error:
-        handler.note("; ".join(filter(None, (error.message, error.hint))))
+        handler.note(_in_words(error))
         return 0
     except Exception as error:  # noqa: BLE001
         handler.note(f"{type(error).__name__}: {error}")
@@ -113,17 +117,22 @@ def hook(console: Console) -> int:
     return 0
 
 
-def _route(console: Console) -> Route | None:
-    """How the session is reached; None if the agent works in no session."""
+def _in_words(error: WaypointError) -> str:
+    from waypoint.api import hints
+
+    return "; ".join(filter(None, (error.message, hints.word(error.hint, hints.in_command))))
+
+
+def _route(console: Console) -> Route:
+    """How the session is reached: -s, else WAYPOINT_SESSION, else the only one there is."""
     from waypoint.hooks import routes
 
     if os.path.exists(routes.DOOR):
         return routes.InsideRoute()
-    if not console.session:
-        return None
-    from waypoint.client.client import Client
+    from waypoint.api import sessions
 
-    return routes.DaemonRoute(Client(console.home.path), console.session)
+    session = console.session or console.transport.ask(sessions.Session()).session.name
+    return routes.DaemonRoute(console.transport, session)
 
 
 # The configuration of an agent ----------------------------------------------------------------------------
@@ -131,7 +140,7 @@ def _route(console: Console) -> Route | None:
 
 @verb(
     "hooks install",
-    "add Waypoint's hooks and its MCP server to the configuration of a coding agent",
+    "add Waypoint's hooks, its MCP server and a skill to the configuration of a coding agent",
     _AGENT,
     _FOLDER,
     SESSION,
@@ -158,7 +167,7 @@ def hooks_install(console: Console) -> int:
 
 @verb(
     "hooks uninstall",
-    "remove the hooks and the MCP server again",
+    "remove the hooks, the MCP server and the skill again; the files are as they were",
     _AGENT,
     _FOLDER,
     examples=("waypoint hooks uninstall claude",),
