@@ -86,7 +86,7 @@ class TestClaude:
         install("claude", tmp_path)
         assert files(tmp_path) == once
         install("claude", tmp_path, Installation(INSTALLATION.command, session="other"))
-        assert "work" not in "".join(files(tmp_path).values())
+        assert "-s work" not in "".join(files(tmp_path).values())
         install("claude", tmp_path, None)
         assert list(tmp_path.iterdir()) == []
 
@@ -113,7 +113,7 @@ class TestClaude:
     ) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
         install("claude", tmp_path)
-        assert list(files(tmp_path)) == [".claude/settings.json"]
+        assert set(files(tmp_path)) == {".claude/settings.json", ".claude/skills/waypoint/SKILL.md"}
 
     def test_installed_hooks_are_listed(self, tmp_path: Path) -> None:
         assert installed("claude", tmp_path) == []
