@@ -37,7 +37,7 @@ _SERVER = "waypoint"
 _OWN_FOLDERS = ("waypoint", "skills", ".claude", ".codex", ".agents")
 """From the inside out. An empty one goes when the last file in it goes."""
 _SKILLS = {"claude": ".claude/skills", "codex": ".agents/skills"}
-_SKILL_MARK = "<!-- Written by `waypoint hooks install`"
+_SKILL_MARK = "<!-- Installed with the hooks of Waypoint"
 _SECONDS = 60
 _TOOLS = "Bash|Edit|MultiEdit|Write|NotebookEdit|mcp__waypoint__run"
 _CODEX_TOOLS = "Bash|apply_patch|Edit|Write|mcp__waypoint__run"
