@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -42,6 +43,7 @@ from waypoint.history.analyzers.reading import Outcome, View
 from waypoint.history.redaction import Redactor
 from waypoint.text.files import name_files, summarize_files
 from waypoint.text.findings import describe_gap, summarize_findings
+from waypoint.text.plan import _databases
 
 
 class Folder:
@@ -1397,16 +1399,26 @@ def test_postgres_is_told_by_its_data_folder(box: Box) -> None:
     box.write("/pg/base/16391/1", "not in the catalog yet")
     found = box.look()
     assert summarize_findings(found) == ["postgresql pg: +billing, +database 16391, ~shop"]
-    assert [describe_gap(gap) for gap in found.gaps] == [
-        "/pg: which tables and rows changed in it is not told (only its server can read them)"
-    ]
+    [gap] = found.gaps
+    assert describe_gap(gap) == (
+        "/pg: which tables and rows changed in it is not told, a restore brings all of them back as they were"
+        " (only its server can read them: ask it in a fork of the point)"
+    )
     # Its files are one line.
     files = Changes(changes=tuple(Change(path=path, kind="created", entry="file") for path in box.touched()))
     assert summarize_files(files, found) == f"+{len(files)} files (/pg)"
     assert name_files(files, found, beside=True) == ""
     box.checkpoint()
+    # A name that has come to the disk is no new database, and another name is no other one.
+    database(16391, "late")
+    rows[2] = (16384).to_bytes(4, "little") + b"store".ljust(64, b"\0") + bytes(60)
+    database(16392, "next")
+    assert summarize_findings(box.look()) == ["postgresql pg: ~late, +next, shop → store"]
+    plan = list(_databases(box.look().findings, "back"))
+    assert plan == ["postgresql pg: late will be as it was then, next will be lost, store will be shop"]
+    box.checkpoint()
     shutil.rmtree(box.root / "pg/base/16384")
-    assert summarize_findings(box.look()) == ["postgresql pg: -shop"]
+    assert summarize_findings(box.look()) == ["postgresql pg: -store"]
     shutil.rmtree(box.root / "pg")
     assert summarize_findings(box.look()) == ["postgresql -pg"]
     assert box.look().gaps == ()
@@ -1440,6 +1452,51 @@ def test_mariadb_is_told_by_its_data_folder(box: Box) -> None:
     found = box.look()
     assert summarize_findings(found) == ["mariadb mysql: +new 1 table, ~shop 1 → 2 tables"]
     assert [gap.path for gap in found.gaps] == ["/var/lib/mysql"]
+
+
+def test_files_of_a_server_are_not_tried_as_sqlite(box: Box) -> None:
+    """A new PostgreSQL has over a thousand files, and no time would be left for what is one."""
+    box.write("/pg/PG_VERSION", "15\n")
+    box.write("/pg/global/pg_control", "x")
+    for path in ("/pg/global/113", "/srv/global/113"):
+        with contextlib.closing(sqlite3.connect(box.write(path, ""))) as database, database:
+            database.execute("create table t (a)")
+    assert summarize_findings(box.look()) == ["sqlite +113 (t)", "postgresql +pg"]
+
+
+def test_an_append_only_file_of_redis_is_a_gap(box: Box) -> None:
+    for name in ("1.base.rdb", "1.incr.aof", "manifest"):
+        box.write(f"/r/appendonlydir/appendonly.aof.{name}", "REDIS0011")
+    box.write("/old/appendonly.aof", "*2\r\n")
+    found = box.look()
+    assert set(summarize_findings(found)) == {"redis +appendonlydir", "redis +appendonly.aof"}
+    assert {describe_gap(gap).partition(": ")[0] for gap in found.gaps} == {
+        "/r/appendonlydir",
+        "/old/appendonly.aof",
+    }
+    box.checkpoint()
+    box.write("/r/appendonlydir/appendonly.aof.1.incr.aof", "more")
+    found = box.look()
+    assert summarize_findings(found) == ["redis appendonlydir: written to"]
+    [gap] = found.gaps
+    assert describe_gap(gap) == (
+        "/r/appendonlydir: which keys changed in it is not told,"
+        " a restore brings all of them back as they were"
+        " (an append-only file is not read: ask its server in a fork of the point)"
+    )
+    files = Changes(changes=tuple(Change(path=path, kind="modified", entry="file") for path in box.touched()))
+    assert summarize_files(files, found) == "~1 file (/r/appendonlydir)"
+    box.write("/other/notes.aof", "no log of a redis")
+    box.checkpoint()
+    shutil.rmtree(box.root / "r")
+    assert summarize_findings(box.look()) == ["redis -appendonlydir"]
+
+
+def test_a_gap_without_a_path_says_what_was_not_looked_at() -> None:
+    gap = Gap(analyzer="sqlite", reason="not done after 1 s")
+    assert (
+        describe_gap(gap) == "SQLite databases: there may be changes that are not told (not done after 1 s)"
+    )
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis")

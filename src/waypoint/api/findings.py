@@ -150,6 +150,7 @@ class Keyspace(Record, frozen=True):
 
     name: str
     change: Fate
+    renamed_from: str | None = None
     before: int | None = None
     after: int | None = None
     added: int | None = None

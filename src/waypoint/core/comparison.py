@@ -176,7 +176,8 @@ class Comparison:
             gaps += map(describe_gap, analysis.gaps)
         gaps += [
             f"{posixpath.basename(process.command.split()[0])} (pid {process.pid}):"
-            " which keys changed in its memory since it last saved is not told"
+            " which keys changed in its memory since it last saved is not told,"
+            " a restore brings all of them back as they were"
             for process in new.facts.processes
             if _KEEPS_IN_MEMORY.match(process.command)
         ]

@@ -72,23 +72,16 @@ __waypoint_prompt() {
     builtin return "$__waypoint_code"
 }
 
-# What programs do not inherit; each part ends in NUL, which none of them can contain. Bash writes line by line, so
-# what is not needed is left out: the functions of Waypoint, and the options, which are in BASHOPTS and SHELLOPTS.
+# What programs do not inherit; each part ends in NUL, which none of them can contain. Bash is slow where it loops over
+# words and where it writes many lines: so the functions of Waypoint are listed with the others, and the options are
+# not, which are in BASHOPTS and SHELLOPTS. Bodies are written each time: bash has no sign that one has changed.
 # The traps come last, and not from here: inside a function bash does not list those on DEBUG, ERR and RETURN.
 __waypoint_list() {
     builtin declare -p
-    builtin local __waypoint_entry __waypoint_lines __waypoint_names __waypoint_listed
-    __waypoint_names=() __waypoint_listed=()
-    builtin declare -F >|/dev/waypoint.state/names
-    builtin mapfile -t __waypoint_lines </dev/waypoint.state/names
-    for __waypoint_entry in "${__waypoint_lines[@]}"; do
-        [[ $__waypoint_entry == *' __waypoint_'* ]] && continue
-        __waypoint_listed+=("$__waypoint_entry") __waypoint_names+=("${__waypoint_entry##* }")
-    done
     builtin printf '\0%s\0' "$__waypoint_flags"
-    ((${#__waypoint_names[@]})) && builtin printf '%s\n' "${__waypoint_listed[@]}"
+    builtin declare -F
     builtin printf '\0'
-    ((${#__waypoint_names[@]})) && builtin declare -f "${__waypoint_names[@]}"
+    builtin declare -f
     builtin printf '\0'
     builtin alias -p
     builtin printf '\0'

@@ -43,6 +43,8 @@ _BY_PACKAGES = {
     "pip": ("/bin/", "/include/", "/lib/", "/lib64/", "/share/"),
 }
 """By who installs packages, where in their environment those lie."""
+_OF_SERVERS = {"postgresql": ("/dev/shm/PostgreSQL.", "/run/postgresql/.s.PGSQL.", "/tmp/.s.PGSQL.")}
+"""Shared memory and sockets that belong to a running server."""
 _ENVIRONMENT = "/pyvenv.cfg"
 """The file that makes a folder a Python environment."""
 _SYSTEM = ("/bin/", "/boot/", "/etc/", "/lib/", "/opt/", "/run/", "/sbin/", "/usr/", "/var/")
@@ -161,6 +163,7 @@ class _Explained:
                 self._databases |= {f"{finding.path}{end}" for end in _ASIDE}
             elif isinstance(finding, ServerChange):
                 self._databases.add(finding.path)
+                self._below |= set(_OF_SERVERS.get(finding.server, ()))
             elif isinstance(finding, PackageChange):
                 top = finding.environment.rstrip("/")
                 self._below |= {f"{top}{part}" for part in _BY_PACKAGES.get(finding.ecosystem, ())}

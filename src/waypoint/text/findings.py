@@ -270,6 +270,8 @@ def _keyspace(space: Keyspace, unit: str) -> str:
         words = [f"{' '.join(signed)} {unit if signed in (['+1'], ['-1']) else f'{unit}s'}"] if signed else []
         words += [f"{space.rewritten:,} rewritten"] if space.rewritten else []
         return f"{space.name} {', '.join(words)}"
+    if space.renamed_from:
+        return f"{space.renamed_from} → {space.name}"
     if space.change == "changed" and space.before != space.after:
         return f"~{space.name} {space.before} → {space.after} {unit}s"
     held = f" {plural(space.after, unit)}" if space.after and space.change == "created" else ""
@@ -314,26 +316,29 @@ def _table(table: TableChange) -> str:
 
 
 _MEANING = {
-    "folders": ("a folder", "what the files in it mean is not told"),
-    "git": ("a git repository", "its commits and branches are not told"),
-    "sqlite": ("a database", "its tables and rows are not told"),
-    "servers": ("a database server", "which of its databases changed is not told"),
-    "accounts": ("the list of users", "its changes are not told"),
-    "groups": ("the list of groups", "its changes are not told"),
-    "passwords": ("the list of passwords", "whether one is another is not told"),
-    "keys": ("the keys that may log in", "their changes are not told"),
-    "cron": ("what cron runs", "its changes are not told"),
-    "units": ("units of systemd", "their changes are not told"),
-    "capabilities": ("programs", "changes of their capabilities are not told"),
-    "lock": ("a lock file", "its changes are not told"),
+    "folders": ("folders", "what the files in it mean is not told"),
+    "git": ("git repositories", "its commits and branches are not told"),
+    "sqlite": ("SQLite databases", "its tables and rows are not told"),
+    "servers": ("database servers", "which of its databases changed is not told"),
+    "accounts": ("users", "changes of users are not told"),
+    "groups": ("groups", "changes of groups are not told"),
+    "passwords": ("passwords", "whether one is another is not told"),
+    "keys": ("keys that may log in", "which keys may log in is not told"),
+    "cron": ("cron", "what cron runs is not told"),
+    "units": ("units of systemd", "changes of units are not told"),
+    "capabilities": ("capabilities of programs", "its capabilities are not told"),
+    "lock": ("lock files", "its changes are not told"),
 }
+"""By analyzer, what it looks at, and what it means that one path could not be looked at."""
 
 
 def describe_gap(gap: Gap) -> str:
     """What could not be told, where that is, and why: `/app/a.db: its tables and rows are not told (…)`."""
-    packages = (f"packages of {gap.analyzer}", "their changes are not told")
+    packages = (f"packages of {gap.analyzer}", "changes of packages are not told")
     subject, meaning = _MEANING.get(gap.analyzer, packages)
-    return f"{gap.path or subject}: {gap.meaning or meaning} ({gap.reason})"
+    if gap.path:
+        return f"{gap.path}: {gap.meaning or meaning} ({gap.reason})"
+    return f"{subject}: {gap.meaning or 'there may be changes that are not told'} ({gap.reason})"
 
 
 _SUBJECTS = {

@@ -290,7 +290,8 @@ def _server(change: ServerChange, way: Way) -> str:
     words = []
     for space in change.databases:
         told = {"created": "will be lost", "removed": _RETURNS[way], "changed": "will be as it was then"}
-        words.append(f"{space.name} {told[space.change]}")
+        fate = f"will be {space.renamed_from}" if space.renamed_from else told[space.change]
+        words.append(f"{space.name} {fate}")
     return f"{name}: {', '.join(words) or 'will be as it was then'}"
 
 
@@ -303,7 +304,7 @@ def _table(table: TableChange, way: Way) -> Iterator[str]:
         yield f"table {table.name} {_RETURNS[way]}{held}"
     elif table.inserted is None:
         before, after = table.rows_before, table.rows_after
-        counts = "" if before is None or after is None else f" ({after:,} → {before:,} rows)"
+        counts = "" if before is None or after is None else f" ({after:,} → {plural(before, 'row')})"
         yield f"{table.name} will be as it was{counts}"
     else:
         if table.renamed_from:

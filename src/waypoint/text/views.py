@@ -7,6 +7,7 @@ the same with the manner of each line, for a face that has colours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -485,9 +486,7 @@ class Plan(Answer):
         lines += [("warn", f"  {shown(change)}") for change in plan.get("base_changes", ())]
         if plan["not_covered"]:
             lines.append(("warn", f"  not covered: {' · '.join(map(shown, plan['not_covered']))}"))
-        if plan["lost"]["gaps"]:
-            gaps = " · ".join(map(shown, plan["lost"]["gaps"]))
-            lines.append(("warn", f"  could not be looked at: {gaps}"))
+            lines += [("warn", f"  missing: {shown(gap)}") for gap in plan["lost"]["gaps"]]
         return [*lines, self._way_back(words, wording, safety=safety)]
 
     def _rows(self, words: Mapping[str, Any], when: str) -> Iterator[tuple[str, str]]:
@@ -496,10 +495,9 @@ class Plan(Answer):
                 yield (name if number == 0 else ""), text
         changes = []
         if words["ends"]:
-            changes.append(f"{_few(words['ends'])} {'ends' if len(words['ends']) == 1 else 'end'}")
+            changes.append(f"{_few(words['ends'])} {'ends' if _is_one(words['ends']) else 'end'}")
         if words["resumes"]:
-            one = len(words["resumes"]) == 1
-            verb, whose = ("resumes", "its") if one else ("resume", "their")
+            verb, whose = ("resumes", "its") if _is_one(words["resumes"]) else ("resume", "their")
             changes.append(f"{_few(words['resumes'])} {verb} with {whose} memory of {when}")
         if changes:
             yield "processes", " · ".join(changes)
@@ -525,6 +523,11 @@ class Plan(Answer):
 
     def __repr__(self) -> str:
         return f"<Plan {self.id} to {self.data['plan']['target']['label']}>"
+
+
+def _is_one(names: Sequence[str]) -> bool:
+    """Whether these are the names of one program that runs once."""
+    return len(names) == 1 and not re.search(r" ×\d", names[0])
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:

@@ -145,7 +145,7 @@ def rows_changed(one: Table, other: Table) -> tuple[int, int, int]:
 
 
 _SERVER = ("kind", "path", "server", "change", "version", "databases", "unit")
-_KEYSPACE = ("name", "change", "before", "after", "added", "removed", "rewritten")
+_KEYSPACE = ("name", "change", "renamed_from", "before", "after", "added", "removed", "rewritten")
 
 
 def _judge_servers(ledger: Ledger, old: Look, new: Look, findings: Sequence[Finding], gaps: set[str]) -> None:
@@ -179,7 +179,7 @@ def _judge_spaces(ledger: Ledger, finding: Finding, before: Snapshot | None, aft
         ledger.known("databases", space, _KEYSPACE)
         name = space["name"]
         fate = "created" if name not in was else "removed" if name not in now else "changed"
-        ledger.equal("databases", f"{name} change", space["change"], fate)
+        ledger.equal("databases", f"{name} change", (space["change"], space["renamed_from"]), (fate, None))
         counts = space["before"] or 0, space["after"] or 0
         if fate != "changed":
             moved = space["added"] or 0, space["removed"] or 0, space["rewritten"] or 0

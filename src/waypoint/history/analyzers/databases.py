@@ -34,6 +34,7 @@ from waypoint.history.analyzers.reading import (
     guarded,
     status,
 )
+from waypoint.history.analyzers.servers import of_servers
 from waypoint.history.changes import NOISY_NAMES
 from waypoint.history.view import printable
 
@@ -73,7 +74,8 @@ _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
 def sqlite(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
     """Every database among the touched files, small or not so small."""
-    candidates = _candidates(touched)
+    served = of_servers(old, new, touched)
+    candidates = _candidates([path for path in touched if path not in served])
     probed = candidates[:_PROBES]
     databases = [path for path in probed if _is_database(old, path) or _is_database(new, path)]
     for path in databases[:_DATABASES]:

@@ -2,7 +2,8 @@
 
 Their rows can be read by the server alone, and no server is started for a card. What the folder itself says
 is told: which databases there are, which of them were written to, how many tables or keys. What cannot be
-told is a gap. Of redis its snapshot is read: what it has not saved is in its memory.
+told is a gap. Of redis its snapshot is read, its append-only file is not; what it has not saved is in its
+memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from waypoint.api.findings import Fate, Gap, Keyspace, ServerChange, ServerKind
+from waypoint.api.findings import Fate, Gap, Keyspace, ServerChange
 from waypoint.history.analyzers.reading import (
     MIB,
     Outcome,
@@ -33,20 +34,37 @@ _MARIADB = re.compile(
     r"^(/.*)/(?:ibdata\d|ib_logfile\d|aria_log[._][^/]*|undo\d+|[^/]+/[^/]+\.(?:ibd|frm|MYD|MAD))$"
 )
 _REDIS = re.compile(r"^(/.*\.rdb)$")
+_REDIS_LOGS = re.compile(r"^(/.*)/[^/]+\.aof\.(?:manifest|\d+\.(?:base|incr)\.(?:aof|rdb))$")
+_REDIS_LOG = re.compile(r"^(/.*\.aof)$")
 _SNAPSHOT_BYTES = 64 * MIB
+_AFTER_A_RESTORE = "a restore brings all of them back as they were"
 
 
 def servers(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
     """Each data folder in which something was written."""
-    folders: dict[tuple[str, ServerKind], list[str]] = {}
+    for (folder, sort), paths in _kept_by_servers(old, new, touched).items():
+        yield from guarded(folder, sort.examine(old, new, folder, paths))
+
+
+def of_servers(old: View, new: View, touched: Sequence[str]) -> set[str]:
+    """Those of the paths that only a server can read."""
+    return {path for paths in _kept_by_servers(old, new, touched).values() for path in paths}
+
+
+def _kept_by_servers(old: View, new: View, touched: Sequence[str]) -> dict[tuple[str, _Sort], list[str]]:
+    """By data folder and sort of server, the paths in it."""
+    found: dict[tuple[str, _Sort], list[str]] = {}
+    asked: dict[tuple[str, _Sort], bool] = {}
     for path in touched:
-        for kind, pattern, is_one in _KINDS:
-            match = pattern.match(path)
-            if match and (is_one(new, match[1]) or is_one(old, match[1])):
-                folders.setdefault((match[1], kind), []).append(path)
-                break
-    for (folder, kind), paths in folders.items():
-        yield from guarded(folder, _EXAMINE[kind](old, new, folder, paths))
+        for sort in _SORTS:
+            if match := sort.paths.match(path):
+                place = match[1], sort
+                if place not in asked:
+                    asked[place] = sort.is_one(new, match[1]) or sort.is_one(old, match[1])
+                if asked[place]:
+                    found.setdefault(place, []).append(path)
+                    break
+    return found
 
 
 def _fate(old: View, new: View, path: str, is_one: Callable[[View, str], bool]) -> Fate:
@@ -55,7 +73,7 @@ def _fate(old: View, new: View, path: str, is_one: Callable[[View, str], bool]) 
     return "changed" if is_one(new, path) else "removed"
 
 
-def _sort(
+def _compare(
     before: Mapping[str, int | None], after: Mapping[str, int | None], written: frozenset[str]
 ) -> tuple[Keyspace, ...]:
     """The databases that came, went or were written to."""
@@ -84,29 +102,39 @@ def _is_postgres(view: View, folder: str) -> bool:
 
 def _postgres(old: View, new: View, folder: str, paths: Sequence[str]) -> Iterator[Outcome]:
     before, after = _postgres_databases(old, folder), _postgres_databases(new, folder)
-    called = before | after
     top = f"{folder}/base/"
     numbers = {path[len(top) :].partition("/")[0] for path in paths if path.startswith(top)}
-    written = frozenset(called[number] for number in numbers if number in called)
     version = (beginning(new, f"{folder}/PG_VERSION", 16) or b"").decode(errors="replace").strip()
     change = _fate(old, new, folder, _is_postgres)
-    spaces = _sort(dict.fromkeys(before.values()), dict.fromkeys(after.values()), written)
+    spaces = []
+    for number in sorted(before.keys() | after.keys(), key=int):
+        was, now = before.get(number), after.get(number)
+        fate: Fate = "created" if number not in before else "changed" if number in after else "removed"
+        renamed_from = was if was and now and was != now else None
+        if fate != "changed" or renamed_from or number in numbers:
+            # Until its server has written it to disk, a name is not known.
+            name = printable(now or was or f"database {number}")
+            spaces.append(Keyspace(name=name, change=fate, renamed_from=renamed_from))
     yield ServerChange(
         path=printable(folder),
         server="postgresql",
         change=change,
         version=version,
-        databases=tuple(space for space in spaces if space.name not in _OWN_DATABASES),
+        databases=tuple(sorted((one for one in spaces if one.name not in _OWN_DATABASES), key=_by_name)),
     )
     if change != "removed":
         yield _rows_gap(folder)
 
 
-def _postgres_databases(view: View, folder: str) -> dict[str, str]:
-    """By the number of its folder, the name of each database; the number where no name is on disk yet."""
+def _by_name(space: Keyspace) -> str:
+    return space.name
+
+
+def _postgres_databases(view: View, folder: str) -> dict[str, str | None]:
+    """By the number of its folder, the name of each database; None where no name is on disk yet."""
     named = _postgres_names(content(view, f"{folder}/global/{_PG_DATABASE}", 4 * MIB) or b"")
     numbers = [number for number in names(view, f"{folder}/base") if number.isdecimal()]
-    return {number: named.get(int(number), f"database {number}") for number in numbers}
+    return {number: named.get(int(number)) for number in numbers}
 
 
 def _postgres_names(catalog: bytes) -> dict[int, str]:
@@ -133,8 +161,8 @@ def _rows_gap(folder: str) -> Gap:
     return Gap(
         analyzer="",
         path=printable(folder),
-        reason="only its server can read them",
-        meaning="which tables and rows changed in it is not told",
+        reason="only its server can read them: ask it in a fork of the point",
+        meaning=f"which tables and rows changed in it is not told, {_AFTER_A_RESTORE}",
     )
 
 
@@ -151,7 +179,7 @@ def _mariadb(old: View, new: View, folder: str, paths: Sequence[str]) -> Iterato
     before, after = _mariadb_databases(old, folder), _mariadb_databases(new, folder)
     written = frozenset(posixpath.basename(posixpath.dirname(path)) for path in paths)
     change = _fate(old, new, folder, _is_mariadb)
-    spaces = _sort(before, after, written & (before.keys() | after.keys()))
+    spaces = _compare(before, after, written & (before.keys() | after.keys()))
     yield ServerChange(
         path=printable(folder), server="mariadb", change=change, databases=spaces, unit="table"
     )
@@ -201,6 +229,28 @@ def _redis(old: View, new: View, path: str, _: Sequence[str]) -> Iterator[Outcom
     if spaces or change != "changed":
         yield ServerChange(
             path=printable(path), server="redis", change=change, databases=tuple(spaces), unit="key"
+        )
+
+
+def _has_redis_logs(view: View, folder: str) -> bool:
+    return any(name.endswith(".aof.manifest") for name in names(view, folder))
+
+
+def _is_redis_log(view: View, path: str) -> bool:
+    return (beginning(view, path, 5) or b"").startswith((b"REDIS", b"*"))
+
+
+def _redis_log(old: View, new: View, path: str, _: Sequence[str]) -> Iterator[Outcome]:
+    """What a redis with `appendonly yes` writes: in versions before 7 a file, then a folder."""
+    is_one = _has_redis_logs if is_folder(new, path) or is_folder(old, path) else _is_redis_log
+    change = _fate(old, new, path, is_one)
+    yield ServerChange(path=printable(path), server="redis", change=change, unit="key")
+    if change != "removed":
+        yield Gap(
+            analyzer="",
+            path=printable(path),
+            reason="an append-only file is not read: ask its server in a fork of the point",
+            meaning=f"which keys changed in it is not told, {_AFTER_A_RESTORE}",
         )
 
 
@@ -299,13 +349,18 @@ class _Snapshot:
         return self._skip(packed)
 
 
-_KINDS: tuple[tuple[ServerKind, re.Pattern[str], Callable[[View, str], bool]], ...] = (
-    ("postgresql", _POSTGRES, _is_postgres),
-    ("mariadb", _MARIADB, _is_mariadb),
-    ("redis", _REDIS, _is_redis),
+class _Sort(NamedTuple):
+    """A sort of server: the paths that it writes, with its data folder or file as their first group."""
+
+    paths: re.Pattern[str]
+    is_one: Callable[[View, str], bool]
+    examine: Callable[[View, View, str, Sequence[str]], Iterator[Outcome]]
+
+
+_SORTS = (
+    _Sort(_POSTGRES, _is_postgres, _postgres),
+    _Sort(_MARIADB, _is_mariadb, _mariadb),
+    _Sort(_REDIS_LOGS, _has_redis_logs, _redis_log),
+    _Sort(_REDIS_LOG, _is_redis_log, _redis_log),
+    _Sort(_REDIS, _is_redis, _redis),
 )
-_EXAMINE: Mapping[ServerKind, Callable[[View, View, str, Sequence[str]], Iterator[Outcome]]] = {
-    "postgresql": _postgres,
-    "mariadb": _mariadb,
-    "redis": _redis,
-}
