@@ -31,7 +31,7 @@ async def first_that_works(name: str, commands: Sequence[str]) -> tuple[str, way
                     return result.command, await fork.diff()
             return None
         finally:
-            await asyncio.gather(*(fork.stop() for fork in forks))
+            await asyncio.gather(*(fork.remove() for fork in forks))
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     except waypoint.NotRoot as error:
         raise SystemExit(f"{error.message}: {error.hint}") from error
     with waypoint.session("best-of-three") as session:
-        session.stop()
+        session.remove()
     if winner:
         command, changed = winner
         print(f"{command}: {changed.summary}")

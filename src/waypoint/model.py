@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, TypeVar, overload
 
 import msgspec
 
-State = Literal["live", "parked", "dead"]
+State = Literal["live", "parked", "stopped", "dead"]
+"""`parked`: its last point holds all of it. `stopped`: it was ended, and goes on from its last point. `dead`:
+its box has ended without being asked to."""
 Net = Literal["nat", "none", "host"]
 Kind = Literal["manual", "safety", "park", "auto"]
 Actor = Literal["person", "agent", "automatic"]
@@ -459,6 +461,27 @@ class Forked(Record, frozen=True):
     spare: bool = False
     base_changes: tuple[str, ...] = ()
     """As of `Restored`."""
+
+
+class HandedOver(Record, frozen=True):
+    """A point of a session that is removed, which another session needs and gets."""
+
+    was: str
+    """What it was called: `f-1:c2`."""
+    checkpoint: Checkpoint
+    """With the session that it goes to, and what it is called there."""
+    why: str
+
+
+class Removal(Record, frozen=True):
+    """What goes with sessions that are removed, and what stays."""
+
+    removed: tuple[str, ...]
+    """The names of the sessions."""
+    handed_over: tuple[HandedOver, ...] = ()
+    """The points that other sessions need, oldest first."""
+    forgotten: int = 0
+    """How many points go."""
 
 
 class Cost(Record, frozen=True):

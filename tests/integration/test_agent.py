@@ -155,7 +155,7 @@ def test_a_fork_goes_on_with_what_its_origin_knew(fresh: waypoint.Session) -> No
     assert a.agent_state() == b.agent_state() == b"\x00\xff pickled"
     assert [next(iter(one.tasks)).state for one in (a, b, fresh)] == ["completed", "pending", "pending"]
     # A fork's trajectory outlives the session it grew from.
-    fresh.stop()
+    fresh.remove()
     assert [one["role"] for one in b.messages() if "role" in one] == ["user"]
     assert b.trace()[-1].kind == "forked"
 

@@ -82,10 +82,10 @@ def test_forks_and_later_daemons_know_the_beginning_and_it_goes_with_the_last_of
     assert changed(fork.diff("base")) == changed(session.diff("base")) == {"/srv/a"}
     session.restore("@")
     assert changed(session.diff("base")) == {"/srv/a"}
-    session.stop()
+    session.remove()
     assert changed(fork.diff("base")) == {"/srv/a"}
     assert len(list(home.beginnings.iterdir())) == 1
-    fork.stop()
+    fork.remove()
     assert list(home.beginnings.iterdir()) == []
 
 

@@ -136,7 +136,7 @@ def test_what_is_mounted_below_a_read_only_bind_is_read_only_too(sessions: Make,
     try:
         session = sessions("bound", net="none", binds=[Bind(host=str(outside), box="/mnt", readonly=True)])
         assert "Read-only file system" in session.run("touch /mnt/below/x").output
-        session.stop()
+        session.remove()
     finally:
         subprocess.run(["umount", outside / "below"], check=True)
 
@@ -523,5 +523,5 @@ def test_no_process_of_a_removed_session_is_left(sessions: Make) -> None:
     keeper = session.info.pid
     assert keeper
     inside = [one.host_pid for one in processes.below(keeper)]
-    session.stop()
+    session.remove()
     assert not [pid for pid in inside if os.path.exists(f"/proc/{pid}/root/bin")]

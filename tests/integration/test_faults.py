@@ -17,6 +17,8 @@ CASES: tuple[tuple[str, str, RealKind], ...] = (
     ("restore", "revive.held", "hang CRIU"),
     ("fork", "copy.box", "kill new keeper"),
     ("park", "park.ended", "EIO"),
+    ("rm of the session of the point that another stands on", "rm.ended", "kill daemon"),
+    ("rm of the session of the point that another stands on", "rm.removed", "kill daemon"),
 )
 
 

@@ -416,7 +416,7 @@ def test_a_file_system_below_a_folder_that_was_renamed_is_found_where_it_is_now(
         assert again.run("cat /srv/disk/file; ls /moved").output.startswith("changed\nls: cannot")
         for one in (session, copy, again):
             with contextlib.suppress(errors.NotFound):
-                one.stop()
+                one.remove()
     (parted_root / "srv/disk").rmdir()
     (parted_root / "srv").rmdir()
 

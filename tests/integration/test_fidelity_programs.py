@@ -526,6 +526,6 @@ for at in range(0, 1 << 30, 1 << 12):
     Answering.ask(session, "memory.__setitem__(slice(0, 1 << 29), bytes(1 << 29))")
     fork = point.fork(name="copy")[0]
     assert Answering.ask(fork, "zlib.crc32(memory)") == checksum
-    fork.stop()
+    fork.remove()
     session.restore(point, safety=False)
     assert Answering.ask(session, "(zlib.crc32(memory), len(memory))") == [checksum, 1 << 30]

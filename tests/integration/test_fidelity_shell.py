@@ -73,7 +73,7 @@ def shell(home: Home, request: pytest.FixtureRequest) -> Iterator[waypoint.Sessi
     assert revived.run("echo $$").output == pid
     yield revived
     for one in waypoint.sessions():
-        one.stop()
+        one.remove()
 
 
 class TestTheShellsMemory:

@@ -329,4 +329,4 @@ class TestSessions:
             point = session.checkpoint("here")
             assert [line for line in point.card().coverage if "not observed" in line]
         finally:
-            session.stop()
+            session.remove()

@@ -178,8 +178,8 @@ def test_its_points_can_be_restored_and_forked(old_home: OldHome, work: waypoint
     [other] = work.point("other:forked").fork(name="third")
     assert other.run("cat file").output == "of the fork\n"
     assert other.trace()[0].session == "work"
-    again.stop()
-    other.stop()
+    again.remove()
+    other.remove()
 
 
 def test_what_it_landed_is_known(old_home: OldHome, work: waypoint.Session) -> None:

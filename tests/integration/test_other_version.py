@@ -54,4 +54,4 @@ def test_a_session_whose_keeper_speaks_another_protocol_lives_on(
     assert session.info.pid == pid, "it was not ended"
     assert session.run("echo $word").output == "kept\n"
     client.close()
-    session.stop()
+    session.remove()

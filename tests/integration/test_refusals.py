@@ -436,7 +436,7 @@ def test_a_full_pool_refuses_checkpoints_and_the_session_lives(small_home: Path)
     session.restore(first, safety=False)
     assert session.run("echo [$x]").output == "[]\n"
     assert len(session.checkpoints()) == len(points)
-    session.stop()
+    session.remove()
 
 
 def test_a_pool_too_small_for_a_memory_image_refuses_it(small_home: Path) -> None:
@@ -447,7 +447,7 @@ def test_a_pool_too_small_for_a_memory_image_refuses_it(small_home: Path) -> Non
         list(iter(session.checkpoint, None))
     assert session.run(f"kill -0 {pid} && echo runs on").output == "runs on\n"
     until(lambda: not list((small_home / "pool" / "staging").iterdir()))  # what failed takes no space
-    session.stop()
+    session.remove()
 
 
 # ---- many points, and violent ends --------------------------------------------------------------

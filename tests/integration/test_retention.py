@@ -89,7 +89,7 @@ def test_what_a_fork_still_has_does_not_come_back(session: waypoint.Session) -> 
     random_file(fork, "/tmp/new", 8)
     use = {one["session"]: one["unique_bytes"] for one in call("du")["sessions"]}
     assert 8 * MIB <= use["other"] < 10 * MIB
-    fork.stop()
+    fork.remove()
     call("prune")
     assert cost_of(first)["files_bytes"] >= 16 * MIB
 
@@ -169,7 +169,7 @@ def test_what_a_session_was_forked_from_cannot_be_forgotten(session: waypoint.Se
     fork.checkpoint("its own")
     with pytest.raises(UsageError, match="session 'other' was forked from it"):
         first.forget()
-    fork.stop()
+    fork.remove()
     first.forget()
 
 

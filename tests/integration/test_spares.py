@@ -176,7 +176,7 @@ def test_spares_end_with_their_point_and_their_session(
     first.forget(force=True)
     assert first.id not in held()
     assert len(keepers(home)) == 2
-    s.stop()
+    s.remove()
     assert held() == []
     assert keepers(home) == {}
     assert list(home.sessions.iterdir()) == []
@@ -266,4 +266,4 @@ def test_without_spares_the_newest_point_is_proven_when_the_daemon_is_idle(
         time.sleep(3)  # no foreground verb meanwhile
     assert s.point(older.id).info.restorable == "unproven"
     s.run("true").check()
-    s.stop()
+    s.remove()

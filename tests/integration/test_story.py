@@ -350,7 +350,7 @@ def test_where_an_intent_comes_from(story: Story) -> None:
     program.communicate()
     assert program.exit_code == 0
     card = settled(fork.checkpoint())
-    fork.stop()
+    fork.remove()
     assert (card.intent, card.intent_from) == ("count to one", "git")
     assert 'commit "count to one"  [claimed, the last commit\'s subject]' in str(card)
 

@@ -38,7 +38,7 @@ def processes(client: waypoint.Client) -> None:
     for one in (session, copy):
         count = int(one.run("pgrep -c -x sleep").output)
         assert count == 2000, f"{count} of 2,000 processes are there"
-        one.stop()
+        one.remove()
 
 
 def open_files(client: waypoint.Client) -> None:
@@ -56,7 +56,7 @@ def open_files(client: waypoint.Client) -> None:
     )
     told = session.run("cat /srv/done").output
     assert told == "ok", f"after the restore: {told!r}"
-    session.stop()
+    session.remove()
 
 
 def fork_bomb(client: waypoint.Client) -> None:
@@ -67,8 +67,8 @@ def fork_bomb(client: waypoint.Client) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         assert other.run("echo ok", timeout=20).output == "ok\n"
-    other.stop()
-    bomb.stop()
+    other.remove()
+    bomb.remove()
 
 
 def output(client: waypoint.Client) -> None:
@@ -81,7 +81,7 @@ def output(client: waypoint.Client) -> None:
     assert result.truncated, "what was left out is told"
     assert grown < 128 << 20, f"the daemon has grown by {grown >> 20} MiB"
     assert session.run("echo ok").output == "ok\n"
-    session.stop()
+    session.remove()
 
 
 ALL: tuple[Callable[[waypoint.Client], None], ...] = (processes, open_files, fork_bomb, output)
@@ -98,5 +98,5 @@ def run(home: Path) -> dict[str, str]:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
                 results[one.__name__] = f"{type(error).__name__}: {error}"
                 for session in client.sessions():
-                    session.stop()
+                    session.remove()
     return results

@@ -163,7 +163,7 @@ def _copied(session: waypoint.Session, point: str, name: str) -> State:
     try:
         return read(copy)
     finally:
-        copy.stop()
+        copy.remove()
 
 
 def run(home: Path, operations: int, seed: int, *, sessions: int = 8, clients: int = 32) -> Outcome:
@@ -192,7 +192,7 @@ def run(home: Path, operations: int, seed: int, *, sessions: int = 8, clients: i
         for shared in all_shared:
             session = client.session(shared.name)
             outcome.violations += _compare(session, shared, outcome)
-            session.stop()
+            session.remove()
     return outcome
 
 

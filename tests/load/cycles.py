@@ -91,7 +91,7 @@ def run(folder: Path, cycles: int, wait: Callable[[], None]) -> Outcome:
                 client.prune()
                 wait()
                 outcome.held[number] = look(home, client)
-        session.stop()
+        session.remove()
     outcome.violations += _growth(outcome.held)
     return outcome
 

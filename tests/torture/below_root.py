@@ -379,7 +379,7 @@ def _warm_up(place: Path) -> None:
             known = scene.begin(world, verb)
             verb.run(world)
             scene.judge(world, verb, known, None, undone_whole=True)
-            world.app.sessions.remove(scene.row_of(world))
+            world.app.removals.remove([scene.row_of(world)])
     world.close()
     faults.control(None)
     shutil.rmtree(place)

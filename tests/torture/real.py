@@ -208,6 +208,12 @@ def _landing(stage: Stage) -> Path:
     return folder
 
 
+def _go_to_winner(stage: Stage) -> None:
+    (other,) = stage.work.fork(ref="two", name="other")
+    other.checkpoint(name="winner")
+    stage.work.restore("other:winner")
+
+
 def _stop(stage: Stage) -> None:
     stage.client.ask(machine.DaemonStop())
 
@@ -290,6 +296,20 @@ VERBS = (
         lambda stage: stage.client.ask(sessions.Rm(sessions=("other",))),
         _on_work(lambda work: work.fork(ref="two", name="other")),
     ),
+    Verb(
+        "rm of the session of the point that another stands on",
+        lambda stage: stage.client.ask(sessions.Rm(sessions=("other",))),
+        _go_to_winner,
+        becomes=("2",),
+    ),
+    Verb(
+        "naming of what was handed over",
+        lambda stage: stage.client.ask(sessions.Rm(sessions=("other",))),
+        _go_to_winner,
+        becomes=("2",),
+        waits_for="name.begun",
+    ),
+    Verb("stop", _on_work(lambda work: work.stop(discard=True)), may_end=True, becomes=("2", "3")),
     Verb(
         "forget",
         lambda stage: stage.client.ask(machine.Forget(session="work", refs=("extra",), force=True)),

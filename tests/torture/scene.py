@@ -193,6 +193,13 @@ def _park(world: World) -> None:
     ask(world, sessions.Park(session="work"))
 
 
+def _go_to_winner(world: World) -> None:
+    """The session stands on a point of its fork."""
+    ask(world, points.Fork(session="work", ref="two"))
+    ask(world, points.Checkpoint(session="work-1", name="winner"))
+    ask(world, points.Restore(session="work", ref="work-1:winner"))
+
+
 def _die(world: World) -> None:
     """The box has died, and this was noticed."""
     live = world.app.registry.live(row_of(world))
@@ -339,6 +346,18 @@ VERBS = {
             _request(sessions.Rm(sessions=("work-1",))),
             prepare=_request(points.Fork(session="work", ref="two")),
             ends_others=("work-1",),
+        ),
+        Verb(
+            "rm of a fork whose point the session stands on",
+            _request(sessions.Rm(sessions=("work-1",))),
+            prepare=_go_to_winner,
+            ends_others=("work-1",),
+        ),
+        Verb(
+            "stop",
+            _request(sessions.Stop(session="work", discard=True)),
+            becomes="three",
+            ends=True,
         ),
         Verb(
             "forget",

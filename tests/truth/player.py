@@ -107,7 +107,7 @@ class _Performance:
             self._judge_plans()
         finally:
             for session in reversed(self._sessions):
-                session.stop()
+                session.remove()
 
     def _play(self, number: int, step: Step) -> None:
         if step.fork:

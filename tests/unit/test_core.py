@@ -256,7 +256,7 @@ def test_a_fork_has_the_files_of_its_point_and_goes_its_own_way(world: World, ro
     other = world.app.registry.find(fork.id)
     write(world, other, "forked")
     assert read(world, row) == "one"
-    world.app.sessions.remove(other)
+    world.app.removals.remove([other])
     check(world)
 
 
@@ -408,7 +408,7 @@ def test_a_box_whose_keeper_speaks_another_version_is_left_in_peace(world: World
         lambda: app.capture.checkpoint(row, Wish("two")),
         lambda: app.restore.to(row, "one"),
         lambda: app.sessions.park(row),
-        lambda: app.sessions.remove(row),
+        lambda: app.removals.remove([row]),
     )
     for verb in verbs:
         with pytest.raises(errors.SessionBusy, match="keeper speaks protocol 2, this daemon 1"):
@@ -470,7 +470,7 @@ def test_points_of_a_session_whose_row_was_lost_come_back_with_a_session_that_ca
     lose_rows(world, "DELETE FROM sessions")
     app = world.start()
     found = app.registry.find("work")
-    assert (found.id, found.state, found.options) == (row.id, "dead", row.options)
+    assert (found.id, found.state, found.options) == (row.id, "stopped", row.options)
     app.restore.to(found, "one")
     assert read(world, found) == "one"
 
@@ -493,7 +493,7 @@ def test_a_forgotten_point_does_not_come_back_when_its_folder_does(world: World,
     app = world.start()
     assert not folder.exists()
     assert one.id not in app.store.points.ids()
-    app.sessions.remove(app.registry.find("work"))
+    app.removals.remove([app.registry.find("work")])
     world.lose_daemon()
     shutil.copytree(saved, folder)
     (folder / "point.json").unlink()
@@ -506,7 +506,7 @@ def test_points_of_a_removed_session_do_not_come_back(world: World, row: Session
     folder, saved = world.home.checkpoints / str(row.head), world.home.path / "saved"
     world.settle()
     shutil.copytree(folder, saved)
-    world.app.sessions.remove(row)
+    world.app.removals.remove([row])
     world.lose_daemon()
     shutil.copytree(saved, folder)
     app = world.start()
@@ -625,7 +625,7 @@ def test_what_a_removal_that_failed_half_way_has_left_is_deleted_later(
 
     monkeypatch.setattr(app.store.database, "sync", fail)
     with pytest.raises(Injected):
-        app.sessions.remove(row) if verb == "rm" else app.space.forget_points([one], force=True)
+        app.removals.remove([row]) if verb == "rm" else app.space.forget_points([one], force=True)
     monkeypatch.undo()
     check(world)
 

@@ -129,7 +129,7 @@ def test_a_hint_is_worded_by_each_face() -> None:
         (Do("exec", "command"), "`s.run(command)`", "`waypoint exec CMD`", "`run(command=…)`"),
         (
             Do("rm", sessions=["a b"]),
-            "`s.stop()`",
+            "`s.remove()`",
             "`waypoint rm 'a b'`",
             '`stop(session="a b", forget=true)`',
         ),

@@ -222,7 +222,7 @@ def test_sessions_can_be_listed_while_others_are_removed(
     looking.start()
     for number in range(15):
         world.app.sessions.new(f"s{number}", world.options, Size())
-        world.app.sessions.remove(world.app.registry.find(f"s{number}"))
+        world.app.removals.remove([world.app.registry.find(f"s{number}")])
     done.set()
     looking.join()
     world.close()

@@ -494,8 +494,9 @@ def test_a_fork_is_told_whose_the_names_before_it_are() -> None:
             refs.resolve(ref, points, history, head, NOW)
         return caught.value.hint
 
-    assert hint("up", [], "w1") == "work:up is one, of the session this was forked from"
-    assert hint("up", history[1:], "f1").startswith("work:up is one")
+    assert refs.resolve("up", history[1:], history, "f1", NOW).id == "w1", "it is the only one of that name"
+    assert hint("c1", [], "w1") == "work:c1 is one, of the session this was forked from"
+    assert hint("c1", history[1:], "f1").startswith("work:c1 is one")
     assert hint("down", [], "w1") == "this session has none of its own yet; it began at work:up"
     assert hint("down", history[:1], "w1") == "there are: c1 (up)"
 

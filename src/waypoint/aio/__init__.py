@@ -5,7 +5,7 @@
     >>> async def main():
     ...     async with await aio.session("sdk-aio") as s:
     ...         first, second = await asyncio.gather(s.run("echo one"), s.screen())
-    ...     await s.stop()
+    ...     await s.remove()
     ...     return first.output
     >>> asyncio.run(main())
     'one\\n'

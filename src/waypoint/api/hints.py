@@ -112,7 +112,7 @@ _METHODS = {
     "policy_set": "s.set_policy",
     "prune": "client.prune",
     "recover": "client.recover",
-    "rm": "s.stop",
+    "rm": "s.remove",
     "session": "client.session",
     "show": "s.point",
     "tag": "Checkpoint.tag",
@@ -194,6 +194,7 @@ _POSITIONALS = {
     "preview": ("ref",),
     "restore": ("ref",),
     "rm": ("sessions",),
+    "stop": ("session",),
     "show": ("ref",),
     "spawn": ("argv",),
     "tag": ("name", "ref"),
@@ -203,7 +204,7 @@ _POSITIONALS = {
     "verify": ("ref", "command"),
 }
 """The arguments of a verb that are words of their own, in order."""
-_OPTIONS = {"session": "-s", "source": "--from", "on": ""}
+_OPTIONS = {"session": "-s", "source": "--from", "on": "", "discard": "--yes"}
 """Where an option is not its name with dashes."""
 _METAVARS = {"argv": "CMD…", "command": "CMD", "refs": "REF…", "sessions": "SESSION…", "titles": "TITLE…"}
 

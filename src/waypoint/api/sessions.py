@@ -31,7 +31,7 @@ class Parked(Result, frozen=True):
 
 
 class Removed(Result, frozen=True):
-    """The names of the sessions that were deleted."""
+    """The names of what was deleted."""
 
     removed: tuple[str, ...]
 
@@ -92,10 +92,19 @@ class Park(Request[Parked], frozen=True):
     session: str | None = None
 
 
-class Rm(Request[Removed], frozen=True):
-    """Ends sessions and deletes their checkpoints."""
+class Stop(Request[Parked], frozen=True):
+    """Ends a session and keeps its points. `discard`: also what has changed since the last one."""
+
+    session: str | None = None
+    discard: bool = False
+
+
+class Rm(Request[model.Removal], frozen=True):
+    """Ends sessions and deletes their points, but for those that other sessions need: they are handed over.
+    `dry_run`: only says what would go and stay."""
 
     sessions: Some
+    dry_run: bool = False
 
 
 class Auto(Request[OneSession], frozen=True):

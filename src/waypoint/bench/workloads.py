@@ -387,7 +387,7 @@ def repair(bench: Bench) -> None:
                 fork = point.fork(1)[0]
                 passed = _try(bench, fork, step)
                 bench.add("repair", case, "fork", "until", now_ms() - called)
-                fork.stop()
+                fork.remove()
                 ours += now_ms() - called
             else:
                 passed = _try(bench, session, step)

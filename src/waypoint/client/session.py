@@ -9,7 +9,7 @@
     ...     restored = s.restore(point)
     ...     s.run("cat note").output
     'one\\n'
-    >>> s.stop()
+    >>> s.remove()
 
 Objects here are names for things that live in the daemon: they hold no state worth losing, may be used from
 several threads or tasks and from several processes at once. The daemon is started by the first call, and
@@ -317,9 +317,16 @@ class Session:
         answer = self._client.ask(requests.Park(session=self.name))
         return Checkpoint(self._client, answer.checkpoint)
 
-    def stop(self) -> None:
-        """Ends it and forgets it, with its checkpoints."""
-        self._client.ask(requests.Rm(sessions=(self.name,)))
+    def stop(self, *, discard: bool = False) -> Checkpoint:
+        """Ends it and keeps its checkpoints; `restore` brings it back to the last one, which is returned.
+        ConfirmationNeeded if something has changed since that one. `discard`: that is lost."""
+        answer = self._client.ask(requests.Stop(session=self.name, discard=discard))
+        return Checkpoint(self._client, answer.checkpoint)
+
+    def remove(self) -> model.Removal:
+        """Ends it and forgets it, with its checkpoints. Those that other sessions stand on or grew from are
+        handed over to these: `handed_over` of the result has them."""
+        return self._client.ask(requests.Rm(sessions=(self.name,)))
 
     # ---- what changed ------------------------------------------------------------------------
 

@@ -156,8 +156,7 @@ class Check:
         if not wrong and (wrong := manifest.damage_of_point_file(folder, made)):
             yield broken(10, wrong, folder / pointfile.POINT_FILE, "recover")
 
-    @staticmethod
-    def _point_file(point: Checkpoint, folder: Path) -> str | None:
+    def _point_file(self, point: Checkpoint, folder: Path) -> str | None:
         """What point.json says differently from the row: nothing of this ever changes."""
         if not (folder / pointfile.POINT_FILE).exists():
             # Points of older versions have none.
@@ -166,7 +165,7 @@ class Check:
         if content is None:
             return "point.json cannot be read"
         new = content.point
-        pairs = (
+        pairs: tuple[tuple[str, object, object], ...] = (
             ("id", new.id, point.id),
             ("kind", new.kind, point.kind),
             ("size_bytes", new.size_bytes, point.size_bytes),
@@ -176,6 +175,8 @@ class Check:
             ("actor", new.actor, point.actor),
             ("platform", new.platform, point.platform),
         )
+        if point.id not in self._store.points.handed_over():  # else it is still to be written again
+            pairs += (("session", new.session, self._registry.find(point.session).id),)
         wrong = [name for name, there, here in pairs if there != here]
         return f"point.json and its row differ ({', '.join(wrong)})" if wrong else None
 

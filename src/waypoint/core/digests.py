@@ -22,13 +22,17 @@ import time
 from collections import deque
 from pathlib import Path
 
+import msgspec
+
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.core import manifest, pointfile
 from waypoint.core.background import DIGESTS, Background
-from waypoint.core.manifest import Files, ManifestError
+from waypoint.core.manifest import Files, Manifest, ManifestError
+from waypoint.core.pointfile import PointFile
 from waypoint.engine.images import check_sizes
 from waypoint.errors import CannotRestore, PointDamaged
 from waypoint.home import Home
+from waypoint.kernel import digests as contents
 from waypoint.kernel import faults, locks
 from waypoint.kernel.digests import Pause
 from waypoint.kernel.pool.extents import made_at
@@ -156,9 +160,39 @@ class Digests:
         earlier = self._earlier(point)
         made, files = manifest.make(folder, time.time(), pause, *earlier)
         faults.reach("digest.read")
-        digest = manifest.write(folder, made, files)
-        faults.reach("digest.written")
-        self._store.points.set_digest(point_id, digest)
+        with self._changed:  # point.json may have been written again meanwhile
+            made = _with_point_file(made, folder)
+            digest = manifest.write(folder, made, files)
+            faults.reach("digest.written")
+            self._store.points.set_digest(point_id, digest)
+
+    def write_point_file(self, point_id: str) -> str | None:
+        """point.json from the row of a point and of its session; the digests get that of the new file.
+        Returns the id of the session; None when its digests are damaged: then nothing is changed."""
+        folder = self._home.checkpoints / point_id
+        with self._changed:
+            point = self._store.points.find(point_id)
+            row = self._store.sessions.find(point.session) if point else None
+            if point is None or row is None:
+                return None
+            digest = self._store.points.digest(point_id)
+            made = None
+            if digest is not None or (folder / manifest.MANIFEST_FILE).exists():
+                try:
+                    made = manifest.read(folder, digest)
+                except ManifestError:
+                    if digest is not None:
+                        return None  # a check reports it as damage
+            # While the two files change the row names no digest: after a crash in between nothing is called
+            # damaged, and this is done again.
+            self._store.points.set_digest(point_id, None)
+            faults.reach("name.begun")
+            pointfile.write(folder, PointFile(self._store.points.as_new(point_id), row))
+            faults.reach("name.written")
+            if made:
+                changed = _with_point_file(made, folder)
+                self._store.points.set_digest(point_id, manifest.write(folder, changed))
+        return row.id
 
     def _earlier(self, point: Checkpoint) -> tuple[Files | None, int]:
         """What the tree of the point before held, and before which time it is to be believed. A snapshot on
@@ -242,6 +276,15 @@ class Digests:
             "%s:%s (%s) is damaged and cannot be restored: %s", point.session, point.label, point.id, words
         )
         self._store.points.set_damage(point.id, words)
+
+
+def _with_point_file(made: Manifest, folder: Path) -> Manifest:
+    """A manifest with the digest of point.json as it is now."""
+    try:
+        data = (folder / pointfile.POINT_FILE).read_bytes()
+    except FileNotFoundError:
+        return made  # points of older versions have none
+    return msgspec.structs.replace(made, point=contents.of_bytes(data))
 
 
 def _error(point: Checkpoint, damage: str) -> PointDamaged:

@@ -34,7 +34,7 @@ class Fork:
         if not 1 <= n <= _MOST_FORKS:
             raise UsageError(f"cannot make {n} forks", hint=f"between 1 and {_MOST_FORKS}")
         point = self._registry.point(row, ref)
-        with self._registry.using(point):
+        with self._registry.using(point, arriving=True) as point:
             origin = self._registry.store.sessions.find(point.session) or row
             forks, failures = self._bring_up(origin, point, self._names(name, n, origin.name))
             try:

@@ -14,6 +14,7 @@ import msgspec
 
 from waypoint.engine.images import check_sizes
 from waypoint.errors import CannotRestore
+from waypoint.kernel import atomic
 from waypoint.model import MALFORMED, Record, from_json
 from waypoint.store.points import NewPoint
 from waypoint.store.sessions import SessionRow
@@ -31,7 +32,7 @@ class PointFile(Record, frozen=True):
 
 
 def write(folder: Path, content: PointFile) -> None:
-    (folder / POINT_FILE).write_bytes(msgspec.json.encode(content))
+    atomic.write(folder / POINT_FILE, msgspec.json.encode(content), mode=0o600)
 
 
 def read(folder: Path) -> PointFile | None:

@@ -21,6 +21,7 @@ from waypoint.core.durability import Durability
 from waypoint.core.gate import Gate
 from waypoint.core.registry import LeftAlone, Registry
 from waypoint.core.remains import Remains
+from waypoint.core.removal import Removals
 from waypoint.errors import WaypointError, of_the_machine
 from waypoint.kernel import faults
 from waypoint.store.sessions import SessionRow
@@ -41,12 +42,13 @@ class Recovery:
         cards: Cards,
         remains: Remains,
         adoption: Adoption,
+        removals: Removals,
         durability: Durability,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._builder, self._boxes, self._contacts = builder, boxes, contacts
         self._gate, self._cards, self._remains = gate, cards, remains
-        self._adoption, self._durability = adoption, durability
+        self._adoption, self._removals, self._durability = adoption, removals, durability
 
     def run(self) -> None:
         """All of it, before the first request is served."""
@@ -69,6 +71,7 @@ class Recovery:
         faults.reach("start.cleared")
         self._adoption.run()
         faults.reach("start.adopted")
+        self._removals.finish()
         self._remains.delete_all(self._remains.unknown())
         faults.reach("start.deleted")
         self._durability.reach_soon()

@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from waypoint.history import refs
 from waypoint.history.facts import Facts
 from waypoint.history.redaction import Redactor
 from waypoint.home import Home
-from waypoint.kernel import locks
+from waypoint.kernel import faults, locks
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import Actor, BoxOptions, Checkpoint, EventKind, Session, from_json
 from waypoint.store import Store
@@ -36,6 +36,8 @@ from waypoint.store.database import iso
 from waypoint.store.sessions import SessionRow
 
 _DYING_SECONDS = 1.0
+_ARRIVAL_SECONDS = 60.0
+"""A restore or a fork of a point does not take longer."""
 FACTS_FILE = "facts.json"
 """Beside the images of a point: what was observed while its tree stood still."""
 
@@ -53,11 +55,16 @@ class Registry:
 
     def __init__(self, home: Home, pool: Pool, store: Store, trajectory: Trajectory) -> None:
         self.home, self.pool, self.store, self.trajectory = home, pool, store, trajectory
-        self._lock = locks.lock("registry")
+        self._lock = locks.condition("registry")
+        """Notified when a point is not used any more."""
         self._lives: dict[str, Live] = {}
         self._turns: dict[str, threading.RLock] = {}
         self._in_use: Counter[str] = Counter()
         """Points that are being brought to life."""
+        self._arriving: Counter[str] = Counter()
+        """Of these, the ones on which a session will stand."""
+        self._removing: set[str] = set()
+        """Sessions that are being removed."""
         self.left_alone: dict[str, LeftAlone] = {}
         """By session, boxes that run and that this daemon cannot serve: another version of Waypoint has built
         them. They are not ended without being asked for."""
@@ -85,9 +92,19 @@ class Registry:
         )
 
     def find_for(self, name: str | None, *point_refs: str | None) -> SessionRow:
-        """The session of that name; without a name, the one that a ref names by itself (`work:up`)."""
+        """The session of that name; without a name, the one that a ref names by itself (`work:up`), or that
+        alone has a point of that name."""
         named = (refs.split(ref)[0] for ref in point_refs if ref)
-        return self.find(name or next(filter(None, named), None))
+        name = name or next(filter(None, named), None)
+        try:
+            return self.find(name)
+        except UsageError as error:
+            if name is None and not isinstance(error, NotFound):
+                everything = self.store.points.all()
+                points = (refs.named_anywhere(ref, everything) for ref in point_refs if ref)
+                if point := next(filter(None, points), None):
+                    return self.find(point.session)
+            raise
 
     def _listing(self) -> Hint:
         names = [row.name for row in self.store.sessions.all()]
@@ -168,7 +185,7 @@ class Registry:
         self.require_own(row.id)
         live = self._lives.get(row.id)
         if live is None or not live.box.alive:
-            how = "is parked" if row.state == "parked" else "does not run"
+            how = {"parked": "is parked", "stopped": "is stopped"}.get(row.state, "does not run")
             back = Hint(Do("restore", session=row.name, ref="@"), " brings it back")
             gone = Hint("it has no point to come back to; ", Do("rm", sessions=[row.name]), " forgets it")
             raise SessionDead(f"session {row.name!r} {how}", hint=back if row.head else gone)
@@ -186,12 +203,15 @@ class Registry:
     # ---- locks -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def moving(self, session_id: str) -> Iterator[None]:
-        """For one verb at a time that takes a session elsewhere or ends it."""
+    def moving(self, session_id: str, *, removing: bool = False) -> Iterator[None]:
+        """For one verb at a time that takes a session elsewhere or ends it. `removing`: the one that removes
+        it."""
         self.require_own(session_id)
         with self._lock:
             turn = self._turns.setdefault(session_id, locks.rlock("session move"))
         with turn:
+            if not removing and session_id in self._removing:
+                raise NotFound("this session is being removed", hint=self._listing())
             yield
 
     def drop_turn(self, session_id: str) -> None:
@@ -225,20 +245,57 @@ class Registry:
             ) from error
 
     @contextlib.contextmanager
-    def using(self, point: Checkpoint) -> Iterator[None]:
-        """The point cannot be forgotten meanwhile."""
+    def using(self, point: Checkpoint, *, arriving: bool = False) -> Iterator[Checkpoint]:
+        """The point, as it is now, cannot be forgotten meanwhile. `arriving`: a session will stand on it, so
+        its own session is not removed meanwhile either."""
         with self._lock:
-            if self.store.points.find(point.id) is None:
+            now = self.store.points.find(point.id)
+            if now is None:
                 raise NotFound(
                     f"{point.label} has just been forgotten", hint=Hint(Do("log"), " lists the points")
                 )
             self._in_use[point.id] += 1
+            self._arriving[point.id] += arriving
+        try:
+            yield now
+        finally:
+            with self._lock:
+                self._in_use[point.id] -= 1
+                self._arriving[point.id] -= arriving
+                self._in_use += Counter()  # drops the zeros
+                self._arriving += Counter()
+                self._lock.notify_all()
+
+    @contextlib.contextmanager
+    def removing(self, session_ids: Sequence[str]) -> Iterator[None]:
+        """These sessions are about to be removed: no other verb moves them any more."""
+        for session_id in session_ids:
+            self.require_own(session_id)
+        with self._lock:
+            if self._removing & {*session_ids}:
+                raise NotFound("this session is being removed", hint=self._listing())
+            self._removing |= {*session_ids}
         try:
             yield
         finally:
             with self._lock:
-                self._in_use[point.id] -= 1
-                self._in_use += Counter()  # drops the zeros
+                self._removing -= {*session_ids}
+
+    @contextlib.contextmanager
+    def settled(self, rows: Sequence[SessionRow]) -> Iterator[None]:
+        """No other session is on its way to a point of these, and none sets out meanwhile."""
+        names = {row.id for row in rows}
+
+        def quiet() -> bool:
+            coming = (self.store.points.find(point_id) for point_id in self._arriving)
+            return not any(point and self.find(point.session).id in names for point in coming)
+
+        with self._lock:
+            if not self._lock.wait_for(quiet, faults.limit(_ARRIVAL_SECONDS)):
+                raise SessionBusy(
+                    "a point of it is being restored or forked", hint="try again when that is done"
+                )
+            yield
 
     def remove_point(self, point_id: str) -> bool:
         """Removes the row of a point; False when a session stands on it or is about to."""

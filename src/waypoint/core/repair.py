@@ -12,17 +12,12 @@ import logging
 import sqlite3
 from pathlib import Path
 
-import msgspec
-
-from waypoint.core import manifest, pointfile
+from waypoint.core import pointfile
 from waypoint.core.adoption import Adoption, is_unreadable
 from waypoint.core.check import Check, Progress
 from waypoint.core.digests import Digests
-from waypoint.core.manifest import ManifestError
-from waypoint.core.pointfile import PointFile
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
-from waypoint.kernel import digests as contents
 from waypoint.kernel.pool.protocol import SCRATCH, Pool
 from waypoint.model import Checkpoint, Recovered, Repair, Violation
 from waypoint.store.database import damaged
@@ -111,19 +106,8 @@ class Repairs:
     def _write_point_file(self, point: Checkpoint) -> None:
         """point.json from the row of the point and of its session. The digests get that of the new file."""
         folder = self._home.checkpoints / point.id
-        row = self._registry.find(point.session)
-        digest = self._store.points.digest(point.id)
-        made = None
-        if digest is not None:
-            try:
-                made = manifest.read(folder, digest)
-            except ManifestError:
-                return  # reported as damage already
-        pointfile.write(folder, PointFile(self._store.points.as_new(point.id), row))
-        if made:
-            data = (folder / pointfile.POINT_FILE).read_bytes()
-            changed = msgspec.structs.replace(made, point=contents.of_bytes(data))
-            self._store.points.set_digest(point.id, manifest.write(folder, changed))
+        if not self._digests.write_point_file(point.id):
+            return  # reported as damage already
         self._note(
             f"point.json of {point.label} of session {point.session!r} is written again from its row",
             str((folder / pointfile.POINT_FILE).relative_to(self._home.path)),
@@ -174,6 +158,14 @@ _POINTERS = (
         "sessions that were at a point that is not there are at none",
         "sessions",
         "UPDATE sessions SET head = NULL WHERE head IS NOT NULL AND head NOT IN (SELECT id FROM checkpoints)",
+    ),
+    (
+        "sessions that were forked from a point that is not there were forked from none",
+        "sessions",
+        (
+            "UPDATE sessions SET forked_from = NULL"
+            " WHERE forked_from IS NOT NULL AND forked_from NOT IN (SELECT id FROM checkpoints)"
+        ),
     ),
     (
         "points that followed one that is not there follow none",

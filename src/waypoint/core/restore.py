@@ -62,8 +62,8 @@ class Restore:
         started = time.perf_counter()
         point = self._registry.point(row, ref)
         with (
-            self._registry.using(point),
             self._registry.moving(row.id),
+            self._registry.using(point, arriving=True) as point,
             self._present(row.id) as old,
         ):
             row = self._registry.find(row.id)

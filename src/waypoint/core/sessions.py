@@ -1,31 +1,37 @@
-"""Starting, parking, stopping and removing sessions."""
+"""Starting, parking and stopping sessions."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from waypoint.api.hints import Do, Hint
+from waypoint.api.hints import Arg, Do, Hint
 from waypoint.box.plan import check_options, resolve_binds
-from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxBuilder
 from waypoint.core.capture import Capture, Wish
+from waypoint.core.comparison import Comparison
 from waypoint.core.copies import Copies
 from waypoint.core.live import Twin, new_id
 from waypoint.core.observe import look_at_shell
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
-from waypoint.core.restore import Restore
 from waypoint.core.spares import Spares
-from waypoint.errors import AlreadyExists, CannotRestore
+from waypoint.errors import (
+    AlreadyExists,
+    CannotRestore,
+    ConfirmationNeeded,
+    UsageError,
+    WaypointError,
+)
 from waypoint.history import refs
 from waypoint.kernel import faults
 from waypoint.kernel.memory import machine_bytes
 from waypoint.model import BoxOptions, Checkpoint, Session, Size
 from waypoint.store.sessions import SessionRow
+from waypoint.text.cards import summarize
+from waypoint.text.difference import describe_difference
+from waypoint.text.plan import point_label
 
 log = logging.getLogger("waypoint")
 
@@ -40,15 +46,14 @@ class Sessions:
         boxes: Boxes,
         capture: Capture,
         copies: Copies,
-        restore: Restore,
         remains: Remains,
         spares: Spares[Twin],
-        background: Background,
+        comparison: Comparison,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
-        self._builder, self._boxes, self._capture, self._restore = builder, boxes, capture, restore
+        self._builder, self._boxes, self._capture = builder, boxes, capture
         self._copies = copies
-        self._remains, self._spares, self._background = remains, spares, background
+        self._remains, self._spares, self._comparison = remains, spares, comparison
 
     def new(self, name: str | None, options: BoxOptions, size: Size, *, join: bool = False) -> Session:
         """Starts a session: a box over its base with a shell at its prompt. `join`: one of that name that
@@ -132,35 +137,53 @@ class Sessions:
                 **error.details,
             ) from error
 
-    def remove(self, row: SessionRow) -> None:
-        """Ends a session and forgets it, with its points."""
+    def stop(self, row: SessionRow, *, discard: bool = False) -> tuple[Session, Checkpoint]:
+        """The processes end, the points stay: a restore brings the session back to the last one. Without
+        `discard` only if nothing has changed since."""
         with self._registry.moving(row.id):
             row = self._registry.find(row.id)
-            points = self._store.points.all(row.id)
-            if live := self._registry.running(row.id):
-                with live.state:
-                    self._boxes.end(live, "the session was removed")
-                    faults.reach("rm.ended")
-            self._store.sessions.remove(row.id)
-            with self._remains.going(self._trees_of(row, points)):
-                faults.reach("rm.removed")
-                self._store.sync()  # before the first byte goes: after a power cut no point of it comes back
-                faults.reach("rm.synced")
-                self._restore.wait_cleared(row.id)
-                self._spares.want(row.id, ())
-                self._spares.drop([point.id for point in points])
-        self._registry.drop_turn(row.id)
-        self._background.run(lambda: log.debug("%s bytes of blobs went", self._store.events.sweep_blobs()))
+            self._registry.live(row)
+            head = self._registry.head(row)
+            if head is None:
+                raise UsageError(
+                    f"session {row.name!r} has no point to come back to",
+                    hint=Hint(
+                        Do("checkpoint", session=row.name),
+                        " takes one; ",
+                        Do("rm", sessions=[row.name]),
+                        " removes the session",
+                    ),
+                )
+            if not discard and (changed := self._since(row, head)):
+                raise ConfirmationNeeded(
+                    f"session {row.name!r} has changed since {point_label(head, row.name)}: {changed}",
+                    hint=Hint(
+                        Do("park", session=row.name),
+                        " takes a point of it first; ",
+                        Arg("stop", discard=True),
+                        " stops it without",
+                    ),
+                )
+            with self._registry.steady(row) as live:
+                self._boxes.end(live, "the session was stopped")
+                faults.reach("stop.gone")
+                self._store.sessions.set_state(row.id, "stopped", box=None)
+                with self._remains.going([self._home.sessions / row.box] if row.box else []):
+                    faults.reach("stop.stored")
+                    self._spares.update(row.id)
+        return self._registry.describe(self._registry.find(row.id)), head
 
-    def _trees_of(self, row: SessionRow, points: Sequence[Checkpoint]) -> Iterator[Path]:
-        """What only a session that was removed has used."""
-        if row.box:
-            yield self._home.sessions / row.box
-        for point in points:
-            yield self._home.checkpoints / point.id
-        others = self._store.sessions.all()
-        if row.beginning and not any(other.beginning == row.beginning for other in others):
-            yield self._home.beginnings / row.beginning
+    def _since(self, row: SessionRow, head: Checkpoint) -> str:
+        """In words, what is in no point; nothing when that can be said for certain."""
+        try:
+            with (
+                self._comparison.moment(row, head.id) as old,
+                self._comparison.moment(row, None) as now,
+            ):
+                difference = self._comparison.difference(old, now)
+        except (WaypointError, OSError) as error:
+            return f"what has changed could not be found out ({error})"
+        return summarize(difference) if describe_difference(difference) else ""
 
     def stop_all(self) -> None:
         """Ends every box; what was live is dead afterwards and can be restored."""

@@ -226,7 +226,9 @@ class Transfer:
         what its origin began with."""
         began = [int(row.created_at * 1e9)]
         origin: SessionRow | None = row
-        while origin and origin.forked_from:
+        seen: set[str] = set()
+        while origin and origin.forked_from and origin.id not in seen:
+            seen.add(origin.id)  # a point that was handed over may be one of the session's own
             point = self._registry.store.points.find(origin.forked_from)
             origin = self._registry.store.sessions.find(point.session) if point else None
             if origin:

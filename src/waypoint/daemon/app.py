@@ -42,6 +42,7 @@ from waypoint.core.plans import Plans
 from waypoint.core.recovery import Recovery
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
+from waypoint.core.removal import Removals
 from waypoint.core.reopening import Reopening
 from waypoint.core.repair import Repairs
 from waypoint.core.restore import Restore
@@ -172,10 +173,12 @@ class App:
             self.boxes,
             self.capture,
             self.copies,
-            self.restore,
             self.remains,
             self.spares,
-            background,
+            self.comparison,
+        )
+        self.removals = Removals(
+            registry, self.boxes, self.restore, self.remains, self.spares, self.digests, background
         )
         self.plans = Plans(registry, self.comparison, self.kept, self.contacts, self.gate)
         self.trials = Trials(registry, self.copies, self.commands)
@@ -199,6 +202,7 @@ class App:
             self.cards,
             self.remains,
             adoption,
+            self.removals,
             self.durability,
         ).run()
         self.spares.start(self.copies.make_spare, self.copies.end_spare)

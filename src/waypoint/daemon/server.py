@@ -30,6 +30,7 @@ WRITING_VERBS = frozenset(
     [
         "new",
         "park",
+        "stop",
         "rm",
         "checkpoint",
         "restore",

@@ -1,7 +1,8 @@
 """Refs: how `up`, `c5`, `@~2`, `10:27` or `work:up` names a checkpoint.
 
 Pure functions of the checkpoints that exist. A ref is tried in this order: `@` forms, a name, a label (`c5`),
-an id or a unique prefix of one, a time of day (the last point at or before it).
+an id or a unique prefix of one, a time of day (the last point at or before it), a name that only one point of
+all sessions has.
 """
 
 from __future__ import annotations
@@ -153,6 +154,17 @@ def resolve(
         if earlier is None:
             raise NotFound(f"there is no checkpoint at or before {ref}", hint=_listing(points))
         return earlier
+    if anywhere := named_anywhere(ref, everything):
+        return anywhere
     raise NotFound(
         f"there is no checkpoint {ref!r}", hint=_alternatives(ref, points, ancestors(everything, head))
     )
+
+
+def named_anywhere(ref: str, everything: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The only point of all sessions that has this name or tag; UsageError naming them if there are more."""
+    named = [point for point in everything if ref == point.name or ref in point.tags]
+    if len(named) > 1:
+        places = [f"{point.session}:{ref if ref == point.name else point.label}" for point in named]
+        raise UsageError(f"{ref} could be {len(named)} checkpoints", hint=f"there are: {', '.join(places)}")
+    return named[0] if named else None

@@ -111,7 +111,12 @@ POINTS: dict[str, str] = {
     "rm.ended": "the box of a session that is removed is gone",
     "rm.removed": "its row and those of its points are gone",
     "rm.synced": "that is on the disk, and nothing else is gone",
+    "rm.named": "the folders of points that were handed over name their session",
+    "name.begun": "point.json is to be written again, and the row of its point names no digest",
+    "name.written": "it is written, and the digests do not know it yet",
     "stop.ended": "the box of a session is gone, the row says that it runs",
+    "stop.gone": "the box of a session that is stopped is gone, the row says that it runs",
+    "stop.stored": "the row says stopped, and the volume is still there",
     # Points go.
     "forget.removed": "the rows of points are gone",
     "forget.synced": "that is on the disk, their folders are there",

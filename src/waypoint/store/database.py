@@ -255,6 +255,15 @@ MIGRATIONS = (
     ALTER TABLE checkpoints ADD COLUMN damage TEXT;
     ALTER TABLE checkpoints ADD COLUMN platform TEXT;
     """,
+    # Older versions removed sessions without a look at those that were forked from their points.
+    """
+    CREATE TABLE handed_over (
+        checkpoint  TEXT PRIMARY KEY REFERENCES checkpoints(id) ON DELETE CASCADE
+    ) WITHOUT ROWID;
+    UPDATE sessions SET forked_from = NULL WHERE forked_from NOT IN (SELECT id FROM checkpoints);
+    UPDATE sessions SET head = NULL WHERE head NOT IN (SELECT id FROM checkpoints);
+    UPDATE checkpoints SET parent = NULL WHERE parent NOT IN (SELECT id FROM checkpoints);
+    """,
 )
 """One script for each version of the schema. A script is never changed once it was released: homes that were
 made with it exist."""

@@ -187,6 +187,21 @@ class EventTable:
             " AND NOT EXISTS (SELECT 1 FROM events p WHERE p.id = events.parent)"
         )
 
+    def give_line(self, checkpoint_id: str, session_id: str) -> None:
+        """The events that led to a point, as far as they are of the point's own session, become those of
+        another session, which gets the point."""
+        self._database.execute(
+            "UPDATE events SET session = ?2 WHERE id IN ("
+            "WITH RECURSIVE line(id, parent, session) AS ("
+            " SELECT e.id, e.parent, e.session FROM checkpoints c JOIN events e ON e.id = c.position"
+            " WHERE c.id = ?1"
+            " UNION ALL SELECT e.id, e.parent, e.session FROM line JOIN events e ON e.id = line.parent"
+            " WHERE e.session = line.session"
+            ") SELECT id FROM line)",
+            checkpoint_id,
+            session_id,
+        )
+
     def keep_blob(self, blob: Blob) -> None:
         """Has to be in the transaction that adds the row which refers to it: an unreferenced blob may be
         swept."""

@@ -202,6 +202,20 @@ class PointTable:
         """Points whose rows were removed, and whose folders may still be there."""
         return {row["checkpoint"] for row in self._database.rows("SELECT checkpoint FROM forgotten")}
 
+    def handed_over(self) -> list[str]:
+        """Points that have gone to another session, and whose folders may still name the old one."""
+        return [row["checkpoint"] for row in self._database.rows("SELECT checkpoint FROM handed_over")]
+
+    def drop_handed_over(self, written: Collection[tuple[str, str]]) -> None:
+        """Their folders name these sessions now, and would after a power cut too. A point that has gone on to
+        yet another session stays noted."""
+        with self._database.transaction() as connection:
+            connection.executemany(
+                "DELETE FROM handed_over WHERE checkpoint = ?1"
+                " AND ?2 = (SELECT session FROM checkpoints WHERE id = ?1)",
+                written,
+            )
+
     def drop_forgotten(self, checkpoint_ids: Collection[str]) -> None:
         """Their folders are gone, and would be gone after a power cut too."""
         with self._database.transaction() as connection:

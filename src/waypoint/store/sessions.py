@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from waypoint.errors import AlreadyExists
+from waypoint.history.handover import Handover
 from waypoint.history.shell import ShellFact
 from waypoint.model import Actor, BoxOptions, Record, State, from_json
 from waypoint.store.database import Database, readable
@@ -118,7 +119,8 @@ class SessionTable:
         )
 
     def set_state(self, session_id: str, state: State, *, box: str | None) -> None:
-        self._database.execute("UPDATE sessions SET state = ?, box = ? WHERE id = ?", state, box, session_id)
+        stored = "dead" if state == "stopped" else state
+        self._database.execute("UPDATE sessions SET state = ?, box = ? WHERE id = ?", stored, box, session_id)
 
     def set_head(self, session_id: str, checkpoint_id: str) -> None:
         """For a session that was brought back from its points: where it stands."""
@@ -141,18 +143,50 @@ class SessionTable:
             connection.execute("UPDATE sessions SET tasks = ? WHERE id = ?", (tasks.decode(), session_id))
             self._events.append(session_id, events)
 
-    def remove(self, session_id: str) -> None:
-        """The session with its checkpoints and operations, and the events that no other trajectory leads
-        through."""
+    def remove(self, *session_ids: str, handed_over: Sequence[Handover] = ()) -> None:
+        """Sessions with their checkpoints and operations, and the events that no other trajectory leads
+        through. Points that are handed over stay: with their cards, verdicts, notes, tags and contacts, and
+        with the events that led to them."""
         with self._database.transaction() as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO forgotten SELECT id, ? FROM checkpoints WHERE session = ?",
-                (time.time(), session_id),
-            )
-            connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-            # Effects that are known to have acted outside stay on record. Those that only may have do not.
-            connection.execute("DELETE FROM effects WHERE session = ? AND class = 'unknown'", (session_id,))
+            for handover in handed_over:
+                self._hand_over(connection, handover)
+            for session_id in session_ids:
+                connection.execute(
+                    "INSERT OR IGNORE INTO forgotten SELECT id, ? FROM checkpoints WHERE session = ?",
+                    (time.time(), session_id),
+                )
+            for session_id in session_ids:
+                connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
             self._events.sweep()
+            for session_id in session_ids:
+                # Effects that are known to have acted outside stay on record, and those of a trajectory that
+                # stays. Others that only may have acted do not.
+                connection.execute(
+                    "DELETE FROM effects WHERE session = ? AND class = 'unknown' AND id NOT IN"
+                    " (SELECT json_extract(body, '$.effect') FROM events WHERE kind = 'effect')",
+                    (session_id,),
+                )
+
+    def _hand_over(self, connection: sqlite3.Connection, handover: Handover) -> None:
+        point_id, number, words = handover.point.id, handover.number, f"was {handover.was}"
+        if handover.point.name and handover.point.name != handover.name:
+            words += f" ({handover.point.name})"
+        self._events.give_line(point_id, handover.to)
+        connection.execute(
+            "UPDATE checkpoints SET session = ?, number = ?, name = ? WHERE id = ?",
+            (handover.to, number, handover.name, point_id),
+        )
+        connection.execute("UPDATE sessions SET points = max(points, ?) WHERE id = ?", (number, handover.to))
+        connection.execute("UPDATE contacts SET session = ? WHERE point = ?", (handover.to, point_id))
+        for tag in handover.tags:
+            connection.execute(
+                "UPDATE tags SET session = ?, name = ? WHERE session = ? AND name = ?",
+                (handover.to, tag.becomes, tag.owner, tag.name),
+            )
+        connection.execute(
+            "INSERT INTO notes (checkpoint, at, text) VALUES (?, ?, ?)", (point_id, time.time(), words)
+        )
+        connection.execute("INSERT OR IGNORE INTO handed_over VALUES (?)", (point_id,))
 
 
 def read_session(row: sqlite3.Row) -> SessionRow:
@@ -164,7 +198,8 @@ def _session(row: sqlite3.Row) -> SessionRow:
     return SessionRow(
         id=row["id"],
         name=row["name"],
-        state=row["state"],
+        # The first schema knows no "stopped": it is a dead session that has left no tree.
+        state="stopped" if row["state"] == "dead" and row["box"] is None else row["state"],
         created_at=row["created_at"],
         options=from_json(row["options"], BoxOptions),
         head=row["head"],

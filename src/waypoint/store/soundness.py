@@ -87,6 +87,15 @@ _QUERIES = (
     ),
     (
         _REFERENCES,
+        "session {0} was forked from checkpoint {1}, which is not there",
+        "sessions",
+        (
+            "SELECT s.name, s.forked_from FROM sessions s LEFT JOIN checkpoints c ON c.id = s.forked_from"
+            " WHERE s.forked_from IS NOT NULL AND c.id IS NULL"
+        ),
+    ),
+    (
+        _REFERENCES,
         "checkpoint {0} follows {1}, which is not there",
         "checkpoints",
         (
@@ -182,7 +191,6 @@ _JSON_COLUMNS = (
     ("events", "id", "body"),
     ("checkpoints", "id", "tasks"),
     ("sessions", "id", "tasks"),
-    ("contacts", "id", "names"),
     ("effects", "id", "details"),
 )
 

@@ -365,8 +365,8 @@ class Status(Answer):
     def now(self, cut: Callable[[str, int], str] = lambda text, room: text[:room], room: int = 10_000) -> str:
         """One line: `~3 files since c5`. `cut` shortens what changed, so that all fits into `room`."""
         where = self.data["head_called"] or "the base"
-        if self.state == "parked":
-            return f"parked at {where}"
+        if self.state in ("parked", "stopped"):
+            return f"{self.state} at {where}"
         rest = f" since {where}"
         if self.state == "dead":
             rest += " · it does not run"
@@ -376,7 +376,7 @@ class Status(Answer):
 
     def lines(self, most: int | None = 20) -> Lines:
         session, head = self.data["session"], self.head
-        doing = {"parked": "parked", "dead": "it does not run"}.get(self.state)
+        doing = {"parked": "parked", "stopped": "stopped", "dead": "it does not run"}.get(self.state)
         if doing is None:
             doing = f"live, runs {shown(self.foreground)}" if self.foreground else "live, at its prompt"
         lines: Lines = [("bold", f"{session['name']}  {doing}")]
@@ -509,6 +509,8 @@ class Plan(Answer):
     def _way_back(self, words: Mapping[str, Any], wording: Wording, *, safety: bool) -> tuple[Manner, str]:
         if words["state"] == "parked":
             return "plain", "It is parked: nothing runs that could be lost."
+        if words["state"] == "stopped":
+            return "plain", "It is stopped: nothing runs that could be lost."
         if words["state"] == "dead":
             return (
                 "warn",

@@ -14,7 +14,8 @@ from waypoint.errors import UsageError
 
 GROUPS: dict[str, dict[str, str]] = {
     "Sessions": {
-        "new": "sessions", "exec": "commands", "ls": "sessions", "park": "sessions", "rm": "sessions",
+        "new": "sessions", "exec": "commands", "ls": "sessions", "park": "sessions", "stop": "sessions",
+        "rm": "sessions",
     },
     "Points in time": {
         "checkpoint": "points", "log": "history", "show": "history", "status": "history", "diff": "history",

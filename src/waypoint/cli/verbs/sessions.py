@@ -1,4 +1,4 @@
-"""Sessions: start, list, park and remove them."""
+"""Sessions: start, list, park, stop and remove them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from waypoint.api.sessions import Ls, New, Park, Rm
+from waypoint.api.sessions import Ls, New, Park, Rm, Stop
 from waypoint.cli import render
 from waypoint.cli.console import terminal_size
 from waypoint.cli.spec import SESSION_FIRST, YES, argument, box_path, byte_count, count, flag, positive, verb
+from waypoint.errors import ConfirmationNeeded
 from waypoint.model import Bind, BoxOptions, Session, Size
+from waypoint.text.removal import describe_handed_over, describe_removal
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -179,16 +181,54 @@ def park(console: Console) -> int:
 
 
 @verb(
+    "stop",
+    "end a session and keep its points",
+    *SESSION_FIRST,
+    YES,
+    examples=("waypoint stop work", "waypoint stop --yes work"),
+    about="Its processes end. `waypoint restore -s work @` brings it back to its last point. If something has"
+    " changed since that point, it says what and asks; `waypoint park` takes a point first.",
+)
+def stop(console: Console) -> int:
+    discard = console.arguments.yes
+    try:
+        result = console.send(Stop(session=console.session, discard=discard), "stopping")
+    except ConfirmationNeeded as error:
+        if not console.can_ask:
+            raise
+        console.aside(error.message)
+        console.confirm("Stop it, and lose that?", action="stopping the session")
+        result = console.send(Stop(session=console.session, discard=True), "stopping")
+    name = result.session.name
+    console.result(result, f"{name} is stopped at {render.point_title(result.checkpoint, console.paint)}")
+    console.hint(f"waypoint restore -s {name} @   brings it back")
+    return 0
+
+
+@verb(
     "rm",
     "end sessions and delete them with their checkpoints",
     argument("sessions", metavar="SESSION", nargs="+", help="the sessions"),
     YES,
-    examples=("waypoint rm try-1 try-2", "waypoint rm --yes work"),
+    flag("--dry-run", help="only say what would go and what would stay"),
+    examples=("waypoint rm try-1 try-2", "waypoint rm --yes work", "waypoint rm --dry-run work"),
+    about="A point that another session stands on or grew from is not deleted: it goes to that session, with"
+    " its card, its verdicts, its tags and what led to it. The plan says which, and what they are called"
+    " then.",
 )
 def rm(console: Console) -> int:
-    names = console.arguments.sessions
-    whose = "its" if len(names) == 1 else "their"
-    console.confirm(f"Remove {', '.join(names)} and all {whose} checkpoints?", action="removing sessions")
-    result = console.send(Rm(sessions=tuple(names)), "removing")
-    console.result(result, "\n".join(f"removed {name}" for name in result.removed))
+    arguments = console.arguments
+    names = tuple(dict.fromkeys(arguments.sessions))
+    if arguments.dry_run:
+        plan = console.send(Rm(sessions=names, dry_run=True), "looking at the sessions")
+        console.result(plan, "\n".join(describe_removal(plan)))
+        return 0
+    if not arguments.yes:
+        console.require_confirmation("removing sessions")
+        plan = console.send(Rm(sessions=names, dry_run=True), "looking at the sessions")
+        console.aside("\n".join(describe_removal(plan)))
+        console.confirm(f"Remove {', '.join(plan.removed)}?", action="removing sessions")
+    result = console.send(Rm(sessions=names), "removing")
+    lines = [f"removed {name}" for name in result.removed]
+    console.result(result, "\n".join([*lines, *describe_handed_over(result, done=True)]))
     return 0

@@ -17,7 +17,7 @@ from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.streams import ProgramStreams, forward_output, serve_terminal
 from waypoint.errors import WaypointError
 from waypoint.kernel import faults
-from waypoint.model import Actor, RunResult, Size
+from waypoint.model import Actor, Removal, RunResult, Size
 from waypoint.policy.rules import check as check_policy
 from waypoint.terminal.recording import ProgramOutput
 
@@ -53,11 +53,15 @@ def park(app: App, _: Connection, request: api.Park) -> api.Parked:
     return api.Parked(session=session, checkpoint=point)
 
 
-def rm(app: App, _: Connection, request: api.Rm) -> api.Removed:
+def stop(app: App, _: Connection, request: api.Stop) -> api.Parked:
+    row = app.registry.find(request.session)
+    session, point = app.sessions.stop(row, discard=request.discard)
+    return api.Parked(session=session, checkpoint=point)
+
+
+def rm(app: App, _: Connection, request: api.Rm) -> Removal:
     rows = [app.registry.find(name) for name in request.sessions]
-    for row in rows:
-        app.sessions.remove(row)
-    return api.Removed(removed=tuple(row.name for row in rows))
+    return app.removals.plan(rows) if request.dry_run else app.removals.remove(rows)
 
 
 def auto(app: App, _: Connection, request: api.Auto) -> api.OneSession:

@@ -87,7 +87,7 @@ class SessionTools:
         """Stop a session. By default nothing is lost."""
         target = self._backend.session(session)
         if forget:
-            await self._backend.ask(target.stop, ctx, "removing the session")
+            await self._backend.ask(target.remove, ctx, "removing the session")
             return Answer(
                 f"Session {session} and its points are deleted.", {"session": session, "forgotten": True}
             )
