@@ -87,6 +87,13 @@ def parse(line: str) -> ParsedLine:
     return result
 
 
+def parse_expansions(text: str) -> ParsedLine:
+    """The commands in `$(…)` of a text in which only expansions count, such as a prompt."""
+    result = ParsedLine()
+    _Parser("", result)._expansions(text[:MAX_CHARACTERS])
+    return result
+
+
 _PLAIN = re.compile(r"[^\s'\"\\$`|&;()<>{},*?\[]+")
 _IN_QUOTES = re.compile(r'[^"\\$`]+')
 _IN_BRACES = re.compile(r"[^}\"'\\$`]+")
@@ -255,9 +262,9 @@ class _Parser:
 
     def _expansions(self, text: str) -> None:
         """Commands in a text that is expanded but not split: a here-document without quotes."""
-        inner = self._nested_parser(text.replace('"', " "))
-        if inner:
-            inner._quoted([])
+        inner = self._nested_parser(text)
+        while inner and inner.at < inner.end:
+            inner._quoted([])  # up to a quotation mark, which means nothing there
 
     def _nested_parser(self, text: str) -> _Parser | None:
         if self._too_deep():

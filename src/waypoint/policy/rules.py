@@ -25,8 +25,10 @@ from waypoint.history.retention import parse_duration
 from waypoint.model import OUTSIDE, Decision, EffectClass, Judged, Judgement, Record, from_plain
 from waypoint.policy.bash import Word, join
 from waypoint.policy.remotes import DEFAULT
+from waypoint.policy.tables import tables
 from waypoint.policy.targets import Arguments, Facts, facts_of, split_options
-from waypoint.policy.wrappers import Inspection, Part, inspect, inspect_words, is_local, tables
+from waypoint.policy.words import is_local
+from waypoint.policy.wrappers import Inspection, Part, inspect, inspect_words
 
 CLASSES: tuple[EffectClass, ...] = get_args(EffectClass)
 DECISIONS: tuple[Decision, ...] = get_args(Decision)

@@ -7,11 +7,12 @@ explained at the top of rules.toml. A host in a variable is unknown and counts a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from waypoint.policy.bash import Word
-from waypoint.policy.wrappers import Part, is_local
+from waypoint.policy.bash import Word, parse
+from waypoint.policy.words import is_local, program_of
+from waypoint.policy.wrappers import Part
 
 Facts = dict[str, str]
 
@@ -121,6 +122,59 @@ def without_secrets(url: str) -> str:
     return f"{scheme}{match[2]}{port}{re.split(r'[?#]', match[4])[0]}"
 
 
+# ---- what is sent ---------------------------------------------------------------------------------
+
+_SYSTEM_FACTS = frozenset({
+    "uname", "arch", "date", "nproc", "lsb_release", "getconf", "dpkg", "rpm", "echo", "printf", "seq",
+    "expr", "id", "whoami", "hostname", "pwd", "uuidgen", "curl", "wget", "mktemp", "true", "basename",
+    "dirname", "lscpu",
+})  # fmt: skip
+"""Programs whose output says nothing of the files of the session, or comes from outside itself."""
+_FILTERS = frozenset(
+    {"tr", "cut", "sed", "awk", "grep", "head", "tail", "sort", "uniq", "jq", "wc", "xargs", "rev"}
+)
+_GIT_NAMES = frozenset({"rev-parse", "describe", "branch", "symbolic-ref", "rev-list", "tag", "ls-remote"})
+_SUBSTITUTION = re.compile(r"\$\((?!\()|`")
+
+
+def sent_by(words: Iterable[Word]) -> str:
+    """`output` if one of these words holds what another command prints, and that may be the content of a
+    file: it would leave the machine with the request."""
+    for word in words:
+        for match in _SUBSTITUTION.finditer(word.text) if word.dynamic else ():
+            if match[0] == "`":
+                inner = word.text[match.end() :].partition("`")[0]
+            else:
+                inner = _balanced(word.text[match.end() :])
+            if not _prints_system_facts(inner):
+                return "output"
+    return ""
+
+
+def _balanced(text: str) -> str:
+    depth = 1
+    for index, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return text[:index]
+    return text
+
+
+def _prints_system_facts(line: str) -> bool:
+    parsed = parse(line)
+    for command in parsed.commands:
+        texts = [word.text for word in command.words]
+        name = program_of(texts[0]) if texts else ""
+        if any(text.startswith(("/", "~", "./", "../", "@")) for text in texts[1:]) or command.reads_file:
+            return False
+        if name == "git":
+            if not (len(texts) > 1 and texts[1] in _GIT_NAMES):
+                return False
+        elif name not in _SYSTEM_FACTS and not (name in _FILTERS and command.piped):
+            return False
+    return bool(parsed.commands) and not parsed.unseen
+
+
 def _web(method: str, urls: Sequence[Word], headers: Sequence[Word] = ()) -> Facts:
     hosts = [word._replace(text=host_of(word.text), dynamic=_host_is_dynamic(word)) for word in urls]
     facts = {
@@ -161,9 +215,39 @@ def _curl(_: Part, arguments: Arguments) -> Facts:
         method = ""  # gopher, ldap, mqtt …: the URL itself can contain data to send
     headers = [*arguments.options.get("-H", ()), *arguments.options.get("--header", ())]
     facts = _web(method, urls, headers)
+    facts["sends"] = _sent_by_curl(arguments, urls, headers)
     if has(*_CURL_REDIRECTING):
         facts["place"] = "outside"
     return facts
+
+
+def _sent_by_curl(arguments: Arguments, urls: Sequence[Word], headers: Sequence[Word]) -> str:
+    """What a request that only reads sends all the same."""
+
+    def values(*names: str) -> list[Word]:
+        return [word for name in names for word in arguments.options.get(name, ())]
+
+    data = values("-d", "--data", "--data-binary", "--data-ascii", "--json")
+    encoded = values("--data-urlencode")
+    if any(word.text.startswith("@") for word in (*data, *headers)):
+        return "file"
+    if any(re.match(r"[^=]*@", word.text) for word in encoded):
+        return "file"
+    if any("@" in word.text for word in values("--variable")):
+        return "file"
+    other = values(
+        "-u",
+        "--user",
+        "-A",
+        "--user-agent",
+        "-e",
+        "--referer",
+        "-b",
+        "--cookie",
+        "--expand-url",
+        "--data-raw",
+    )
+    return sent_by((*urls, *headers, *data, *encoded, *other))
 
 
 _CURL_REDIRECTING = (
@@ -181,7 +265,14 @@ def _wget(_: Part, arguments: Arguments) -> Facts:
         method = "POST" if arguments.has("--post-data", "--post-file") else "GET"
     if arguments.has("-i", "--input-file") and not arguments.plain:
         return {"method": method, "place": "outside", "url": "", "host": ""}
-    return _web(method, arguments.plain, arguments.options.get("--header", ()))
+    headers = arguments.options.get("--header", ())
+    others = [
+        word
+        for name in ("-U", "--user-agent", "--referer", "--user", "--password")
+        for word in arguments.options.get(name, ())
+    ]
+    facts = _web(method, arguments.plain, headers)
+    return {**facts, "sends": sent_by((*arguments.plain, *headers, *others))}
 
 
 def _httpie(part: Part, arguments: Arguments) -> Facts:
@@ -197,7 +288,8 @@ def _httpie(part: Part, arguments: Arguments) -> Facts:
         data = any(re.match(r"[^:=@]+(:=|=(?!=)|@)", item.text) or item.dynamic for item in items)
         method = "POST" if data or part.has_input or arguments.has("--raw") else "GET"
     urls = [word._replace(text=re.sub(r"^:(?=\d|/|$)", "localhost:", word.text)) for word in plain[:1]]
-    return _web(method, urls, items)
+    sends = "file" if any(re.match(r"[^:=@]+(:@|=@|==@|@)", item.text) for item in items) else sent_by(plain)
+    return {**_web(method, urls, items), "sends": sends}
 
 
 def _api(_: Part, arguments: Arguments) -> Facts:
@@ -422,7 +514,60 @@ def _redis(part: Part, arguments: Arguments) -> Facts:
     return {**facts, "sql": "reads" if only_reads else "writes"}
 
 
+def _sent_to(part: Part, words: Sequence[Word]) -> str:
+    """What a connection is given: `text` of the line, `data` that is not in it, or nothing yet."""
+    if part.stdin is not None and not part.stdin.dynamic:
+        return "text"
+    return "data" if part.has_input or sent_by(words) else ""
+
+
 def _connection(part: Part, arguments: Arguments) -> Facts:
+    facts = _peer(part, arguments)
+    starts = arguments.has("-e", "-c", "--exec", "--sh-exec", "--lua-exec") and part.program != "openssl"
+    starts = starts or any(
+        re.match(r"(?i)(exec|system|shell|open|file|gopen):", word.text) for word in arguments.plain
+    )
+    return {**facts, "sends": "data" if starts else _sent_to(part, arguments.plain)}
+
+
+def _lookup(part: Part, arguments: Arguments) -> Facts:
+    """Questions to name servers and the like: the question itself can carry data."""
+    sends = sent_by(part.words[1:]) or ("file" if part.has_input and part.program == "nslookup" else "")
+    return {
+        "place": _place(arguments.plain),
+        "sends": sends,
+        "host": " ".join(w.text for w in arguments.plain),
+    }
+
+
+def _transfer(part: Part, arguments: Arguments) -> Facts:
+    """Clients for the files of other machines: they read their commands from options or from their input."""
+    text = " ".join(word.text for word in part.words[1:])
+    if part.stdin is not None:
+        text = f"{text}\n{part.stdin.text}"
+    writes = re.search(
+        r"(?i)\b(m?put|reput|mirror\s+(-\w*R|--reverse)|mkdir|m?rm|rmdir|m?del(ete)?|rename|chmod|append|send)\b",
+        text,
+    )
+    unseen = part.has_input and part.stdin is None
+    return {"sends": "file" if writes else "data" if unseen or arguments.has("-b") else ""}
+
+
+def _archive(part: Part, arguments: Arguments) -> Facts:
+    """`tar cf host:archive`: the archive is on another machine."""
+    names = list(arguments.options.get("-f", ())) + list(arguments.options.get("--file", ()))
+    words = part.words[1:]
+    if words and not words[0].text.startswith("-") and "f" in words[0].text and len(words) > 1:
+        names.append(words[1])  # the old notation: `tar cf NAME`
+    for name in names:
+        host, colon, _ = name.text.partition(":")
+        if colon and host and "/" not in host and not arguments.has("--force-local"):
+            host = host.rpartition("@")[2]
+            return {"place": "inside" if is_local(host) else "outside", "host": name.text}
+    return {"place": "inside"}
+
+
+def _peer(part: Part, arguments: Arguments) -> Facts:
     if part.program == "socat":
         network = re.compile(r"(?i)(tcp|udp|openssl|ssl|sctp|proxy|socks)(?!.*listen)")
         addresses = [word.text for word in arguments.plain if network.match(word.text)]
@@ -442,6 +587,7 @@ _SQL_CLIENTS = (
     "psql pg_dump pg_dumpall pg_restore createdb dropdb createuser dropuser "
     "mysql mariadb mysqldump mysqladmin cqlsh clickhouse-client sqlcmd"
 )
+_LOOKUPS = "dig nslookup host drill kdig whois ping ping6 traceroute tracepath mtr nmap finger logger getent"
 _FACT_FUNCTIONS: Mapping[str, Callable[[Part, Arguments], Facts]] = {
     "curl": _curl,
     "wget": _wget,
@@ -454,5 +600,8 @@ _FACT_FUNCTIONS: Mapping[str, Callable[[Part, Arguments], Facts]] = {
     **dict.fromkeys(_SQL_CLIENTS.split(), _sql),
     **dict.fromkeys(("mongosh", "mongo", "mongodump", "mongorestore"), _mongo),
     "redis-cli": _redis,
-    **dict.fromkeys(("nc", "ncat", "netcat", "telnet", "socat"), _connection),
+    **dict.fromkeys(("nc", "ncat", "netcat", "telnet", "socat", "openssl"), _connection),
+    **dict.fromkeys(_LOOKUPS.split(), _lookup),
+    **dict.fromkeys(("sftp", "ftp", "lftp", "ncftp", "tftp", "smbclient"), _transfer),
+    "tar": _archive,
 }
