@@ -38,6 +38,13 @@ lint: .venv/.dev-stamp compiler
 unit: .venv/.dev-stamp engine
 	$(PYTHON) -m pytest --basetemp=.cache/u -n $(WORKERS) --dist loadfile tests/unit $(PYTEST_ARGS)
 
+# What is written from the declarations in the source. Tests compare the pages with it.
+.PHONY: docs
+docs: .venv/.dev-stamp
+	$(PYTHON) -m waypoint.cli.reference > docs/cli.md
+	$(PYTHON) tests/generate_tree.py
+	$(PYTHON) -m waypoint man --to .cache/man
+
 # The native programs with address and undefined-behaviour sanitizers, and mutated input for what reads input.
 .PHONY: native-check
 native-check: compiler

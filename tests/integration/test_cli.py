@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import waypoint
 from waypoint.home import Home
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -329,3 +330,19 @@ def test_an_interrupted_demo_leaves_nothing(wp: Waypoint) -> None:
             running.stdout.read()
             assert running.wait(30) == 128 + number
         assert not [one for one in wp.json("ls")["sessions"] if one["name"].startswith("demo-")]
+
+
+def test_completion_knows_sessions_and_points_of_the_moment(wp: Waypoint, session: waypoint.Session) -> None:
+    session.checkpoint("one", name="first")
+    assert wp("complete", "sessions").out.split() == ["t"]
+    assert wp("complete", "points", "-s", "t").out.split() == ["@", "good", "c1", "first"]
+    assert wp("complete", "points", "-s", "nothing").code == 0
+
+
+def test_what_a_point_does_not_hold_is_said_once(wp: Waypoint, session: waypoint.Session) -> None:
+    first = wp("checkpoint", "--files-only", check=True)
+    assert "files only" in first.err
+    assert "files only" not in wp("checkpoint", "--files-only", check=True).err
+    wp("checkpoint", check=True)
+    assert "files only" in wp("checkpoint", "--files-only", check=True).err, "it is new again"
+    assert wp("checkpoint", "--files-only", "--quiet", check=True).err == ""

@@ -4,8 +4,8 @@ A face without logic of its own: a verb (`verbs/`) turns its arguments into a ca
 result (`console`, `render`). Starting a Python process is most of what a verb costs, so a module is imported
 by the verb that needs it, and no earlier.
 
-`spec` is what a verb is, `help` and `reference` show it; `attach` is `waypoint shell`, `keys` what `waypoint
-type` sends; `timeline` and `graph` draw `waypoint log`.
+`spec` is what a verb is, `help`, `reference`, `manual` and `completion` show it; `attach` is `waypoint
+shell`, `keys` what `waypoint type` sends; `timeline` and `graph` draw `waypoint log`.
 """
 
 from __future__ import annotations
@@ -109,6 +109,12 @@ def _run(words: list[str]) -> int:
         return int(stop.code or 0)
     from waypoint.cli.console import Console
 
-    home = getattr(arguments, "home", invocation.home)
-    with Console(arguments, home=home, json=invocation.json or getattr(arguments, "json", False)) as console:
+    if invocation.no_color or getattr(arguments, "no_color", False):
+        os.environ["NO_COLOR"] = "1"  # also for the pager and for other programs that are started
+    with Console(
+        arguments,
+        home=getattr(arguments, "home", invocation.home),
+        json=invocation.json or getattr(arguments, "json", False),
+        quiet=invocation.quiet or getattr(arguments, "quiet", False),
+    ) as console:
         return verb.run(console)

@@ -38,9 +38,12 @@ _YES = frozenset({"y", "yes"})
 class Console:
     """What every verb is passed."""
 
-    def __init__(self, arguments: Namespace, *, home: str | None = None, json: bool = False) -> None:
+    def __init__(
+        self, arguments: Namespace, *, home: str | None = None, json: bool = False, quiet: bool = False
+    ) -> None:
         self.arguments = arguments
         self.json = json
+        self.quiet = quiet
         self._home = home
         self._transports: list[Transport] = []
 
@@ -148,22 +151,25 @@ class Console:
         self.result(value, text)
 
     def say(self, text: str) -> None:
-        """Prints a message to stderr."""
-        self.aside(f"waypoint: {text}")
+        """Prints a message to stderr, unless --quiet."""
+        if not self.quiet:
+            self.aside(f"waypoint: {text}")
 
     def warn(self, text: str) -> None:
-        self.say(self.stderr_paint.warn(text))
+        self.aside(f"waypoint: {self.stderr_paint.warn(text)}")
 
     def step(self, text: str) -> None:
-        """Prints one step of a long operation."""
-        self.aside(self.stderr_paint.dim(f"  {text}"))
+        """Prints one step of a long operation, unless --quiet."""
+        if not self.quiet:
+            self.aside(self.stderr_paint.dim(f"  {text}"))
 
     def aside(self, text: str) -> None:
+        """Prints to stderr what has to be seen, also with --quiet."""
         print(text, file=sys.stderr, flush=True)
 
     def hint(self, text: str) -> None:
         """Prints a hint, only on a terminal."""
-        if not self.json and sys.stderr.isatty() and sys.stdout.isatty():
+        if not (self.json or self.quiet) and sys.stderr.isatty() and sys.stdout.isatty():
             self.aside(self.stderr_paint.dim(f"  {text}"))
 
     # ---- questions ---------------------------------------------------------------------------
@@ -194,10 +200,16 @@ class Console:
     # ---- progress ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def progress(self, doing: str) -> Iterator[None]:
-        """Shows on a terminal what is being done, if it takes longer than half a second."""
-        if self.json or not sys.stderr.isatty():
-            yield
+    def progress(self, doing: str) -> Iterator[Callable[[str], None]]:
+        """Shows on a terminal what is being done, if it takes longer than half a second. It yields a function
+        that says what is being done now."""
+
+        def update(now: str) -> None:
+            nonlocal doing
+            doing = now
+
+        if self.json or self.quiet or not sys.stderr.isatty():
+            yield update
             return
         import threading
         import time
@@ -213,7 +225,9 @@ class Console:
             drawn = True
             while True:
                 elapsed = time.monotonic() - started
-                sys.stderr.write(f"\r{frames[int(elapsed * 8) % len(frames)]} {doing} {elapsed:.1f} s\x1b[K")
+                room = terminal_size().columns - 12
+                line = f"{frames[int(elapsed * 8) % len(frames)]} {doing[:room]} {elapsed:.1f} s"
+                sys.stderr.write(f"\r{line}\x1b[K")
                 sys.stderr.flush()
                 if done.wait(0.12):
                     return
@@ -221,7 +235,7 @@ class Console:
         thread = threading.Thread(target=draw, daemon=True)
         thread.start()
         try:
-            yield
+            yield update
         finally:
             done.set()
             thread.join()

@@ -12,9 +12,9 @@ from waypoint.cli.spec import PROGRAM, Verb
 if TYPE_CHECKING:
     from waypoint.cli.spec import Parser
 
-_COMMON = ("json", "home", "help")
+_COMMON = ("json", "home", "no_color", "quiet", "help")
 _WIDEST = 100
-_ABOUT = "A live session that can be checkpointed, restored and forked: files, processes, terminal."
+ABOUT = "A live session that can be checkpointed, restored and forked: files, processes, terminal."
 _FIRST_STEPS = """\
 first steps:
   waypoint demo                              see the main job, in 20 seconds
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 def overview(groups: Sequence[tuple[str, Sequence[Verb]]]) -> str:
     """`waypoint -h`."""
-    parts = [f"{PROGRAM} VERB …\n\n{_ABOUT}"]
+    parts = [f"{PROGRAM} VERB …\n\n{ABOUT}"]
     parts += [f"{group}\n{columns(_summaries(verbs), 16)}" for group, verbs in groups]
     return "\n\n".join([*parts, _FIRST_STEPS]) + "\n"
 

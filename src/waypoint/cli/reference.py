@@ -25,15 +25,18 @@ _HEAD = """\
 
 <!-- Written by `python -m waypoint.cli.reference > docs/cli.md` from src/waypoint/cli/verbs. -->
 
-`waypoint VERB …`. Results go to stdout, everything else to stderr. Every verb has `-h`.
+`waypoint VERB …`. Results go to stdout, everything else to stderr. Every verb has `-h`;
+`waypoint man` has the same as manual pages, and `waypoint completion SHELL` makes your shell know it.
 
-- `--json`: the result, or the error, as one JSON value on stdout. May stand before or after the verb.
+- `--json`: the result, or the error, as one JSON value on stdout.
 - `--home DIR`: the folder in which Waypoint keeps everything; else `WAYPOINT_HOME`, else `/var/lib/waypoint`.
+- `--no-color`: no colours; they are used only on a terminal, and not with `NO_COLOR`.
+- `--quiet`: no progress, notes and hints on stderr. Warnings and errors stay.
+- These may stand before or after the verb.
 - The session is `-s`, else `WAYPOINT_SESSION`, else the only session there is.
 - A point (REF) is a name, a number (`c5`), an id or the beginning of one, `@` (the last), `@-` or `@~3`
   (before it), a time of day (`10:27`: the last point at or before it), a tag, `good` (the last that passed a
   verification), or `SESSION:REF`.
-- Output has colours only on a terminal, and not with `NO_COLOR`.
 """
 _JSON_HEAD = """\
 ## JSON
@@ -53,6 +56,13 @@ def reference() -> str:
         parts += [_verb(verb) for verb in verbs]
     parts += [_json([verb for _, verbs in groups for verb in verbs]), _statuses()]
     return "\n".join(parts)
+
+
+def conventions() -> list[str]:
+    """What holds for every verb, one paragraph each, as roff writes them."""
+    _, _, text = _HEAD.partition("-->\n\n")
+    paragraphs = [text.partition("\n\n- ")[0], *text.partition("\n\n- ")[2].split("\n- ")]
+    return [line for paragraph in paragraphs for line in (paragraph.replace("`", ""), "")][:-1]
 
 
 def _verb(verb: Verb) -> str:

@@ -122,9 +122,18 @@ COMMON_OPTIONS = (
         default=argparse.SUPPRESS,
         help="the folder in which Waypoint keeps everything (default: WAYPOINT_HOME)",
     ),
+    argument(
+        "--no-color", action="store_true", default=argparse.SUPPRESS, help="no colours, as with NO_COLOR"
+    ),
+    argument(
+        "--quiet",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="no progress, notes and hints on stderr; warnings and errors stay",
+    ),
     argument("-h", "--help", action="help", help="show this help"),
 )
-"""Every verb takes them. --json and --home may also stand before the verb."""
+"""Every verb takes them. They may also stand before the verb."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -171,6 +180,8 @@ class Invocation(msgspec.Struct, frozen=True):
 
     home: str | None
     json: bool
+    no_color: bool
+    quiet: bool
     show: str
     """"help" or "version" if that option is there."""
     words: list[str]
@@ -178,7 +189,8 @@ class Invocation(msgspec.Struct, frozen=True):
 
 def split_options(argv: Sequence[str]) -> Invocation:
     """Separates the options that stand before the verb."""
-    home, json, show, at = None, False, "", 0
+    home, show, at = None, "", 0
+    switches = {"--json": False, "--no-color": False, "--quiet": False}
     while at < len(argv) and argv[at].startswith("-"):
         name, equals, value = argv[at].partition("=")
         if name == "--home":
@@ -188,8 +200,8 @@ def split_options(argv: Sequence[str]) -> Invocation:
             if not value:
                 raise UsageError("--home needs a folder", hint=f"{PROGRAM} --home DIR VERB …")
             home = value
-        elif argv[at] == "--json":
-            json = True
+        elif argv[at] in switches:
+            switches[argv[at]] = True
         elif argv[at] in {"-h", "--help"}:
             show = show or "help"
         elif argv[at] in {"-V", "--version"}:
@@ -197,7 +209,8 @@ def split_options(argv: Sequence[str]) -> Invocation:
         else:
             raise UsageError(f"unknown option {argv[at]!r}", hint=f"`{PROGRAM} -h` lists the options")
         at += 1
-    return Invocation(home, json, show, list(argv[at:]))
+    json, no_color, quiet = switches.values()
+    return Invocation(home, json, no_color, quiet, show, list(argv[at:]))
 
 
 # Values of arguments --------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ class Finding:
     why: str
     fix: str
     optional: bool = False
+    docs: str = ""
+    """The page and the heading that say more."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class _Check:
     fix: str
     optional: bool = False
     as_root: bool = False
+    docs: str = "docs/limits.md#the-machine"
 
 
 def examine(home: Path) -> list[Finding]:
@@ -81,7 +84,7 @@ def _examine(check: _Check, home: Path) -> Finding:
         except (OSError, subprocess.SubprocessError) as error:
             result = _Result(ok=False, version=str(error))
     fix = "" if result.ok else check.fix if result.fix is None else result.fix
-    return Finding(check.name, result.ok, result.version, check.why, fix, check.optional)
+    return Finding(check.name, result.ok, result.version, check.why, fix, check.optional, check.docs)
 
 
 # ---- the checks -----------------------------------------------------------------------------------
@@ -359,8 +362,14 @@ def _syscall(number: int, *arguments: object) -> int:
 
 
 _SETUP = "waypoint setup"
+_BOUNDARIES = "docs/security.md#boundaries"
+_POOLS = "docs/storage.md#kinds-of-pool"
+_DECISIONS = "docs/architecture.md#decisions"
+_MEMORY = "docs/architecture.md#memory"
+_NETWORK = "docs/limits.md#what-leaves-a-session"
+
 _CHECKS = (
-    _Check("root", _root, "namespaces, mounts and CRIU need it", "run it as root"),
+    _Check("root", _root, "namespaces, mounts and CRIU need it", "run it as root", docs=_BOUNDARIES),
     _Check("python", _python, "Waypoint is written in it", "apt-get install python3"),
     _Check(
         "kernel",
@@ -387,6 +396,7 @@ _CHECKS = (
         "a session writes to its own layer over the base",
         "modprobe overlay",
         as_root=True,
+        docs=_DECISIONS,
     ),
     _Check(
         "loop devices",
@@ -394,22 +404,31 @@ _CHECKS = (
         "the pool is a file mounted like a disk",
         "modprobe loop, or put WAYPOINT_HOME on a btrfs",
         as_root=True,
+        docs=_POOLS,
     ),
-    _Check("mkfs.btrfs", _make_btrfs, "makes the pool", _SETUP),
+    _Check("mkfs.btrfs", _make_btrfs, "makes the pool", _SETUP, docs=_POOLS),
     _Check(
         "btrfs",
         _btrfs,
         "snapshots of the files take milliseconds on it",
         "modprobe btrfs; without it files are copied, which is slower",
         as_root=True,
+        docs=_POOLS,
     ),
-    _Check("seccomp", _seccomp, "refuses system calls that a container may not use", "use a kernel with it"),
+    _Check(
+        "seccomp",
+        _seccomp,
+        "refuses system calls that a container may not use",
+        "use a kernel with it",
+        docs="docs/limits.md#confinement",
+    ),
     _Check(
         "nftables",
         _firewall,
         "sessions reach the network through it",
         f"{_SETUP}, or modprobe nf_tables",
         as_root=True,
+        docs=_NETWORK,
     ),
     _Check(
         "veth",
@@ -417,24 +436,27 @@ _CHECKS = (
         "each session has a network interface of its own",
         "modprobe veth, or use sessions without a network (net none)",
         as_root=True,
+        docs=_NETWORK,
     ),
     _Check("bash", _bash, "is the shell of a session whose base is /", "apt-get install bash"),
-    _Check("engine", _engine, "keeps boxes alive and runs CRIU in them", _SETUP),
-    _Check("criu", _criu, "saves and restores processes", _SETUP),
+    _Check("engine", _engine, "keeps boxes alive and runs CRIU in them", _SETUP, docs=_DECISIONS),
+    _Check("criu", _criu, "saves and restores processes", _SETUP, docs=_DECISIONS),
     _Check("c compiler", _compiler, "builds the engine, once", _SETUP),
     _Check(
         "free space",
         _space,
         "checkpoints are kept there",
         "free some, or set WAYPOINT_HOME to a folder with more",
+        docs="docs/limits.md#a-full-disk",
     ),
-    _Check("pool", _pool, "holds the files and images of all sessions", _SETUP),
+    _Check("pool", _pool, "holds the files and images of all sessions", _SETUP, docs=_POOLS),
     _Check(
         "cgroups",
         _cgroups,
         "limit a session's memory, processors and processes",
         "mount -t cgroup2 none /sys/fs/cgroup",
         optional=True,
+        docs="docs/limits.md#confinement",
     ),
     _Check(
         "CAP_SYS_RESOURCE",
@@ -449,6 +471,7 @@ _CHECKS = (
         "tracks which memory changed",
         "use a kernel with CONFIG_USERFAULTFD",
         optional=True,
+        docs=_MEMORY,
     ),
     _Check(
         "soft-dirty",
@@ -456,5 +479,6 @@ _CHECKS = (
         "tracks which memory changed, on kernels that record it",
         "use a kernel with CONFIG_MEM_SOFT_DIRTY",
         optional=True,
+        docs=_MEMORY,
     ),
 )

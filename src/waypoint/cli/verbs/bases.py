@@ -34,11 +34,13 @@ def base_import(console: Console) -> int:
         raise errors.NotFound(f"no such file: {file}", hint="name a tar, or the output of `docker save`")
     console.prepare()
 
-    def show_progress(event: Any) -> None:
-        if "progress" in event and not console.json:
-            console.step(event["progress"])
+    with console.progress(f"importing {os.path.basename(file)}") as update:
 
-    result = console.transport.ask(BaseImport(name=name, file=os.path.abspath(file)), on_event=show_progress)
+        def on_event(event: Any) -> None:
+            if "progress" in event:
+                update(render.shown(event["progress"]))
+
+        result = console.transport.ask(BaseImport(name=name, file=os.path.abspath(file)), on_event=on_event)
     console.result(result, name)
     for warning in result.base.warnings:
         console.say(render.shown(warning))

@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.2
 
 
 class Check(Result, frozen=True):
-    """One thing that was checked: what was found, what it is needed for, how to fix it."""
+    """One thing that was checked: what was found, what it is needed for, how to fix it, what to read."""
 
     name: str
     ok: bool
@@ -32,6 +32,7 @@ class Check(Result, frozen=True):
     why: str
     fix: str
     optional: bool
+    docs: str
 
 
 class Diagnosis(Result, frozen=True):
@@ -110,6 +111,8 @@ def _finding_lines(finding: Finding, width: int, paint: render.Paint) -> list[st
     ]
     if not finding.ok and finding.fix:
         lines.append(f"{indent}{paint.warn('fix:')} {finding.fix}")
+    if not finding.ok:
+        lines.append(f"{indent}{paint.dim(f'more: {finding.docs}')}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypoint import errors
-from waypoint.api.history import Bisect
+from waypoint.api.history import Bisect, Show
 from waypoint.api.points import Checkpoint, CheckpointTaken, Fork, Note, Tag, Tags, Verified, Verify
 from waypoint.api.sessions import Auto
 from waypoint.cli import render
@@ -19,6 +20,7 @@ from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
+    from waypoint.model import Checkpoint as Point
 
 _STATUSES = {"passed": 0, "timeout": 124, "unclear": 125}
 _FAILED = 1
@@ -80,12 +82,21 @@ def checkpoint(console: Console) -> int:
     point = result.checkpoint
     title = render.point_title(point, console.paint)
     console.result(result, f"{title}  {console.paint.dim(render.point_facts(point))}")
-    if not console.json:
-        for sentence in point.coverage:
+    if not (console.json or console.quiet):
+        for sentence in _new_coverage(console, point):
             console.aside(console.stderr_paint.warn(f"  {render.shown(sentence)}"))
     for warning in result.warnings:
         console.warn(warning)
     return 0 if arguments.verify is None else _show_verdict(console, result)
+
+
+def _new_coverage(console: Console, point: Point) -> list[str]:
+    """What a point does not hold, without what was said at the point before it."""
+    known: tuple[str, ...] = ()
+    if point.coverage and point.parent:
+        with contextlib.suppress(errors.NotFound):  # it was forgotten
+            known = console.transport.ask(Show(ref=point.parent)).checkpoint.coverage
+    return [sentence for sentence in point.coverage if sentence not in known]
 
 
 @verb(
