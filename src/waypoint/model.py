@@ -696,6 +696,15 @@ class Copied(Record, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
 
 
+class FileWritten(Record, frozen=True):
+    """A file of a session that was written."""
+
+    path: str
+    bytes: int
+    created: bool
+    """Whether there was none before."""
+
+
 class Exported(Record, frozen=True):
     """What a tar or a patch holds."""
 

@@ -15,7 +15,7 @@
 [{'role': 'user', 'content': 'write one into a note'}]
 >>> s.resume().task.title
 'check it'
->>> s.remove()
+>>> _ = s.remove()
 """
 
 from __future__ import annotations

@@ -215,11 +215,13 @@ async def session(
     home: str | os.PathLike[str] | None = None,
     actor: model.Actor = "person",
     policy: str | None = None,
+    temporary: bool = False,
 ) -> Session:
     """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
     `spares`: how many of its points have a copy restored ahead of time. `actor`: who acts
     through the object, a person or an agent. `policy`: rules of its own about commands, as the text of a
-    policy file; a session that exists keeps those it has."""
+    policy file; a session that exists keeps those it has. `temporary`: a new one, which is removed with its
+    points at the end of the `with` block (a program that is killed before leaves it: `sessions()` has it)."""
     options = model.BoxOptions(
         base=base,
         net=net,
@@ -231,7 +233,9 @@ async def session(
         spares=spares,
         confined=confined,
     )
-    return await Client(home).new(name, options=options, join=True, policy=policy, actor=actor)
+    client = Client(home)
+    made = await client.new(name, options=options, join=not temporary, policy=policy, actor=actor)
+    return Session(client, made.name, actor, temporary=temporary)
 
 
 async def sessions(home: str | os.PathLike[str] | None = None) -> list[Session]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from waypoint import model
-from waypoint.api.request import Path, Request, Result
+from waypoint.api.request import Count, Path, Request, Result
 
 
 class Applied(Result, frozen=True):
@@ -29,6 +29,16 @@ class CopyDone(Result, frozen=True):
     """What was copied."""
 
     copied: model.Copied
+
+
+class FileRead(Result, frozen=True):
+    """How much was in the file."""
+
+    bytes: int
+
+
+MOST_WRITTEN_BYTES = 128 << 20
+"""What one `write_file` takes: it travels in one frame."""
 
 
 class Apply(Request[Applied], frozen=True):
@@ -76,6 +86,27 @@ class CopyOut(Request[CopyDone], frozen=True):
     session: str | None = None
     ref: str | None = None
     follow: bool = False
+
+
+class ReadFile(Request[FileRead], frozen=True):
+    """The bytes of one file of a session, or of one of its points, in data frames. `limit`: a file that is
+    larger is refused."""
+
+    path: Path
+    session: str | None = None
+    ref: str | None = None
+    limit: Count | None = None
+
+
+class WriteFile(Request[model.FileWritten], frozen=True):
+    """Writes one file of a live session. One that exists keeps its owner, and its mode unless `mode` is
+    given. `parents`: folders that are missing are made."""
+
+    path: Path
+    data: bytes
+    session: str | None = None
+    mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)] | None = None
+    parents: bool = True
 
 
 class RestoreFiles(Request[model.FilesRestored], frozen=True):

@@ -41,7 +41,7 @@ SUBJECTS = {
     "sessions": "new ls session park stop rm auto exec interrupt spawn attach type screen",
     "points": "checkpoint restore undo redo fork verify tag tags note pin",
     "history": "log show status changed diff preview ops bisect compare",
-    "files": "apply export copy_in copy_out restore_files",
+    "files": "apply export copy_in copy_out read_file write_file restore_files",
     "agent": "record trace event cast messages agent_state tasks task_add task_set resume",
     "effects": "effects effect classify policy policy_set approvals approve deny",
     "machine": "forget prune du check recover base_import base_ls base_rm ping daemon_status daemon_stop",

@@ -113,7 +113,7 @@ class Checkpoint:
         >>> print(point.diff())
         files      +1 file  [derived]
           + /srv/note  6 B
-        >>> s.remove()
+        >>> _ = s.remove()
         """
         request = requests.Diff(
             session=self.info.session,

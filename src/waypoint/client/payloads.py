@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from waypoint import errors, model
+from waypoint.api.files import MOST_WRITTEN_BYTES
 from waypoint.api.request import Path, StatePayload, path_to_wire
 
 if TYPE_CHECKING:
@@ -92,6 +93,39 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """A path of this machine: from the root on, and otherwise as it was written, because only the kernel
     knows what `..` after a link is."""
     return path_to_wire(os.path.join(os.getcwd(), os.fspath(path)))
+
+
+def content_bytes(data: str | bytes | bytearray | memoryview) -> bytes:
+    """What is written to a file."""
+    if isinstance(data, str):
+        try:
+            data = data.encode()
+        except UnicodeEncodeError as error:
+            raise errors.UsageError(
+                f"that text cannot be written as UTF-8: {error}", hint="give bytes"
+            ) from error
+    elif not isinstance(data, bytes | bytearray | memoryview):
+        raise errors.UsageError(
+            f"a file is written from text or bytes, not from {type(data).__name__}",
+            hint="encode it first, for example with json.dumps",
+        )
+    if len(data) > MOST_WRITTEN_BYTES:
+        raise errors.UsageError(
+            f"{len(data):,} bytes are too many for one request",
+            hint="`s.copy_in` copies files of any size",
+        )
+    return bytes(data)
+
+
+def decoded(data: bytes, path: str | os.PathLike[str], encoding: str) -> str:
+    """The content of a file as text."""
+    try:
+        return data.decode(encoding)
+    except (UnicodeDecodeError, LookupError) as error:
+        raise errors.UsageError(
+            f"{os.fspath(path)!r} cannot be read as text: {error}",
+            hint="`s.read_file` gives its bytes",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ class Result:
     Traceback (most recent call last):
         ...
     waypoint.errors.CommandFailed: `echo hello; false` exited with 1
-    >>> s.remove()
+    >>> _ = s.remove()
     """
 
     def __init__(self, command: str, result: model.RunResult) -> None:

@@ -9,7 +9,7 @@
     ...     restored = s.restore(point)
     ...     s.run("cat note").output
     'one\\n'
-    >>> s.remove()
+    >>> _ = s.remove()
 
 Objects here are names for things that live in the daemon: they hold no state worth losing, may be used from
 several threads or tasks and from several processes at once. The daemon is started by the first call, and
@@ -18,6 +18,7 @@ started again when it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -41,12 +42,17 @@ if TYPE_CHECKING:
 class Session:
     """A live terminal session, by name.
 
-    As a context manager it does not end with the block: a session is meant to stay.
+    As a context manager it does not end with the block: a session is meant to stay. A temporary one
+    (`waypoint.session(temporary=True)`) ends there, and nothing is left of it.
     """
 
-    def __init__(self, client: Transport, name: str, actor: model.Actor = "person") -> None:
+    def __init__(
+        self, client: Transport, name: str, actor: model.Actor = "person", *, temporary: bool = False
+    ) -> None:
         self._client = client
         self.name = name
+        self.temporary = temporary
+        """Whether the end of a `with` block removes it."""
         self.actor: model.Actor = actor
         """Who acts through this object: it is written into the trajectory and onto checkpoints."""
 
@@ -56,7 +62,12 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client.close()
+        try:
+            if self.temporary:
+                with contextlib.suppress(errors.NotFound):  # the block may have removed it
+                    self.remove()
+        finally:
+            self._client.close()
 
     @property
     def info(self) -> model.Session:
@@ -620,6 +631,62 @@ class Session:
             follow=follow,
         )
         return self._client.ask(request).copied
+
+    def read_file(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ref: Checkpoint | str | None = None,
+        max_bytes: int | None = None,
+    ) -> bytes:
+        """The bytes of one of its files, as it is now or as it was at a point. No program of the session is
+        run for it, and links are followed inside the session. A path that does not begin with / starts in the
+        folder of its shell. `max_bytes`: UsageError for a file that is larger (without it: 1 GB).
+
+            >>> import waypoint
+            >>> with waypoint.session(temporary=True) as s:
+            ...     _ = s.write_file("/srv/app/config", "debug = 1\\n")
+            ...     s.read_file("/srv/app/config"), s.read_text("/srv/app/config")
+            (b'debug = 1\\n', 'debug = 1\\n')
+        """
+        request = requests.ReadFile(
+            path=path_to_wire(os.fspath(path)), session=self.name, ref=ref_of(ref), limit=max_bytes
+        )
+        content = bytearray()
+        self._client.ask(request, on_data=content.extend)
+        return bytes(content)
+
+    def read_text(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        encoding: str = "utf-8",
+        ref: Checkpoint | str | None = None,
+        max_bytes: int | None = None,
+    ) -> str:
+        """The same as text. UsageError when it is none in that encoding."""
+        return payloads.decoded(self.read_file(path, ref=ref, max_bytes=max_bytes), path, encoding)
+
+    def write_file(
+        self,
+        path: str | os.PathLike[str],
+        data: str | bytes | bytearray | memoryview,
+        *,
+        mode: int | None = None,
+        parents: bool = True,
+    ) -> model.FileWritten:
+        """Writes one of its files, text as UTF-8, without running a program of the session. A reader sees the
+        old content or the new one. A file that exists keeps its owner, and its mode unless `mode` is given; a
+        new one has 0o644. Folders that are missing are made, unless `parents` is off. Up to 128 MB: `copy_in`
+        takes more."""
+        request = requests.WriteFile(
+            path=path_to_wire(os.fspath(path)),
+            data=payloads.content_bytes(data),
+            session=self.name,
+            mode=mode,
+            parents=parents,
+        )
+        return self._client.ask(request)
 
     def restore_files(
         self,

@@ -44,7 +44,7 @@ from waypoint.history.view import Place, PointView, printable
 from waypoint.kernel import faults, files
 from waypoint.kernel.files import Entry
 from waypoint.kernel.placement import ANYTHING, Expected, Folder, Metadata, PlaceChanged
-from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, Landing, LeftOut
+from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, FileWritten, Landing, LeftOut
 from waypoint.store.sessions import SessionRow
 
 _MOST_CONFLICTS = 200
@@ -53,6 +53,10 @@ _SOURCE = Arg("apply", "source")
 _GIVE_SOURCE = Hint("give the folder to start from with ", _SOURCE)
 _AT_ONCE = 200
 """Files that wait for the disk together."""
+_PIECE_BYTES = 1 << 18
+_MOST_READ_BYTES = 1 << 30
+_MOST_WITHOUT_SIZE_BYTES = 16 << 20
+"""Of files of /proc and the like, which say that they have no size."""
 
 
 class Request(NamedTuple):
@@ -359,6 +363,54 @@ class Transfer:
                 trees = [(path, _pieces_outside(root, path, follow=follow)) for path in paths]
                 return _copy(trees, outside, target, rights=False)
 
+    # ---- one file ----------------------------------------------------------------------------
+
+    def read_file(
+        self,
+        row: SessionRow,
+        path: str,
+        write: Callable[[bytes], object],
+        *,
+        ref: str | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """The bytes of a file of a session as it is now, or of one of its points; returns how many. With a
+        `limit` a file that is larger is refused before anything of it is written."""
+        with _translated(), contextlib.ExitStack() as held:
+            if ref is not None:
+                then = held.enter_context(self._comparison.moment(row, ref))
+                fd = _open_in(then.view, posixpath.join(then.facts.shell.cwd, path))
+            else:
+                live = self._registry.live(row)
+                root = held.enter_context(self._root(live))
+                faults.reach("read_file.opened")
+                fd = root.open_file(posixpath.join(live.terminal.cwd, path))
+            held.callback(os.close, fd)
+            return _copy_bytes(fd, path, write, limit)
+
+    def write_file(
+        self, row: SessionRow, path: str, data: bytes, *, mode: int | None = None, parents: bool = True
+    ) -> FileWritten:
+        """A file of a live session with this content. One that exists keeps its owner, and its mode unless
+        one is given. A link is followed, inside the session. `parents`: folders that are missing are made."""
+        with _translated(), self._registry.steady(row) as live, self._root(live) as root:
+            faults.reach("write_file.opened")
+            path = posixpath.join(live.terminal.cwd, path)
+            folder, name = _place_for(root, path, parents=parents)
+            with folder:
+                there = folder.look(name)
+                if there and not there.is_file:
+                    number = errno.EISDIR if there.is_folder else errno.EINVAL
+                    raise OSError(number, os.strerror(number), path)
+                metadata = Metadata(0o644 if mode is None else mode, (0, 0))
+                if there:
+                    with folder.at(name) as where:
+                        present = portable_attributes(files.attributes(where))
+                    own = stat.S_IMODE(there.mode) if mode is None else mode
+                    metadata = Metadata(own, (there.uid, there.gid), {**present})
+                folder.put_bytes(name, data, metadata)
+        return FileWritten(path=printable(posixpath.normpath(path)), bytes=len(data), created=there is None)
+
     @contextlib.contextmanager
     def _root(self, live: Live) -> Iterator[Folder]:
         """The root that a live session sees."""
@@ -370,6 +422,60 @@ class Transfer:
             if not live.box.alive:  # then the number may be that of another process by now
                 raise SessionDead("the session has just ended")
             yield root
+
+
+def _open_in(view: PointView, path: str) -> int:
+    """A descriptor of a regular file of a point."""
+    place = view.resolve(path, follow=True)
+    number = errno.ENOENT if place is None else errno.EISDIR if place.entry.is_folder else errno.EINVAL
+    where = view.data_path(place) if place and place.entry.is_file else None
+    if where is None:
+        raise OSError(number, os.strerror(number), path)
+    return files.open_file(where)
+
+
+def _copy_bytes(fd: int, path: str, write: Callable[[bytes], object], limit: int | None) -> int:
+    """What is in a file: as much as it holds now, since a program may go on writing to it."""
+    size = os.fstat(fd).st_size
+    most = min(_MOST_READ_BYTES, size or _MOST_WITHOUT_SIZE_BYTES)
+    if size > (limit if limit is not None else _MOST_READ_BYTES):
+        raise UsageError(
+            f"{printable(path)} is too large to be read at once: {size:,} bytes",
+            hint="copy it out: files of any size can be copied",
+            errno="EFBIG",
+            size=size,
+        )
+    done = 0
+    while done < most and (part := os.read(fd, min(_PIECE_BYTES, most - done))):
+        write(part)
+        done += len(part)
+    return done
+
+
+def _place_for(root: Folder, path: str, *, parents: bool) -> tuple[Folder, str]:
+    """The folder in which a file of this path belongs, and its name there."""
+    try:
+        return root.destination(path)
+    except FileNotFoundError:
+        if not parents:
+            raise NotFound(
+                f"there is no folder {printable(posixpath.dirname(path))}",
+                hint="make it first, or let parents be made",
+                errno="ENOENT",
+            ) from None
+    _make_folders(root, posixpath.dirname(path.rstrip("/"))).close()
+    return root.destination(path)
+
+
+def _make_folders(root: Folder, path: str) -> Folder:
+    """A folder, made with those above it where it is missing."""
+    try:
+        return root.enter(path)
+    except FileNotFoundError:
+        head, name = posixpath.split(path.rstrip("/"))
+        with _make_folders(root, head) as above, contextlib.suppress(PlaceChanged):
+            above.put_folder(name, Metadata(0o755, (0, 0)), instead_of=None)
+        return root.enter(path)
 
 
 def _named(path: str, views: Sequence[PointView], *, follow: bool = True) -> str:
@@ -732,16 +838,25 @@ def _translated() -> Iterator[None]:
         raise LandingConflict(f"{printable(change.path)} changed meanwhile", hint="look again") from change
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else ""
+        number = errno.errorcode.get(error.errno or 0, "")
         where = "" if name.startswith("/proc/self/fd/") else f"{printable(name)}: "
         message = f"{where}{os.strerror(error.errno or 0)}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(f"no space left: {message}", hint="free some, and do it again") from error
+            raise NoSpace(
+                f"no space left: {message}", hint="free some, and do it again", errno=number
+            ) from error
         if error.errno == errno.ELOOP:
             raise UsageError(
-                f"{where}a link is on the way there that is not followed", hint="name the place itself"
+                f"{where}a link is on the way there that is not followed",
+                hint="name the place itself",
+                errno=number,
             ) from error
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise NotFound(message, hint="is it still there?") from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EXDEV):
-            raise UsageError(message, hint="nothing can be written there") from error
-        raise MachineError(message) from error
+            raise NotFound(message, hint="is it still there?", errno=number) from error
+        if error.errno == errno.EISDIR:
+            raise UsageError(message, hint="name a file in it", errno=number) from error
+        if error.errno == errno.EINVAL:
+            raise UsageError(f"{where}no regular file", hint="name a file", errno=number) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EXDEV, errno.ENAMETOOLONG):
+            raise UsageError(message, hint="nothing can be written there", errno=number) from error
+        raise MachineError(message, errno=number) from error

@@ -138,6 +138,21 @@ class Folder:
             path = posixpath.join(head, link)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
+    def open_file(self, path: str) -> int:
+        """A descriptor for reading a regular file. Links are followed as in `enter`. What is there is looked
+        at before it is opened: opening a pipe or a device does something to it."""
+        how = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+        held = openat2(self.fd, path, os.O_PATH | os.O_CLOEXEC, resolve=how)
+        try:
+            mode = os.fstat(held).st_mode
+            if not stat.S_ISREG(mode):
+                number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+                raise OSError(number, os.strerror(number), path)
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{held}", flags)
+        finally:
+            os.close(held)
+
     def path(self) -> str:
         """Its path without links, as this process sees it."""
         return os.readlink(f"/proc/self/fd/{self.fd}")
@@ -233,18 +248,40 @@ class Folder:
         """The same without the last step: `commit` renames all prepared files, `discard` removes them."""
         content = files.open_file(source)
         try:
-            with self._parent(path) as (fd, _):
-                prepared = _Prepared(path, _temporary_name(), instead_of)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                target = os.open(prepared.name, flags, 0o600, dir_fd=fd)
-                try:
-                    self._prepared.append(prepared)
-                    _copy_content(content, target)
-                    self._set_metadata(path, target, metadata)
-                finally:
-                    os.close(target)
+            self._prepare(path, metadata, instead_of, lambda target: _copy_content(content, target))
         finally:
             os.close(content)
+
+    def put_bytes(
+        self, path: str, data: bytes, metadata: Metadata, *, instead_of: Expected = ANYTHING
+    ) -> os.stat_result:
+        """A regular file with this content. Returns what it is now."""
+
+        def fill(target: int) -> None:
+            with open(target, "wb", closefd=False) as out:
+                out.write(data)
+
+        try:
+            self._prepare(path, metadata, instead_of, fill)
+            *_, (_, status) = self.commit()
+        except BaseException:
+            self.discard()
+            raise
+        return status
+
+    def _prepare(
+        self, path: str, metadata: Metadata, instead_of: Expected, fill: Callable[[int], None]
+    ) -> None:
+        with self._parent(path) as (fd, _):
+            prepared = _Prepared(path, _temporary_name(), instead_of)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            target = os.open(prepared.name, flags, 0o600, dir_fd=fd)
+            try:
+                self._prepared.append(prepared)
+                fill(target)
+                self._set_metadata(path, target, metadata)
+            finally:
+                os.close(target)
 
     def commit(self) -> Iterator[tuple[str, os.stat_result]]:
         """Renames the prepared files into place, one by one, and yields what each is now. Where it has to be

@@ -10,7 +10,7 @@ from waypoint.core.transfer import Request
 from waypoint.daemon.connection import Connection
 from waypoint.errors import UsageError
 from waypoint.kernel.placement import Folder
-from waypoint.model import FilesRestored
+from waypoint.model import FilesRestored, FileWritten
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
@@ -94,6 +94,22 @@ def copy_out(app: App, connection: Connection, request: api.CopyOut) -> api.Copy
             row, root, sources, _local_path(request.target), ref=request.ref, follow=request.follow
         )
     return api.CopyDone(copied=copied)
+
+
+def read_file(app: App, connection: Connection, request: api.ReadFile) -> api.FileRead:
+    size = app.transfer.read_file(
+        app.registry.find(request.session),
+        path_from_wire(request.path),
+        connection.data,
+        ref=request.ref,
+        limit=request.limit,
+    )
+    return api.FileRead(bytes=size)
+
+
+def write_file(app: App, _: Connection, request: api.WriteFile) -> FileWritten:
+    row, path = app.registry.find(request.session), path_from_wire(request.path)
+    return app.transfer.write_file(row, path, request.data, mode=request.mode, parents=request.parents)
 
 
 def restore_files(app: App, _: Connection, request: api.RestoreFiles) -> FilesRestored:
