@@ -511,6 +511,21 @@ class VolumeUse(Record, frozen=True):
     exact: bool = True
 
 
+class ImageConfig(Record, frozen=True):
+    """What an image says about programs that start in it."""
+
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    user: str = ""
+    """`USER` or `USER:GROUP`, names or numbers; empty: root."""
+    workdir: str = ""
+    """The folder they start in; empty: none is given."""
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+    """`8080/tcp`: ports on which its programs are said to listen."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class Base(Record, frozen=True):
     """A root file system in the pool."""
 
@@ -526,6 +541,9 @@ class Base(Record, frozen=True):
     created_at: str
     skipped_devices: int = 0
     warnings: tuple[str, ...] = ()
+    image: ImageConfig = ImageConfig()
+    """What the image said that it was imported from. Sessions over it start with its user, variables and
+    folder."""
 
 
 class BaseUse(Record, frozen=True):

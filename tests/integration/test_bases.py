@@ -28,6 +28,7 @@ from waypoint.errors import AlreadyExists, InvalidName, NoSpace, NotFound, Usage
 from waypoint.kernel.pool.holders import pool_holders
 from waypoint.kernel.pool.lifecycle import close_pool, open_pool
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.model import ImageConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,11 +129,16 @@ class Image:
         self.blobs[sha256(data)] = data
         return {"mediaType": kind, "digest": sha256(data), "size": len(data), **more}
 
-    def manifest(self, *parts: bytes, machine: str | None = None, **more: Any) -> dict[str, Any]:
-        config = {"architecture": machine or images.machine(), "os": "linux", "rootfs": {}}
+    def manifest(
+        self, *parts: bytes, machine: str | None = None, config: Any = None, **more: Any
+    ) -> dict[str, Any]:
+        about = {"architecture": machine or images.machine(), "os": "linux", "rootfs": {}}
         kind = "application/vnd.oci.image.manifest.v1+json"
         layer = "application/vnd.oci.image.layer.v1.tar+gzip"
-        said = {"config": self.put(config), "layers": [self.put(part, layer) for part in parts]}
+        said = {
+            "config": self.put({**about, "config": config}),
+            "layers": [self.put(part, layer) for part in parts],
+        }
         return self.put({"schemaVersion": 2, "mediaType": kind, **said}, kind, **more)
 
     def index(self, *descriptors: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +154,12 @@ class Image:
             made.add(f"{root}blobs/{digest.replace(':', '/')}", data)
         made.add(f"{root}index.json", json.dumps(self.index(*descriptors)).encode())
         return made.add(f"{root}oci-layout", b'{"imageLayoutVersion": "1.0.0"}').bytes()
+
+    def folder(self, at: Path, *descriptors: dict[str, Any]) -> Path:
+        """The same unpacked, as `skopeo copy … oci:FOLDER` writes it."""
+        with tarfile.open(fileobj=io.BytesIO(self.archive(*descriptors))) as tar:
+            tar.extractall(at, filter="data")
+        return at
 
 
 LOWER = (
@@ -340,6 +352,107 @@ def test_an_oci_archive_for_many_machines_gives_the_one_for_this(pool: Pool, tmp
     file = saved(tmp_path, gzip.compress(image.archive(inner, root="./")))
     assert import_base(pool, "box", file).format == "oci"
     check_layers(base_path(pool, "box"))
+
+
+SAYS = {
+    "Env": ["PATH=/opt/bin:/bin", "EMPTY=", "GREETING=good = morning"],
+    "User": "app:users",
+    "WorkingDir": "/srv//app/./",
+    "Entrypoint": ["/bin/serve"],
+    "Cmd": ["--port", "80"],
+    "ExposedPorts": {"80/tcp": {}, "443/tcp": {}},
+    "Labels": {"version": "1"},
+}
+CONFIG = ImageConfig(
+    env={"PATH": "/opt/bin:/bin", "EMPTY": "", "GREETING": "good = morning"},
+    user="app:users",
+    workdir="/srv/app",
+    entrypoint=("/bin/serve",),
+    command=("--port", "80"),
+    ports=("443/tcp", "80/tcp"),
+    labels={"version": "1"},
+)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd])
+def test_an_oci_folder_is_imported_like_its_archive(
+    pool: Pool, tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    image = Image()
+    manifest = image.manifest(compress(LOWER), compress(UPPER), config=SAYS)
+    base = import_base(pool, "box", image.folder(tmp_path / "image", manifest))
+    assert (base.format, base.source, base.image) == ("oci", "image", CONFIG)
+    assert base.digest == sha256((tmp_path / "image/index.json").read_bytes())
+    check_layers(base_path(pool, "box"))
+    archived = import_base(pool, "again", saved(tmp_path, image.archive(manifest)))
+    assert archived.image == CONFIG
+    assert list_bases(pool) == [archived, base]
+
+
+def test_an_oci_folder_can_neither_lie_nor_lead_out_of_itself(pool: Pool, tmp_path: Path) -> None:
+    image = Image()
+    folder = image.folder(tmp_path / "image", image.manifest(LOWER, UPPER))
+    blob = folder / "blobs" / sha256(UPPER).replace(":", "/")
+    blob.write_bytes(UPPER.replace(b"through the link", b"Through the link"))
+    refused(pool, folder, "does not match its content")
+    blob.unlink()
+    refused(pool, folder, "missing")
+    outside = saved(tmp_path, UPPER)
+    blob.symlink_to(outside)
+    refused(pool, folder, "missing")
+    blob.unlink()
+    os.mkfifo(blob)
+    refused(pool, folder, "missing")
+    blob.unlink()
+    blob.symlink_to(blob.name)
+    refused(pool, folder, "invalid path")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"Env": "PATH=/bin"}, "no list"),
+        ({"Env": ["=x"]}, "no variable"),
+        ({"Env": ["PATH"]}, "no variable"),
+        ({"Env": [7]}, "invalid word"),
+        ({"Env": ["A=\0"]}, "invalid word"),
+        ({"Env": ["A=" + "x" * (1 << 20)]}, "invalid word"),
+        ({"WorkingDir": "/srv/../.."}, "leads out"),
+        ({"User": ["root"]}, "invalid word"),
+        ({"Cmd": "sh"}, "no list"),
+        ({"Labels": ["a"]}, "cannot be read"),
+        ("text", "cannot be read"),
+    ],
+)
+def test_an_image_that_says_nonsense_about_its_programs_is_refused(
+    pool: Pool, tmp_path: Path, said: Any, reason: str
+) -> None:
+    image = Image()
+    refused(pool, saved(tmp_path, image.archive(image.manifest(LOWER, config=said))), reason)
+
+
+def docker_save(*layers: bytes, says: Any = None, digests: bool = True, damage: bytes = b"") -> bytes:
+    """As docker 24 writes it: named by digest, with the layers plain."""
+    config = {"architecture": images.machine(), "os": "linux", "config": says}
+    if digests:
+        config["rootfs"] = {"type": "layers", "diff_ids": [sha256(layer) for layer in layers]}
+    about = json.dumps(config).encode()
+    names = [f"{number}/layer.tar" for number, _ in enumerate(layers)]
+    said = [{"Config": f"{sha256(about)[7:]}.json", "RepoTags": ["box:1"], "Layers": names}]
+    archive = Archive().add(said[0]["Config"], about)  # type: ignore[arg-type]
+    for name, layer in zip(names, layers, strict=True):
+        archive.add(name, layer.replace(damage, damage.upper()) if damage else layer)
+    return archive.add("manifest.json", json.dumps(said).encode()).bytes()
+
+
+def test_what_docker_save_writes_is_compared_with_its_own_digests(pool: Pool, tmp_path: Path) -> None:
+    refused(pool, saved(tmp_path, docker_save(LOWER, UPPER, damage=b"through the link")), "does not match")
+    unlike_its_name = docker_save(LOWER, UPPER).replace(b'"linux"', b'"Linux"')
+    refused(pool, saved(tmp_path, unlike_its_name), "does not match")
+    for name, digests in (("old", False), ("box", True)):
+        file = saved(tmp_path, docker_save(LOWER, UPPER, says=SAYS, digests=digests))
+        assert import_base(pool, name, file).image == CONFIG
+        check_layers(base_path(pool, name))
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])

@@ -55,7 +55,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "offered"),
     [
         (["resto"], {"restore"}),
-        (["base", ""], {"import", "ls", "rm"}),
+        (["base", ""], {"import", "info", "ls", "rm"}),
         (["--home", "/x", "tas"], {"task"}),
         (["hooks", "install", "c"], {"claude", "codex"}),
         (["restore", "--no-s"], {"--no-safety"}),

@@ -26,7 +26,7 @@ class Bases:
     async def import_(
         self, name: str, file: str | os.PathLike[str], *, on_progress: Callable[[str], None] | None = None
     ) -> model.Base:
-        """Imports a tar, an image archive or a folder."""
+        """Imports a tar, an image (an archive or an OCI folder) or a folder."""
 
         def on_event(event: Any) -> None:
             if on_progress:
@@ -38,6 +38,10 @@ class Bases:
     async def list(self) -> list[model.Base]:
         """All of them."""
         return [*(await self._client.ask(requests.BaseLs())).bases]
+
+    async def info(self, name: str) -> model.Base:
+        """One of them: where it came from, and what its image says about programs that start in it."""
+        return (await self._client.ask(requests.BaseInfo(name=name))).base
 
     async def remove(self, name: str) -> None:
         """Deletes one that no session uses."""

@@ -93,6 +93,7 @@ def word(hint: str, wording: Wording) -> str:
 
 _METHODS = {
     "base_import": "client.bases.import_",
+    "base_info": "client.bases.info",
     "base_ls": "client.bases.list",
     "base_rm": "client.bases.remove",
     "check": "client.check",
@@ -179,6 +180,7 @@ _POSITIONALS = {
     "attach": ("session",),
     "auto": ("on",),
     "base_import": ("name", "file"),
+    "base_info": ("name",),
     "base_rm": ("name",),
     "checkpoint": ("intent",),
     "classify": ("command",),

@@ -23,6 +23,13 @@ class Bases(Result, frozen=True):
     bases: tuple[model.Base, ...]
 
 
+class OneBase(Result, frozen=True):
+    """An imported root file system, and the sessions over it."""
+
+    base: model.Base
+    sessions: tuple[str, ...] = ()
+
+
 class Pong(Result, frozen=True):
     """The daemon that answered."""
 
@@ -115,7 +122,8 @@ class Recover(Request[model.Recovered], frozen=True):
 
 
 class BaseImport(Request[BaseImported], frozen=True):
-    """Imports a root file system: a tar, an image archive or a folder. Progress comes in events."""
+    """Imports a root file system: a tar, an image (an archive or an OCI folder) or a folder. Progress comes
+    in events."""
 
     name: str
     file: str
@@ -123,6 +131,13 @@ class BaseImport(Request[BaseImported], frozen=True):
 
 class BaseLs(Request[Bases], frozen=True):
     """The imported root file systems."""
+
+
+class BaseInfo(Request[OneBase], frozen=True):
+    """One imported root file system: where it came from, what its image says, who uses it. Values of
+    variables that look like secrets are masked."""
+
+    name: str
 
 
 class BaseRm(Request[Nothing], frozen=True):

@@ -44,7 +44,8 @@ SUBJECTS = {
     "files": "apply export copy_in copy_out read_file write_file restore_files",
     "agent": "record trace event cast messages agent_state tasks task_add task_set resume",
     "effects": "effects effect classify policy policy_set approvals approve deny",
-    "machine": "forget prune du check recover base_import base_ls base_rm ping daemon_status daemon_stop",
+    "machine": "forget prune du check recover base_import base_ls base_info base_rm ping"
+    " daemon_status daemon_stop",
 }
 """Which module of the API describes a verb, and which one of daemon/verbs/ answers it."""
 _SUBJECT_OF = {verb: subject for subject, verbs in SUBJECTS.items() for verb in verbs.split()}

@@ -1,8 +1,9 @@
 """Reading root file systems from archives that `docker` and `tar` write, without trusting them.
 
 Three formats, recognized by their content and not by the file's name: a tar of a root file system (`docker
-export`), an OCI image layout in a tar, and the output of `docker save`; each plain or compressed with gzip,
-xz, zstd or bzip2. The last two hold layers, which are applied one after the other.
+export`), an OCI image layout in a tar or in a folder, and the output of `docker save`; each tar plain or
+compressed with gzip, xz, zstd or bzip2. The last two hold layers, which are applied one after the other, and
+say with which user, variables and folder programs start.
 
 An archive can come from any source and is unpacked by root. Two things prevent harm. Every path is opened
 by the kernel as if the target folder were the root (openat2, RESOLVE_IN_ROOT), so a symbolic link leads to
@@ -36,11 +37,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, NamedTuple, Protocol, cast
 
 from waypoint.errors import MissingFeature, UsageError
 from waypoint.kernel import copytree
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
+from waypoint.model import ImageConfig
 
 Progress = Callable[[str], None]
 
@@ -48,8 +50,11 @@ CHUNK_BYTES = 1 << 20
 MAX_READ_BYTES = 64 << 20
 MAX_DOCUMENT_BYTES = 16 << 20
 MAX_PARTS = 100_000
+MAX_OPEN_PARTS = 512
+MAX_WORD = 128 << 10
 MAX_INDEX_DEPTH = 4
 MAX_ID = (1 << 32) - 1
+_MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 ATTRIBUTE_PREFIX = "SCHILY.xattr."
@@ -68,6 +73,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _IMAGE_FILE = re.compile(
     r"oci-layout|index\.json|manifest\.json|repositories|blobs(/.*)?|[0-9a-f]{64}(/.*|\.json|\.tar)?"
 )
+_NAMED_CONFIG = re.compile(r"(?:blobs/sha256/)?([0-9a-f]{64})(?:\.json)?")
+_NAMED_LAYER = re.compile(r"blobs/sha256/([0-9a-f]{64})")
 _DIGEST = re.compile(r"(sha256):([0-9a-f]{64})|(sha512):([0-9a-f]{128})")
 
 
@@ -164,17 +171,22 @@ class Window(io.RawIOBase):
         return len(data)
 
 
+def compression(start: bytes) -> str:
+    """How something that starts with these six bytes is compressed; "" if it is not."""
+    return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "")
+
+
 def decompress(raw: io.RawIOBase, name: str) -> Stream:
     """The decompressed content of a stream. Its first bytes tell how it is compressed, if at all."""
     stream = io.BufferedReader(raw, CHUNK_BYTES)
-    start = stream.peek(6)[:6]
-    if start.startswith(b"\x1f\x8b"):
+    kind = compression(stream.peek(6)[:6])
+    if kind == "gzip":
         return gzip.GzipFile(fileobj=stream, mode="rb")
-    if start.startswith(b"\xfd7zXZ\0"):
+    if kind == "xz":
         return lzma.LZMAFile(stream)
-    if start.startswith(b"BZh"):
+    if kind == "bzip2":
         return bz2.BZ2File(stream)
-    if start.startswith(b"\x28\xb5\x2f\xfd"):
+    if kind == "zstd":
         try:
             zstandard = importlib.import_module("zstandard")
         except ImportError as error:
@@ -510,11 +522,25 @@ class Unpacker:
                     os.close(inner)
 
 
-# ---- image archives -----------------------------------------------------------------------------
+# ---- images -------------------------------------------------------------------------------------
 
 
-class ImageArchive:
-    """An uncompressed tar with the parts of an image, which can be read by name and in any order."""
+class Parts(Protocol):
+    """The files of an image, which can be read by name and in any order."""
+
+    name: str
+
+    def has(self, part: str) -> bool:
+        """Whether there is a part of that name."""
+
+    def open(self, part: str, digest: str = "") -> Window:
+        """One part of it. Its digest is computed with the algorithm that `digest` names."""
+
+    def size_of(self, part: str) -> int: ...
+
+
+class TarParts:
+    """The parts in an uncompressed tar."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
@@ -535,41 +561,107 @@ class ImageArchive:
                 if len(self._ranges) + len(self._links) > MAX_PARTS:
                     raise import_error(name, "it has too many parts for an image")
 
-    @property
-    def format(self) -> str:
-        """ "oci", "docker-save", or "" if it is not an image archive."""
-        if "oci-layout" in self._ranges and "index.json" in self._ranges:
-            return "oci"
-        return "docker-save" if "manifest.json" in self._ranges else ""
+    def has(self, part: str) -> bool:
+        return part in self._ranges
 
-    def layers(self) -> list[tuple[str, str]]:
-        """The layers of the image for this machine, lowest first: (name in the archive, digest or "")."""
+    def open(self, part: str, digest: str = "") -> Window:
+        for _ in range(8):
+            if part in self._ranges:
+                start, size = self._ranges[part]
+                return Window(self._file, start, size, digest.partition(":")[0] or "sha256")
+            part = self._links.get(part, "")
+        raise _missing(self.name, digest or part)
+
+    def size_of(self, part: str) -> int:
+        return self._ranges.get(part, (0, 0))[1]
+
+
+class FolderParts:
+    """The parts in a folder, an OCI image layout. No path leads out of it, whatever links it has. A part
+    stays open until all of them are closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name or str(folder)
+        self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._open: dict[str, IO[bytes]] = {}
+
+    def has(self, part: str) -> bool:
+        return self._find(part) is not None
+
+    def open(self, part: str, digest: str = "") -> Window:
+        if (file := self._find(part)) is None:
+            raise _missing(self.name, digest or part)
+        return Window(file, 0, os.fstat(file.fileno()).st_size, digest.partition(":")[0] or "sha256")
+
+    def size_of(self, part: str) -> int:
+        file = self._find(part)
+        return os.fstat(file.fileno()).st_size if file else 0
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        os.close(self._root)
+
+    def _find(self, part: str) -> IO[bytes] | None:
+        if part not in self._open:
+            with reading(self.name):
+                try:  # without waiting, in case it is a pipe
+                    fd = openat2(self._root, part, os.O_RDONLY | os.O_NONBLOCK, resolve=RESOLVE_IN_ROOT)
+                except FileNotFoundError:
+                    return None
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                return None
+            if len(self._open) > MAX_OPEN_PARTS:
+                os.close(fd)
+                raise import_error(self.name, "it has too many parts for an image")
+            self._open[part] = os.fdopen(fd, "rb")
+        return self._open[part]
+
+
+def _missing(name: str, part: str) -> UsageError:
+    return import_error(name, f"a part of the image is missing: {part[:100]}")
+
+
+class Image:
+    """An image in either format: its layers, and what its programs are started with."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.name = parts.name
+        self.layers: list[tuple[str, str]] = []
+        """Lowest first: (name of the part, digest or "")."""
+        self.config = ImageConfig()
         with reading(self.name):
             try:
-                return self._oci_layers() if self.format == "oci" else self._saved_layers()
+                if self.format == "oci":
+                    self._read_oci()
+                elif self.format:
+                    self._read_saved()
             except (KeyError, TypeError, AttributeError) as error:
                 raise import_error(
                     self.name, f"its description of the image cannot be read ({error!r})"
                 ) from error
 
-    def open(self, name: str, digest: str = "") -> Window:
-        """One part of it. Its digest is computed with the algorithm that `digest` names."""
-        for _ in range(8):
-            if name in self._ranges:
-                start, size = self._ranges[name]
-                return Window(self._file, start, size, digest.partition(":")[0] or "sha256")
-            name = self._links.get(name, "")
-        raise import_error(self.name, f"a part of the image is missing: {(digest or name)[:100]}")
+    @property
+    def format(self) -> str:
+        """ "oci", "docker-save", or "" if it is no image."""
+        if self._parts.has("oci-layout") and self._parts.has("index.json"):
+            return "oci"
+        return "docker-save" if self._parts.has("manifest.json") else ""
 
-    def size_of(self, name: str) -> int:
-        return self._ranges.get(name, (0, 0))[1]
+    def open(self, part: str, digest: str = "") -> Window:
+        return self._parts.open(part, digest)
 
-    def _document(self, name: str, digest: str = "") -> Any:
-        window = self.open(name, digest)
+    def size_of(self, part: str) -> int:
+        return self._parts.size_of(part)
+
+    def _document(self, part: str, digest: str = "") -> Any:
+        window = self.open(part, digest)
         with io.BufferedReader(window) as stream:
             text = stream.read(MAX_DOCUMENT_BYTES + 1)
         if len(text) > MAX_DOCUMENT_BYTES:
-            raise import_error(self.name, f"{name[:100]} is too large for a description")
+            raise import_error(self.name, f"{part[:100]} is too large for a description")
         self.check(window, digest)
         return json.loads(text)
 
@@ -584,7 +676,7 @@ class ImageArchive:
             raise import_error(self.name, f"a digest in an unknown format: {digest[:100]!r}")
         return f"blobs/{digest.replace(':', '/')}", digest
 
-    def _oci_layers(self) -> list[tuple[str, str]]:
+    def _read_oci(self) -> None:
         chosen = self._choose(self._document("index.json"), depth=0)
         manifest = self._document(*self._blob(chosen))
         if "layers" not in manifest:
@@ -593,12 +685,12 @@ class ImageArchive:
                 f"it holds not an image but a {manifest.get('mediaType') or 'manifest without layers'}",
             )
         if "config" in manifest:
-            self._check_machine(self._document(*self._blob(manifest["config"])))
+            self._read_config(self._document(*self._blob(manifest["config"])))
         if encrypted := [
             layer["mediaType"] for layer in manifest["layers"] if "encrypted" in layer.get("mediaType", "")
         ]:
             raise import_error(self.name, f"its layers are encrypted ({encrypted[0]})")
-        return [self._blob(layer) for layer in manifest["layers"]]
+        self.layers = [self._blob(layer) for layer in manifest["layers"]]
 
     def _choose(self, index: Any, *, depth: int) -> Any:
         """The manifest for this machine, also through indexes of indexes."""
@@ -636,19 +728,73 @@ class ImageArchive:
                 return str(notes[key])
         return str(descriptor["digest"])[:19]
 
-    def _saved_layers(self) -> list[tuple[str, str]]:
+    def _read_saved(self) -> None:
         images = self._document("manifest.json")
         if len(images) != 1:
             names = ", ".join(str((image.get("RepoTags") or ["unnamed"])[0]) for image in images) or "none"
             raise import_error(self.name, f"it holds several images or none ({names}): save one of them")
+        layers = ["/".join(path_parts(layer, self.name)) for layer in images[0]["Layers"]]
+        digests: list[Any] = []
         if images[0].get("Config"):
-            self._check_machine(self._document("/".join(path_parts(images[0]["Config"], self.name))))
-        return [("/".join(path_parts(layer, self.name)), "") for layer in images[0]["Layers"]]
+            part = "/".join(path_parts(images[0]["Config"], self.name))
+            named = _NAMED_CONFIG.fullmatch(part)
+            document = self._document(part, f"sha256:{named[1]}" if named else "")
+            self._read_config(document)
+            digests = (document.get("rootfs") or {}).get("diff_ids") or []
+        if len(digests) != len(layers):
+            digests = [""] * len(layers)
+        self.layers = [
+            (layer, self._saved_digest(layer, str(digest)))
+            for layer, digest in zip(layers, digests, strict=True)
+        ]
 
-    def _check_machine(self, config: Any) -> None:
-        its = f"{config.get('os') or 'linux'}/{config.get('architecture') or machine()}"
+    def _saved_digest(self, layer: str, digest: str) -> str:
+        """What can be compared with a layer as it is in the archive: the image's own digests are those of
+        plain tars."""
+        if named := _NAMED_LAYER.fullmatch(layer):
+            return f"sha256:{named[1]}"
+        if not _DIGEST.fullmatch(digest) or not self._parts.has(layer):
+            return ""
+        with io.BufferedReader(self.open(layer)) as start:
+            return "" if compression(start.peek(6)[:6]) else digest
+
+    def _read_config(self, document: Any) -> None:
+        its = f"{document.get('os') or 'linux'}/{document.get('architecture') or machine()}"
         if its != f"linux/{machine()}":
             raise import_error(self.name, f"it is an image for {its}, and this machine is linux/{machine()}")
+        said = document.get("config") or {}
+        self.config = ImageConfig(
+            env=dict(map(self._variable, self._words("Env", said.get("Env")))),
+            user=self._word("User", said.get("User") or ""),
+            workdir=self._folder(said.get("WorkingDir") or ""),
+            entrypoint=self._words("Entrypoint", said.get("Entrypoint")),
+            command=self._words("Cmd", said.get("Cmd")),
+            ports=self._words("ExposedPorts", sorted(said.get("ExposedPorts") or ())),
+            labels={
+                self._word("Labels", key): self._word("Labels", value)
+                for key, value in (said.get("Labels") or {}).items()
+            },
+        )
+
+    def _variable(self, word: str) -> tuple[str, str]:
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise import_error(self.name, f"its Env has no variable: {word[:100]!r}")
+        return name, value
+
+    def _folder(self, word: Any) -> str:
+        path = "/".join(path_parts(self._word("WorkingDir", word), self.name))
+        return f"/{path}" if path or word else ""
+
+    def _words(self, field: str, words: Any) -> tuple[str, ...]:
+        if words is not None and not isinstance(words, list):
+            raise import_error(self.name, f"its {field} is no list")
+        return tuple(self._word(field, word) for word in words or ())
+
+    def _word(self, field: str, word: Any) -> str:
+        if not isinstance(word, str) or "\0" in word or len(word) > MAX_WORD:
+            raise import_error(self.name, f"its {field} holds an invalid word: {str(word)[:100]!r}")
+        return word
 
 
 def machine() -> str:
@@ -657,7 +803,15 @@ def machine() -> str:
     return MACHINES.get(name, name)
 
 
-# ---- unpacking a file of any format -------------------------------------------------------------
+# ---- unpacking of any format --------------------------------------------------------------------
+
+
+class Unpacked(NamedTuple):
+    """What was unpacked."""
+
+    format: str
+    """"tar", "oci" or "docker-save"."""
+    config: ImageConfig = ImageConfig()
 
 
 def _looks_like_an_image(stream: Stream, name: str) -> bool:
@@ -668,16 +822,19 @@ def _looks_like_an_image(stream: Stream, name: str) -> bool:
     raise import_error(name, "it is empty")
 
 
-def unpack(file: Path, unpacker: Unpacker, spool: Path, progress: Progress) -> str:
-    """Unpacks an archive and returns its format.
+def unpack(source: Path, unpacker: Unpacker, spool: Path, progress: Progress) -> Unpacked:
+    """Unpacks an archive, or a folder with an OCI image layout.
 
     A compressed image archive is decompressed into an unnamed file in `spool`, because its parts are not in
     the order in which they are needed.
     """
-    name = file.name
-    size = file.stat().st_size
+    if source.is_dir():
+        with contextlib.closing(FolderParts(source)) as parts:
+            return _unpack_image(Image(parts), unpacker, progress)
+    name = source.name
+    size = source.stat().st_size
 
-    with file.open("rb") as raw:
+    with source.open("rb") as raw:
 
         def stream(doing: str) -> Stream:
             raw.seek(0)
@@ -686,34 +843,37 @@ def unpack(file: Path, unpacker: Unpacker, spool: Path, progress: Progress) -> s
         if _looks_like_an_image(stream(f"reading {name}"), name):
             with contextlib.ExitStack() as stack:
                 whole: IO[bytes] = raw
-                if isinstance(source := stream(f"decompressing {name}"), io.BufferedReader):
-                    source.detach()
+                if isinstance(found := stream(f"decompressing {name}"), io.BufferedReader):
+                    found.detach()
                 else:
                     whole = stack.enter_context(tempfile.TemporaryFile(dir=spool))
                     with reading(name):
-                        shutil.copyfileobj(source, whole, CHUNK_BYTES)
+                        shutil.copyfileobj(found, whole, CHUNK_BYTES)
                     whole.flush()
-                if image_format := _unpack_image(ImageArchive(whole, name), unpacker, progress):
-                    return image_format
+                image = Image(TarParts(whole, name))
+                if image.format:
+                    return _unpack_image(image, unpacker, progress)
         unpacker.apply(stream(f"unpacking {name}"), name, whiteouts=False)
-        return "tar"
+        return Unpacked("tar")
 
 
-def _unpack_image(archive: ImageArchive, unpacker: Unpacker, progress: Progress) -> str:
-    """Applies an image's layers and returns the archive's format, "" if it is not an image after all."""
-    if not archive.format:
-        return ""
-    layers = archive.layers()
-    if not layers:
-        raise import_error(archive.name, "the image has no layers")
-    for number, (part, digest) in enumerate(layers, 1):
-        window = archive.open(part, digest)
-        label = f"layer {number} of {archive.name}"
-        doing = f"unpacking {label} ({len(layers)} in all)"
-        meter = Meter(io.BufferedReader(window, CHUNK_BYTES), archive.size_of(part), doing, progress)
+def is_image_folder(folder: Path) -> bool:
+    """Whether a folder is an OCI image layout, and not a root file system."""
+    return (folder / "oci-layout").is_file() and (folder / "index.json").is_file()
+
+
+def _unpack_image(image: Image, unpacker: Unpacker, progress: Progress) -> Unpacked:
+    """Applies an image's layers."""
+    if not image.layers:
+        raise import_error(image.name, "the image has no layers")
+    for number, (part, digest) in enumerate(image.layers, 1):
+        window = image.open(part, digest)
+        label = f"layer {number} of {image.name}"
+        doing = f"unpacking {label} ({len(image.layers)} in all)"
+        meter = Meter(io.BufferedReader(window, CHUNK_BYTES), image.size_of(part), doing, progress)
         with reading(label):
-            unpacker.apply(decompress(meter, archive.name), label, whiteouts=True)
+            unpacker.apply(decompress(meter, image.name), label, whiteouts=True)
             while meter.read(CHUNK_BYTES):
                 pass  # the rest is part of the digest too
-        archive.check(window, digest)
-    return archive.format
+        image.check(window, digest)
+    return Unpacked(image.format, image.config)

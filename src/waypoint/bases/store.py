@@ -22,12 +22,12 @@ from pathlib import Path
 import msgspec
 
 from waypoint.api.hints import Do, Hint
-from waypoint.bases.images import Progress, Unpacker, import_error, is_kept, unpack
+from waypoint.bases.images import Progress, Unpacker, import_error, is_image_folder, is_kept, unpack
 from waypoint.errors import AlreadyExists, InvalidName, NotFound, UsageError, translated
 from waypoint.kernel import copytree, faults
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
-from waypoint.model import Base
+from waypoint.model import Base, ImageConfig, from_json
 
 RECORD = "base.json"
 RECORD_VERSION = 1
@@ -51,13 +51,17 @@ def base_path(pool: Pool, name: str) -> Path:
 
 def list_bases(pool: Pool) -> list[Base]:
     """All bases, by name."""
-    bases = []
-    for path in sorted((pool.root / "bases").glob(f"*/{RECORD}")):
-        with translated(f"read the base {path.parent.name}"):
-            fields = json.loads(path.read_text())
-        fields.pop("version")
-        bases.append(Base(**{**fields, "warnings": tuple(fields["warnings"])}))
-    return bases
+    return [_read_record(path) for path in sorted((pool.root / "bases").glob(f"*/{RECORD}"))]
+
+
+def read_base(pool: Pool, name: str) -> Base:
+    """The base of that name."""
+    return _read_record(base_path(pool, name).parent / RECORD)
+
+
+def _read_record(path: Path) -> Base:
+    with translated(f"read the base {path.parent.name}"):
+        return from_json(path.read_bytes(), Base)
 
 
 def remove_base(pool: Pool, name: str, *, used_by: Sequence[str] = ()) -> Path:
@@ -99,10 +103,10 @@ def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = la
             staged.mkdir(mode=0o700)
             pool.create(staged / "files")
             faults.reach("base.staged")
-            if source.is_dir():
+            if source.is_dir() and not is_image_folder(source):
                 base = _import_folder(pool.root.parent, name, source, staged, progress)
             else:
-                base = _import_file(name, source, staged, progress)
+                base = _import_archive(name, source, staged, progress)
             faults.reach("base.unpacked")
             _write_record(staged / RECORD, base)
             progress("making it durable")
@@ -119,12 +123,13 @@ def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = la
     return base
 
 
-def _import_file(name: str, source: Path, staged: Path, progress: Progress) -> Base:
+def _import_archive(name: str, source: Path, staged: Path, progress: Progress) -> Base:
     files = staged / "files"
     with ThreadPoolExecutor(1) as hasher:
-        digest = hasher.submit(_file_digest, source)
+        # The index of an image in a folder names everything else in it by digest.
+        digest = hasher.submit(_file_digest, source / "index.json" if source.is_dir() else source)
         with contextlib.closing(Unpacker(files)) as unpacker:
-            image_format = unpack(source, unpacker, staged, progress)
+            unpacked = unpack(source, unpacker, staged, progress)
             unpacker.finish()
         warnings = []
         if unpacker.lost_attributes:
@@ -132,11 +137,12 @@ def _import_file(name: str, source: Path, staged: Path, progress: Progress) -> B
         return _describe(
             files,
             name,
-            image_format,
+            unpacked.format,
             source,
             warnings,
             digest=digest.result(),
             skipped_devices=unpacker.skipped_devices,
+            image=unpacked.config,
         )
 
 
@@ -177,6 +183,7 @@ def _describe(
     *,
     digest: str,
     skipped_devices: int,
+    image: ImageConfig = ImageConfig(),  # noqa: B008 - it is frozen
 ) -> Base:
     count, size, tree_digest = _survey(files, with_digest=not digest)
     if not count:
@@ -193,6 +200,7 @@ def _describe(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         skipped_devices=skipped_devices,
         warnings=tuple(warnings),
+        image=image,
     )
 
 

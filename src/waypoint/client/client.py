@@ -27,7 +27,7 @@ class Bases:
     def import_(
         self, name: str, file: str | os.PathLike[str], *, on_progress: Callable[[str], None] | None = None
     ) -> model.Base:
-        """Imports a tar, an image archive or a folder."""
+        """Imports a tar, an image (an archive or an OCI folder) or a folder."""
 
         def on_event(event: Any) -> None:
             if on_progress:
@@ -39,6 +39,10 @@ class Bases:
     def list(self) -> list[model.Base]:
         """All of them."""
         return [*self._client.ask(requests.BaseLs()).bases]
+
+    def info(self, name: str) -> model.Base:
+        """One of them: where it came from, and what its image says about programs that start in it."""
+        return self._client.ask(requests.BaseInfo(name=name)).base
 
     def remove(self, name: str) -> None:
         """Deletes one that no session uses."""

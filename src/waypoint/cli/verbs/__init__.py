@@ -39,7 +39,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "This machine": {
         "demo": "demo", "bench": "bench", "doctor": "machine", "setup": "machine", "uninstall": "machine",
         "check": "check", "recover": "check",
-        "base import": "bases", "base ls": "bases", "base rm": "bases",
+        "base import": "bases", "base ls": "bases", "base info": "bases", "base rm": "bases",
         "completion": "documents", "complete": "documents", "man": "documents",
         "daemon status": "machine", "daemon stop": "machine", "daemon logs": "machine",
     },

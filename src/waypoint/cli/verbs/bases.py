@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from waypoint import errors
-from waypoint.api.machine import BaseImport, BaseLs, BaseRm
+from waypoint.api.machine import BaseImport, BaseInfo, BaseLs, BaseRm, OneBase
 from waypoint.api.sessions import Removed
 from waypoint.cli import render
 from waypoint.cli.spec import argument, verb
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
+    from waypoint.model import ImageConfig
 
 _NAME = argument("name", metavar="NAME", help="the name of the base")
 
@@ -24,7 +26,7 @@ _NAME = argument("name", metavar="NAME", help="the name of the base")
     argument(
         "file",
         metavar="FILE",
-        help="a tar, a `docker export`, a `docker save` or an OCI archive, or a folder",
+        help="a tar, a `docker export`, a `docker save`, an OCI archive or OCI folder, or a folder",
     ),
     examples=("docker export box > box.tar; waypoint base import box box.tar",),
 )
@@ -58,14 +60,53 @@ def base_ls(console: Console) -> int:
             f"{base.file_count:,}",
             render.age(base.created_at),
             base.source,
+            _starts(base.image),
         )
         for base in result.bases
     ]
     if not rows:
         console.hint("there are no bases: `waypoint base import NAME FILE` imports one")
-    head = ("NAME", "SIZE", "FILES", "IMPORTED", "FROM")
+    head = ("NAME", "SIZE", "FILES", "IMPORTED", "FROM", "STARTS")
     console.result(result, render.table(head, rows, console.paint) if rows else None)
     return 0
+
+
+@verb(
+    "base info",
+    "show a base: its image, and the sessions over it",
+    _NAME,
+    examples=("waypoint base info box",),
+    json=OneBase,
+)
+def base_info(console: Console) -> int:
+    result = console.send(BaseInfo(name=console.arguments.name), "waiting for the daemon")
+    base, image = result.base, result.base.image
+    facts = [
+        ("imported", f"{render.age(base.created_at)}, from {base.source} ({base.format})"),
+        ("digest", base.digest),
+        ("size", f"{render.size(base.size_bytes)} in {base.file_count:,} files"),
+        ("sessions", ", ".join(result.sessions) or "none"),
+        ("user", image.user),
+        ("folder", image.workdir),
+        *(("variable", f"{name}={value}") for name, value in image.env.items()),
+        ("entry", shlex.join(image.entrypoint)),
+        ("command", shlex.join(image.command)),
+        ("ports", ", ".join(image.ports)),
+        *(("label", f"{name}={value}") for name, value in image.labels.items()),
+        *(("warning", text) for text in base.warnings),
+    ]
+    console.result(result, "\n".join(f"{name:<10}{render.shown(text)}" for name, text in facts if text))
+    return 0
+
+
+def _starts(image: ImageConfig) -> str:
+    """How a session over an image starts, as far as the image says anything about it."""
+    parts = [
+        f"as {image.user}" if image.user else "",
+        f"in {image.workdir}" if image.workdir else "",
+        f"{len(image.env)} variables" if image.env else "",
+    ]
+    return render.shown(", ".join(filter(None, parts)))
 
 
 @verb("base rm", "remove a base", _NAME, examples=("waypoint base rm box",), json=Removed)

@@ -18,11 +18,12 @@ from waypoint.bases import store as bases
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.verbs.points import find_point
 from waypoint.errors import InternalError, UsageError, WaypointError, of_the_machine
+from waypoint.history.redaction import Redactor
 from waypoint.history.retention import RetentionPolicy, parse_duration
 from waypoint.home import Home
 from waypoint.kernel import faults
 from waypoint.kernel.pool.lifecycle import close_pool
-from waypoint.model import Checked, DiskUse, Forgotten, Pruned, Recovered, from_plain
+from waypoint.model import Base, Checked, DiskUse, Forgotten, ImageConfig, Pruned, Recovered, from_plain
 from waypoint.store.database import iso
 
 if TYPE_CHECKING:
@@ -92,11 +93,25 @@ def base_import(app: App, connection: Connection, request: api.BaseImport) -> ap
 
 
 def base_ls(app: App, _: Connection, __: api.BaseLs) -> api.Bases:
-    return api.Bases(bases=tuple(bases.list_bases(app.pool)))
+    return api.Bases(bases=tuple(map(_without_secrets, bases.list_bases(app.pool))))
+
+
+def base_info(app: App, _: Connection, request: api.BaseInfo) -> api.OneBase:
+    base = bases.read_base(app.pool, request.name)
+    return api.OneBase(base=_without_secrets(base), sessions=_users(app, request.name))
+
+
+def _users(app: App, name: str) -> tuple[str, ...]:
+    return tuple(row.name for row in app.store.sessions.all() if row.options.base == name)
+
+
+def _without_secrets(base: Base) -> Base:
+    image, _ = Redactor().redact_json(msgspec.to_builtins(base.image))
+    return msgspec.structs.replace(base, image=from_plain(image, ImageConfig))
 
 
 def base_rm(app: App, _: Connection, request: api.BaseRm) -> Nothing:
-    users = [row.name for row in app.store.sessions.all() if row.options.base == request.name]
+    users = _users(app, request.name)
     app.remains.delete(bases.remove_base(app.pool, request.name, used_by=users))
     return Nothing()
 
