@@ -379,7 +379,7 @@ def test_nested_shells_keep_their_variables_each(session: waypoint.Session, revi
     session.type("bash --norc\rlevel=inner; PS1='inner> '\r")
     shows(session, r"^inner>\Z")
     session.type("dash\r")
-    until(lambda: session.info.foreground == "dash")
+    shows(session, r"^#\s*\Z")
     session.type("level=innermost; PS1='dash> '; sleep 1000 &\r")
     shows(session, r"^dash>\Z")
     point = session.checkpoint()

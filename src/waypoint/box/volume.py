@@ -288,6 +288,7 @@ def note_moved_mounts(volume: Path, keeper_pid: int) -> None:
 def drop_old_work(volume: Path) -> None:
     """Removes the work folders of earlier boxes, which a snapshot contains. They may hold an entry for each
     file that was ever deleted, so this is for the background."""
-    for folder in volume.glob("work-*"):
-        if folder.name != _WORK:
-            shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):  # the session has been removed meanwhile
+        for folder in volume.glob("work-*"):
+            if folder.name != _WORK:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -105,10 +105,13 @@ _COMMAND_SETTINGS = re.compile(
 )
 """Settings whose value git runs."""
 _LOADING_SETTINGS = re.compile(
-    r"(?i)(core\.(hookspath|attributesfile|worktree)|include(if)?\..*|init\.templatedir|url\..*|protocol\..*|http\..*proxy"
-    r"|browser\..*|man\..*\.path|.*\.path|submodule\..*\.update)$"
+    r"(?i)(core\.(hookspath|attributesfile|worktree)|include(if)?\..*|init\.templatedir|browser\..*|man\..*\.path"
+    r"|.*\.path|submodule\..*\.update)$"
 )
-"""Settings that name a file with commands, or another place to push to and fetch from."""
+"""Settings that name a file with commands."""
+_PLACE_SETTINGS = re.compile(r"(?i)(url\..*|protocol\..*|http\..*proxy)$")
+"""Settings that name another place to push to and fetch from. `git config` itself does not go there; a later
+push is judged by what the repository's configuration says then."""
 _TRUE_OR_FALSE = re.compile(r"(?i)(true|false|yes|no|on|off|0|1)?$")
 _HELPER_NAMES = re.compile(r"(store|cache|libsecret|osxkeychain|manager|manager-core|wincred)\b[\w\s=-]*$")
 _GIT_VALUES = frozenset({
@@ -137,7 +140,7 @@ def inspect_git(inspector: Inspector, _: str, command: Command) -> None:
     plain = [word for word in rest if not word.text.startswith("-")]
     if verb == "config":
         plain = plain[1:] if plain and plain[0].text in ("set", "add", "replace-all") else plain
-        if len(plain) > 1:
+        if len(plain) > 1 and not _PLACE_SETTINGS.match(plain[0].text):
             _inspect_setting(inspector, plain[0].text, plain[1])
     elif verb == "bisect" and rest and rest[0].text == "run":
         inspector.inner_command(rest[1:])
@@ -163,7 +166,7 @@ def _inspect_setting(inspector: Inspector, key: str, value: Word) -> None:
         is_helper = key.lower().endswith(".helper") and _HELPER_NAMES.match(value.text)
         if not is_helper and not _TRUE_OR_FALSE.match(value.text):
             inspector.shell_text(value._replace(text=value.text.lstrip("!")), f"what {key} runs")
-    elif _LOADING_SETTINGS.match(key) and value.text:
+    elif (_LOADING_SETTINGS.match(key) or _PLACE_SETTINGS.match(key)) and value.text:
         inspector.result.add_unseen(f"what git does with {key}={value.text}")
 
 

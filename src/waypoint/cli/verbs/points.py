@@ -95,7 +95,7 @@ def _new_coverage(console: Console, point: Point) -> list[str]:
     known: tuple[str, ...] = ()
     if point.coverage and point.parent:
         with contextlib.suppress(errors.NotFound):  # it was forgotten
-            known = console.transport.ask(Show(ref=point.parent)).checkpoint.coverage
+            known = console.transport.ask(Show(ref=point.parent, session=point.session)).checkpoint.coverage
     return [sentence for sentence in point.coverage if sentence not in known]
 
 
