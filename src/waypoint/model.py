@@ -160,6 +160,8 @@ class Session(Record, frozen=True):
     """The command that occupies its shell now, if any."""
     auto: bool = False
     """Whether a point is taken after each command that changed something."""
+    approvals: tuple[Approval, ...] = ()
+    """Commands of it that wait for approval, oldest first."""
 
 
 VerdictState = Literal["running", "passed", "failed", "timeout", "unclear", "error"]
@@ -329,6 +331,8 @@ so; Waypoint saw it."""
 EffectState = Literal["running", "done", "failed", "interrupted"]
 ApprovalState = Literal["waiting", "approved", "denied", "expired", "gone"]
 """`gone`: the client that waited, or the state of the session that it waited in, is gone."""
+ApprovalMode = Literal["wait", "deny"]
+"""What happens to a command that needs approval: it waits for it, or it is refused at once."""
 
 
 class Effect(Record, frozen=True):

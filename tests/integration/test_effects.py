@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import os
 import signal
@@ -18,6 +20,7 @@ import pytest
 from tests.waiting import until
 
 import waypoint
+import waypoint.aio
 from waypoint import errors, model
 from waypoint.api import requests, wire
 from waypoint.client import protocol
@@ -375,6 +378,116 @@ def test_a_waiting_command_is_refused_when_its_session_is_restored(
     assert shipped(s) == []
 
 
+def test_a_command_of_an_agent_is_refused_at_once_where_no_person_can_answer(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    agent = waypoint.Session(waypoint.Client(), s.name, "agent")
+    with pytest.raises(errors.NotApproved, match="no person is there") as refused:
+        agent.run("shipit alone")
+    assert "customers get it" in refused.value.message
+    assert "s.attach()" in refused.value.hint
+    assert 'on_approval="wait"' in refused.value.hint
+    with pytest.raises(errors.NotApproved, match="no person is there"):
+        agent.spawn(["shipit", "alone"])
+    (first, _) = s.approvals(all=True)
+    assert (first.state, first.note) == ("denied", "no person is there to give it")
+    assert (first.command, first.id) == ("shipit alone", refused.value.details["approval"])
+
+    waits = elsewhere.submit(lambda: agent.run("shipit waited", on_approval="wait"))
+    s.approve(until(s.approvals)[0])
+    assert waits.result(60).ok
+    with contextlib.closing(s.attach()):
+        until(lambda: agent.run("true").ok)
+        waits = elsewhere.submit(lambda: agent.run("shipit seen"))
+        s.approve(until(s.approvals)[0])
+        assert waits.result(60).ok
+    with pytest.raises(errors.NotApproved, match="does not wait"):
+        s.run("shipit impatient", on_approval="deny")
+    assert shipped(s) == ["waited", "seen"]
+
+
+def test_the_wait_for_an_approval_has_a_bound(s: waypoint.Session) -> None:
+    bounds: list[dict[str, float]] = [
+        {"timeout": 0.2},
+        {"approval_timeout": 0.2},
+        {"approval_timeout": 0.2, "timeout": 60},
+    ]
+    for bound in bounds:
+        with pytest.raises(errors.NotApproved, match=r"within 0\.2s"):
+            s.run("shipit late", timeout=bound.get("timeout"), approval_timeout=bound.get("approval_timeout"))
+    with pytest.raises(errors.NotApproved, match=r"within 0\.2s"):
+        s.spawn(["shipit", "late"], approval_timeout=0.2)
+
+    def decide_late(_: model.Approval) -> bool:
+        time.sleep(0.5)
+        return True
+
+    assert s.run("shipit first; sleep 0.1", timeout=0.3, approval_timeout=60, on_approval=decide_late).ok
+    started = time.monotonic()
+    assert s.run("shipit second; sleep 60", timeout=1.5, on_approval=decide_late).timed_out
+    assert time.monotonic() - started < 10
+    assert shipped(s) == ["first", "second"]
+
+
+def test_a_busy_session_is_found_before_an_approval_is_used_up(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    running, approval = held(elsewhere, s, "shipit later")
+    s.type("sleep 100\r")
+    until(lambda: s.info.foreground == "sleep 100")
+    with pytest.raises(errors.SessionBusy, match="sleep 100"):
+        s.approve(approval)
+    with pytest.raises(errors.SessionBusy, match="sleep 100"):
+        s.run("shipit too", on_approval=lambda _: True)
+    assert [one.id for one in s.approvals(all=True)] == [approval.id], "nothing was asked in vain"
+    assert s.approvals(), "it waits on"
+    s.type("\x03")
+    until(lambda: s.info.foreground is None)
+    s.approve(approval)
+    assert running.result(60).ok
+    assert shipped(s) == ["later"]
+
+
+def test_what_waits_is_seen_in_the_list_and_the_status(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    running, approval = held(elsewhere, s, "shipit x")
+    assert [one.id for one in s.info.approvals] == [approval.id]
+    assert "waits for approval: shipit x" in cli("ls").stdout
+    assert f"waits      for approval {approval.id}: shipit x" in cli("status", "-s", s.name).stdout
+    s.deny(approval)
+    with pytest.raises(errors.NotApproved):
+        running.result(60)
+    assert s.info.approvals == ()
+    assert "waits" not in cli("status", "-s", s.name).stdout
+
+
+def test_a_callback_of_asyncio_is_cancelled_when_another_client_has_decided(s: waypoint.Session) -> None:
+    cancelled: list[str] = []
+    asked: asyncio.Queue[model.Approval] = asyncio.Queue()
+
+    async def prompt(approval: model.Approval) -> bool:
+        asked.put_nowait(approval)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(approval.id)
+            raise
+        return False
+
+    async def work() -> None:
+        there = waypoint.aio.Session(waypoint.aio.Client(), s.name)
+        async with there:
+            running = asyncio.create_task(there.run("shipit x", on_approval=prompt))
+            approval = await asked.get()
+            await there.approve(approval)
+            assert (await running).ok
+            assert cancelled == [approval.id]
+
+    asyncio.run(work())
+    assert shipped(s) == ["x"]
+
+
 # ---- policies ------------------------------------------------------------------------------------------
 
 
@@ -470,4 +583,26 @@ def test_a_person_at_a_terminal_is_asked_right_there(
     assert (code == 0) == bool(expected)
     until(lambda: not s.approvals())
     assert shipped(s) == expected
+    os.close(ours)
+
+
+@pytest.mark.parametrize("verdict", ["approve", "deny"])
+def test_a_question_is_taken_back_when_another_terminal_has_answered(
+    s: waypoint.Session, verdict: str
+) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "waypoint", "exec", "-s", "s", "shipit", "asked"]
+    with_terminal = ["setsid", "--ctty", "--wait", *command]
+    running = subprocess.Popen(with_terminal, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while b"Run it? [y/N]" not in seen:
+        seen += os.read(ours, 4096)
+    assert cli(verdict, s.approvals()[0].id).returncode == 0
+    assert (running.wait(60) == 0) == (verdict == "approve")
+    with contextlib.suppress(OSError):
+        while data := os.read(ours, 4096):
+            seen += data
+    assert b"decided elsewhere" in seen
+    assert shipped(s) == (["asked"] if verdict == "approve" else [])
     os.close(ours)

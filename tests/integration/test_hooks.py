@@ -215,6 +215,24 @@ def test_with_allow_the_policy_also_allows(session: waypoint.Session, wp: Wp, co
     assert output.json["hookSpecificOutput"]["permissionDecision"] == "ask"
 
 
+def test_an_agent_without_a_user_is_refused_at_once(
+    session: waypoint.Session, wp: Wp, conversation: str, tmp_path: Path
+) -> None:
+    wp("hooks", "install", "claude", "--dir", str(tmp_path), "--on-approval", "deny", check=True)
+    settings = json.loads((tmp_path / ".claude/settings.local.json").read_text())
+    command = settings["hooks"]["PreToolUse"][0]["hooks"][0]["command"]
+    assert command.endswith("hook --on-approval deny claude")
+    server = json.loads((tmp_path / ".mcp.json").read_text())["mcpServers"]["waypoint"]
+    assert server["args"][-3:] == ["mcp", "--on-approval", "deny"]
+    session.set_policy(POLICY)
+    payload = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "launch now"}}
+    options = ("-s", session.name, "--on-approval", "deny")
+    reply = wp("hook", *options, "claude", stdin=json.dumps(payload)).json["hookSpecificOutput"]
+    assert reply["permissionDecision"] == "deny"
+    assert "it cannot be called back" in reply["permissionDecisionReason"]
+    assert "waypoint exec" in reply["permissionDecisionReason"]
+
+
 @pytest.mark.parametrize(
     "stdin",
     ["", "{", "[]", '{"hook_event_name": "PostToolUse"}', '{"hook_event_name": "Unheard"}', '{"prompt": 3}'],

@@ -33,7 +33,7 @@ why = "it is a launch"
 target = "the moon"
 """
 
-Person = Callable[[ElicitRequestFormParams], ElicitResult]
+Person = Callable[[ElicitRequestFormParams], ElicitResult | Awaitable[ElicitResult]]
 
 
 @pytest.fixture
@@ -44,16 +44,19 @@ def launching(session: waypoint.Session) -> waypoint.Session:
 
 
 @asynccontextmanager
-async def connected(mode: str, person: Person | None) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+async def connected(
+    mode: str, person: Person | None, *options: str
+) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     """A client of the earlier protocol ("legacy") or the present one ("auto"). `person` answers its
     questions; None for a client that cannot ask."""
-    command = [sys.executable, "-P", "-m", "waypoint", "mcp", "--all", "-s", "t"]
+    command = [sys.executable, "-P", "-m", "waypoint", "mcp", "--all", "-s", "t", *options]
     server = StdioServerParameters(command=command[0], args=command[1:], env=dict(os.environ))
 
     async def ask(context: Any, params: Any) -> ElicitResult:
         assert person
         assert isinstance(params, ElicitRequestFormParams)
-        return person(params)
+        answer = person(params)
+        return answer if isinstance(answer, ElicitResult) else await answer
 
     async with Client(
         stdio_client(server), mode=mode, elicitation_callback=ask if person else None
@@ -116,7 +119,7 @@ def test_the_user_of_the_client_is_asked(launching: waypoint.Session, mode: str)
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 def test_without_questions_the_user_approves_at_a_terminal(launching: waypoint.Session, mode: str) -> None:
     async def work() -> None:
-        async with connected(mode, None) as call:
+        async with connected(mode, None, "--on-approval", "wait") as call:
             held = await call("run", command="touch /srv/launched && echo up")
             assert not held["failed"]
             assert held["exit_code"] is None
@@ -144,9 +147,65 @@ def test_without_questions_the_user_approves_at_a_terminal(launching: waypoint.S
     assert not exists(launching, "/srv/again")
 
 
-def test_no_tool_approves_and_what_is_denied_stays_denied(launching: waypoint.Session) -> None:
+def test_where_no_person_can_be_asked_the_command_is_refused_at_once(
+    launching: waypoint.Session,
+) -> None:
     async def work() -> None:
         async with connected("auto", None) as call:
+            refused = await call("run", command="touch /srv/x")
+            assert refused["error"]["code"] == "not_approved", refused
+            assert "no person is there" in refused["text"]
+            assert "`waypoint shell t`" in refused["text"]
+        async with connected("auto", approve, "--on-approval", "deny") as call:
+            refused = await call("run", command="touch /srv/x")
+            assert refused["error"]["code"] == "not_approved", refused
+
+    anyio.run(work)
+    assert not exists(launching, "/srv/x")
+
+
+def approve(_: ElicitRequestFormParams) -> ElicitResult:
+    return ElicitResult(action="accept", content={"approve": True})
+
+
+def test_a_question_of_the_client_is_taken_back_when_a_terminal_has_answered(
+    launching: waypoint.Session,
+) -> None:
+    closed = []
+
+    async def work() -> None:
+        asked = anyio.Event()
+
+        async def prompt(_: ElicitRequestFormParams) -> ElicitResult:
+            asked.set()
+            try:
+                await anyio.sleep(60)
+            except anyio.get_cancelled_exc_class():
+                closed.append(True)
+                raise
+            return ElicitResult(action="decline")
+
+        async with connected("legacy", prompt) as call, anyio.create_task_group() as group:
+
+            async def run() -> None:
+                done = await call("run", command="touch /srv/launched && echo up")
+                assert (done["exit_code"], done["output"]) == (0, "up\n")
+                assert closed, "before the client leaves"
+                group.cancel_scope.cancel()
+
+            group.start_soon(run)
+            await asked.wait()
+            await anyio.to_thread.run_sync(lambda: launching.approve(launching.approvals()[0]))
+            await anyio.sleep(60)
+
+    anyio.run(work)
+    assert closed
+    assert exists(launching, "/srv/launched")
+
+
+def test_no_tool_approves_and_what_is_denied_stays_denied(launching: waypoint.Session) -> None:
+    async def work() -> None:
+        async with connected("auto", None, "--on-approval", "wait") as call:
             assert (await call("run", command="touch --no-create /srv/x"))["error"]["code"] == "denied"
             found = await call("judge", command="cd /srv && touch x")
             assert (found["class"], found["decision"]) == ("irreversible", "ask")

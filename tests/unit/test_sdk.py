@@ -27,7 +27,7 @@ PUBLIC = (
     *("Bases", "Checkpoint", "Client", "Daemon", "Program"),
     *("Restored", "Resumed", "Session", "Tasks", "Terminal"),
 )
-SYNC_ONLY = {"__len__"}
+SYNC_ONLY = {"asked_on", "__len__"}
 
 
 @pytest.mark.parametrize("module", MODULES)

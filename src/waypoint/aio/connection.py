@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 OnApproval = Callable[[model.Approval], bool | Awaitable[bool | None] | None]
-"""Called when a command waits for approval: whether it may run; None leaves it to others."""
+"""Called when a command waits for approval: whether it may run; None leaves it to others. What it returns is
+awaited, and cancelled when the decision has come from elsewhere."""
 OnEvent = Callable[[Any], Awaitable[None] | None]
 OnData = Callable[[bytes], object]
 
@@ -126,10 +127,15 @@ class Transport:
     # ---- requests ----------------------------------------------------------------------------
 
     async def ask(
-        self, request: Request[R], *, on_event: OnEvent | None = None, on_data: OnData | None = None
+        self,
+        request: Request[R],
+        *,
+        on_event: OnEvent | None = None,
+        on_data: OnData | None = None,
+        on_approval: OnApproval | None = None,
     ) -> R:
         """One request and its result. Raises what the daemon raised."""
-        answer = await self._ask(protocol.ask_request(request), on_event, on_data)
+        answer = await self._ask(protocol.ask_request(request), on_event, on_data, on_approval)
         return protocol.decode(request, answer)
 
     async def ask_plain(
@@ -150,14 +156,20 @@ class Transport:
         ask = protocol.ask_by_name(verb, args or {})
         return msgspec.json.decode(await self._ask(ask, on_event, on_data))
 
-    async def _ask(self, ask: protocol.Ask, on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
+    async def _ask(
+        self,
+        ask: protocol.Ask,
+        on_event: OnEvent | None,
+        on_data: OnData | None,
+        on_approval: OnApproval | None = None,
+    ) -> msgspec.Raw:
         connection = await self._send(ask)
         try:
-            result = await _answer(connection, on_event, on_data)
+            result = await self._answer(connection, on_event, on_data, on_approval)
         except _AskAgain:
             connection.close()
             await self.close()
-            return await self._ask(ask, on_event, on_data)
+            return await self._ask(ask, on_event, on_data, on_approval)
         except wire.Closed as error:
             connection.close()
             raise protocol.ended_during(ask.verb) from error
@@ -192,15 +204,18 @@ class Transport:
             ) from error
         return connection
 
-    async def open(self, request: Request[R], *, on_event: OnEvent | None = None) -> tuple[Connection, R]:
+    async def open(
+        self, request: Request[R], *, on_approval: OnApproval | None = None
+    ) -> tuple[Connection, R]:
         """A request whose connection stays open for data: attach, spawn."""
         ask, connection = protocol.ask_request(request), await self.connect()
         try:
             await connection.send_bytes(ask.data)
-            return connection, protocol.decode(request, await _answer(connection, on_event, None))
+            answer = await self._answer(connection, None, None, on_approval)
+            return connection, protocol.decode(request, answer)
         except _AskAgain:
             connection.close()
-            return await self.open(request, on_event=on_event)
+            return await self.open(request, on_approval=on_approval)
         except wire.Closed as error:
             connection.close()
             raise protocol.ended_during(ask.verb) from error
@@ -211,14 +226,41 @@ class Transport:
             connection.close()
             raise
 
-    async def decide(self, approval: Mapping[str, Any], on_approval: OnApproval | None) -> None:
+    async def _answer(
+        self,
+        connection: Connection,
+        on_event: OnEvent | None,
+        on_data: OnData | None,
+        on_approval: OnApproval | None,
+    ) -> msgspec.Raw:
+        """Reads until the request is answered."""
+        while True:
+            match await connection.receive():
+                case protocol.Data(data):
+                    if on_data:
+                        on_data(data)
+                case protocol.Event(body):
+                    if on_event and inspect.isawaitable(waiting := on_event(body)):
+                        await waiting
+                    if on_approval and "approval" in body:
+                        await self._decide(connection, body["approval"], on_approval)
+                case protocol.Refusal(error):
+                    raise _Refused(error)
+                case protocol.Answer(result):
+                    return result
+                case protocol.Again():
+                    raise _AskAgain
+
+    async def _decide(
+        self, connection: Connection, approval: Mapping[str, Any], on_approval: OnApproval
+    ) -> None:
         """Asks `on_approval` about a command that waits, and passes the decision on. Without a decision the
         command waits for another one."""
-        if on_approval is None or approval["state"] != "waiting":
+        if approval["state"] != "waiting":
             return
         decision = on_approval(from_plain(approval, model.Approval))
         if inspect.isawaitable(decision):
-            decision = await decision
+            decision = await _unless_readable(connection, decision)
         if decision is None:
             return
         # Another client may have decided, or the approval has expired: then that counts.
@@ -233,19 +275,17 @@ class _Refused(Exception):
         self.error = error
 
 
-async def _answer(connection: Connection, on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
-    """Reads until the request is answered."""
-    while True:
-        match await connection.receive():
-            case protocol.Data(data):
-                if on_data:
-                    on_data(data)
-            case protocol.Event(body):
-                if on_event and inspect.isawaitable(waiting := on_event(body)):
-                    await waiting
-            case protocol.Refusal(error):
-                raise _Refused(error)
-            case protocol.Answer(result):
-                return result
-            case protocol.Again():
-                raise _AskAgain
+async def _unless_readable(connection: Connection, decision: Awaitable[bool | None]) -> bool | None:
+    """The decision; None, and it is cancelled, if the daemon sends something first: then the command has been
+    decided elsewhere."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    deciding, other = asyncio.ensure_future(decision), asyncio.ensure_future(readable.wait())
+    loop.add_reader(connection, readable.set)
+    try:
+        await asyncio.wait((deciding, other), return_when=asyncio.FIRST_COMPLETED)
+        return await deciding if deciding.done() else None
+    finally:
+        loop.remove_reader(connection)
+        for task in (deciding, other):
+            task.cancel()
+        await asyncio.gather(deciding, other, return_exceptions=True)

@@ -86,7 +86,8 @@ class Session:
         max_output_bytes: int | None = None,
         tty: bool = False,
         plain: bool = False,
-        on_approval: OnApproval | None = None,
+        on_approval: OnApproval | model.ApprovalMode | None = None,
+        approval_timeout: float | None = None,
     ) -> Result:
         """Runs a command in the session's shell: `cd`, `export` and the like last.
 
@@ -95,9 +96,15 @@ class Session:
         APT_LISTCHANGES_FRONTEND are set; one that the command names is left alone). `tty`: it reads from the
         terminal, with the shell's own variables. `plain`: the output without escape sequences.
 
-        `on_output` is called with pieces of the output while it runs. Where the policy wants approval first,
-        `on_approval` is called; without it this waits until another client approves or denies the command.
-        PolicyDenied or NotApproved, and nothing has run, when it may not.
+        `on_output` is called with pieces of the output while it runs. `timeout`: seconds, after which it is
+        interrupted.
+
+        `on_approval`: what happens where the policy wants approval first. A function is called with the
+        approval and says whether the command may run; "wait": it waits for `approve` or `deny` of another
+        client; "deny": it is refused at once. The default is to wait, but a command of an agent is refused
+        at once if no person is attached to the session. `approval_timeout`: the longest wait, in seconds;
+        without it `timeout` is for both, the wait and the command. PolicyDenied or NotApproved, and nothing
+        has run, when it may not.
         """
         request = requests.Exec(
             command=command,
@@ -109,15 +116,17 @@ class Session:
             stream=on_output is not None,
             plain=plain,
             actor=self.actor,
+            on_approval=payloads.approval_mode(on_approval),
+            approval_timeout=approval_timeout,
         )
 
-        async def on_event(event: Any) -> None:
-            if "approval" in event:
-                await self._client.decide(event["approval"], on_approval)
-            elif on_output:
+        def on_event(event: Any) -> None:
+            if on_output and "output" in event:
                 on_output(event["output"])
 
-        return Result(command, await self._client.ask(request, on_event=on_event))
+        on_approval = on_approval if callable(on_approval) else None
+        answer = await self._client.ask(request, on_event=on_event, on_approval=on_approval)
+        return Result(command, answer)
 
     async def interrupt(self, command: str | None = None) -> bool:
         """Ends the command that a `run` of another thread or process waits for, as its timeout would.
@@ -132,10 +141,12 @@ class Session:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         shell_env: bool = False,
-        on_approval: OnApproval | None = None,
+        on_approval: OnApproval | model.ApprovalMode | None = None,
+        approval_timeout: float | None = None,
     ) -> Program:
         """Starts a program outside the shell: no terminal, separate streams. It belongs to the session and to
-        its checkpoints like everything else. `shell_env`: with the shell's present folder and variables."""
+        its checkpoints like everything else. `shell_env`: with the shell's present folder and variables.
+        `on_approval`, `approval_timeout`: as for `run`."""
         request = requests.Spawn(
             argv=tuple(argv),
             session=self.name,
@@ -143,14 +154,13 @@ class Session:
             env=dict(env or {}),
             shell_env=shell_env,
             actor=self.actor,
+            on_approval=payloads.approval_mode(on_approval),
+            approval_timeout=approval_timeout,
         )
-
-        async def on_event(event: Any) -> None:
-            await self._client.decide(event["approval"], on_approval)
-
         from waypoint.aio.program import Program  # here: few commands need it
 
-        connection, answer = await self._client.open(request, on_event=on_event)
+        on_approval = on_approval if callable(on_approval) else None
+        connection, answer = await self._client.open(request, on_approval=on_approval)
         return Program(connection, answer.pid, answer.warnings)
 
     async def attach(self, rows: int = 24, columns: int = 80) -> Terminal:

@@ -117,7 +117,11 @@ class Auto(Request[OneSession], frozen=True):
 class Exec(Request[model.RunResult], frozen=True):
     """Runs a command in the shell of a session. `stream`: the output also comes in events. `limit`: the most
     bytes of output that are kept. `on_terminal`: input and output are those of the terminal, and programs may
-    start pagers and ask questions there. `plain`: no escape sequences in the output."""
+    start pagers and ask questions there. `plain`: no escape sequences in the output.
+
+    `on_approval`: what happens if it needs approval. By default it waits; that of an agent waits only if a
+    person is attached to the session. `approval_timeout`: the longest wait. Without it `timeout` is for both,
+    the wait and the command."""
 
     command: str
     session: str | None = None
@@ -128,6 +132,8 @@ class Exec(Request[model.RunResult], frozen=True):
     stream: bool = False
     plain: bool = False
     actor: model.Actor = "person"
+    on_approval: model.ApprovalMode | None = None
+    approval_timeout: Seconds | None = None
 
 
 class Interrupt(Request[Interrupted], frozen=True):
@@ -138,7 +144,8 @@ class Interrupt(Request[Interrupted], frozen=True):
 
 
 class Spawn(Request[Spawned], frozen=True):
-    """Starts a program with pipes of its own; the connection carries them from then on."""
+    """Starts a program with pipes of its own; the connection carries them from then on. `on_approval`,
+    `approval_timeout`: as of Exec."""
 
     argv: Some
     session: str | None = None
@@ -146,6 +153,8 @@ class Spawn(Request[Spawned], frozen=True):
     env: dict[str, str] = msgspec.field(default_factory=dict)
     shell_env: bool = False
     actor: model.Actor = "person"
+    on_approval: model.ApprovalMode | None = None
+    approval_timeout: Seconds | None = None
 
 
 class Attach(Request[OneSession], frozen=True):

@@ -19,6 +19,8 @@ from waypoint import errors
 from waypoint.api import hints
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from waypoint.api.request import Request
     from waypoint.cli.render import Paint
     from waypoint.client.connection import Transport
@@ -183,6 +185,18 @@ class Console:
         sys.stderr.write(f"{question} [y/N] ")
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in _YES
+
+    def ask_unless(self, question: str, decided: socket | None) -> bool | None:
+        """The same. None, and the question is taken back, when `decided` becomes readable first."""
+        import select
+
+        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.flush()
+        ready, _, _ = select.select([sys.stdin, *([decided] if decided else [])], [], [])
+        if sys.stdin in ready:
+            return sys.stdin.readline().strip().lower() in _YES
+        self.aside("decided elsewhere")
+        return None
 
     def confirm(self, question: str, *, action: str) -> None:
         """Returns if --yes was given or the user agrees. `action` names what is refused otherwise."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 OnApproval = Callable[[model.Approval], bool | None]
-"""Called when a command waits for approval: whether it may run; None leaves it to others."""
+"""Called when a command waits for approval: whether it may run; None leaves it to others. `Client.asked_on`
+tells meanwhile that the decision has come from elsewhere."""
 OnEvent = Callable[[Any], None]
 OnData = Callable[[bytes], object]
 
@@ -178,9 +179,15 @@ class Transport:
     # ---- requests ----------------------------------------------------------------------------
 
     def ask(
-        self, request: Request[R], *, on_event: OnEvent | None = None, on_data: OnData | None = None
+        self,
+        request: Request[R],
+        *,
+        on_event: OnEvent | None = None,
+        on_data: OnData | None = None,
+        on_approval: OnApproval | None = None,
     ) -> R:
         """One request and its result. Raises what the daemon raised."""
+        on_event = self._with_decisions(on_event, on_approval)
         answer = self._ask(protocol.ask_request(request), on_event, on_data)
         return protocol.decode(request, answer)
 
@@ -203,7 +210,7 @@ class Transport:
         return msgspec.json.decode(self._ask(ask, on_event, on_data))
 
     def _ask(self, ask: protocol.Ask, on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
-        connection = self._send(ask)
+        connection = self._local.answering = self._send(ask)
         try:
             return _answer(connection, on_event, on_data)
         except _AskAgain:
@@ -240,15 +247,17 @@ class Transport:
             ) from error
         return connection
 
-    def open(self, request: Request[R], *, on_event: OnEvent | None = None) -> tuple[Connection, R]:
+    def open(self, request: Request[R], *, on_approval: OnApproval | None = None) -> tuple[Connection, R]:
         """A request whose connection stays open for data: attach, spawn."""
-        ask, connection = protocol.ask_request(request), self.connect()
+        ask = protocol.ask_request(request)
+        connection = self._local.answering = self.connect()
         try:
             wire.send_bytes(connection, ask.data)
+            on_event = self._with_decisions(None, on_approval)
             return connection, protocol.decode(request, _answer(connection, on_event, None))
         except _AskAgain:
             connection.close()
-            return self.open(request, on_event=on_event)
+            return self.open(request, on_approval=on_approval)
         except wire.Closed as error:
             connection.close()
             raise protocol.ended_during(ask.verb) from error
@@ -256,10 +265,32 @@ class Transport:
             connection.close()
             raise
 
-    def decide(self, approval: Mapping[str, Any], on_approval: OnApproval | None) -> None:
+    # ---- approvals ---------------------------------------------------------------------------
+
+    @property
+    def asked_on(self) -> Connection | None:
+        """The connection on which this thread waits for an answer. In an `on_approval` it becomes readable
+        when the decision has come from elsewhere: then its own would come too late."""
+        connection: Connection | None = getattr(self._local, "answering", None)
+        return connection
+
+    def _with_decisions(self, on_event: OnEvent | None, on_approval: OnApproval | None) -> OnEvent | None:
+        """`on_event`, and `on_approval` when a command waits."""
+        if on_approval is None:
+            return on_event
+
+        def handle(event: Any) -> None:
+            if on_event:
+                on_event(event)
+            if "approval" in event:
+                self._decide(event["approval"], on_approval)
+
+        return handle
+
+    def _decide(self, approval: Mapping[str, Any], on_approval: OnApproval) -> None:
         """Asks `on_approval` about a command that waits, and passes the decision on. Without a decision the
         command waits for another one."""
-        if on_approval is None or approval["state"] != "waiting":
+        if approval["state"] != "waiting":
             return
         decision = on_approval(from_plain(approval, model.Approval))
         if decision is None:

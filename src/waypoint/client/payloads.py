@@ -29,6 +29,11 @@ def ref_of(point: HasId | str | None) -> str | None:
     return point if point is None or isinstance(point, str) else point.id
 
 
+def approval_mode(on_approval: object) -> model.ApprovalMode | None:
+    """What happens to a command that needs approval, as it travels: with a function it waits."""
+    return "wait" if callable(on_approval) else on_approval  # type: ignore[return-value] # the request checks
+
+
 def state_to_wire(state: Any) -> StatePayload | None:
     """Agent state as it travels: bytes as they are, other values as the text of their JSON, in which numbers
     have any size."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from waypoint.api.hints import Do, Hint
+from waypoint.api.hints import Arg, Do, Hint
 from waypoint.core.background import Background
 from waypoint.core.live import Live
 from waypoint.core.observe import look_at_shell
@@ -25,7 +25,16 @@ from waypoint.core.registry import Registry
 from waypoint.errors import NotApproved, PolicyBroken, PolicyDenied, SessionBusy, UsageError
 from waypoint.history.retention import format_duration
 from waypoint.kernel import atomic, locks
-from waypoint.model import Actor, Approval, Checkpoint, Effect, EffectClass, EffectState, Judgement
+from waypoint.model import (
+    Actor,
+    Approval,
+    ApprovalMode,
+    Checkpoint,
+    Effect,
+    EffectClass,
+    EffectState,
+    Judgement,
+)
 from waypoint.policy.approvals import Approvals
 from waypoint.policy.remotes import environment_is_plain, push_folders
 from waypoint.policy.rules import Policy, Rules, built_in, check
@@ -48,6 +57,12 @@ class Asker:
     actor: Actor = "person"
     socket: int | None = None
     announce: Callable[[Approval], None] = lambda _: None
+    on_approval: ApprovalMode | None = None
+    """What happens if the command needs approval; None: see `_refused`."""
+    patience_seconds: float | None = None
+    """How long it waits for approval, at most as long as the policy says."""
+    require_free: Callable[[Live], None] = lambda _: None
+    """SessionBusy if the command could not run now: then it asks for no approval and uses none up."""
 
 
 @dataclass
@@ -235,8 +250,13 @@ class Gate:
         asker: Asker,
         warnings: Sequence[str],
     ) -> Approval:
-        live, policy = self._registry.live(row), self.policy(row)
+        live, seconds = self._registry.live(row), self.policy(row).expires_seconds
+        if asker.patience_seconds is not None:
+            seconds = min(seconds, asker.patience_seconds)
         why = " · ".join((self._clean(row, judgement.why), *warnings))
+        refused = _refused(asker, live)
+        if not refused:
+            asker.require_free(live)
 
         def announce(approval: Approval) -> None:
             self._record_approval(row, approval)
@@ -250,19 +270,35 @@ class Gate:
             class_=judgement.class_,
             why=why,
             actor=asker.actor,
-            expires_seconds=policy.expires_seconds,
+            expires_seconds=seconds,
             owner=live,
             requester=asker.socket,
+            require_free=lambda: asker.require_free(live),
             announce=announce,
+            refused=refused,
         )
         self._record_approval(row, approval)
         if approval.state == "approved" and not live.ended.is_set():
             asker.announce(approval)
             return approval
+        if refused:
+            raise NotApproved(
+                f"`{_cut(shown)}` did not run: it needs approval, and {refused} ({judgement.class_}: {why})",
+                hint=Hint(
+                    "a person who is attached to the session (",
+                    Do("attach", session=row.name),
+                    ") is asked; with ",
+                    Arg("exec", on_approval="wait"),
+                    " it waits for ",
+                    Do("approve", "id"),
+                ),
+                approval=approval.id,
+                state=approval.state,
+            )
         reason = {
             "denied": f"it was denied{f': {approval.note}' if approval.note else ''}",
             "approved": "the session was restored or ended meanwhile",
-            "expired": f"it was not approved within {format_duration(policy.expires_seconds)}",
+            "expired": f"it was not approved within {format_duration(seconds)}",
         }.get(approval.state, approval.note or "its caller does not wait any more")
         raise NotApproved(
             f"`{_cut(shown)}` did not run: {reason}",
@@ -422,6 +458,16 @@ class Gate:
     def done_since(self, row: SessionRow, point: Checkpoint | None) -> list[str]:
         """The effects since a point in words, for an agent that resumes."""
         return telling.list_effects(telling.known_effects(self.effects(row, point)), most=20)
+
+
+def _refused(asker: Asker, live: Live) -> str:
+    """Why a command that needs approval is refused at once; empty if it waits. A person who asks can also
+    answer, at another terminal for example. An agent may work where there is no person."""
+    if asker.on_approval == "deny":
+        return "its caller does not wait for one"
+    if asker.on_approval is None and asker.actor == "agent" and not live.terminal.is_watched:
+        return "no person is there to give it"
+    return ""
 
 
 def _text(stdin: bytes | None) -> str | None:

@@ -153,6 +153,7 @@ class Registry:
             pid=live.box.pid if live else alone.pid if alone else None,
             foreground=Redactor().redact(live.terminal.foreground() or "").text or None if live else None,
             auto=row.auto,
+            approvals=tuple(self.store.ledger.approvals(session_id=row.id)),
         )
 
     def describe_all(self) -> list[Session]:

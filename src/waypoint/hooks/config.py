@@ -54,15 +54,21 @@ class Installation:
     session: str | None = None
     allow: bool = False
     mcp: bool = True
+    on_approval: str | None = None
 
     def hook(self, agent: str) -> list[str]:
         """The command of the hook. The agent's name comes last: some agents append the event to it."""
         session = ("-s", self.session) if self.session else ()
         allow = ("--allow",) if self.allow else ()
-        return [*self.command, "hook", *session, *allow, agent]
+        return [*self.command, "hook", *session, *allow, *self._on_approval, agent]
 
     def server(self) -> list[str]:
-        return [*self.command, "mcp", *(("-s", self.session) if self.session else ())]
+        session = ("-s", self.session) if self.session else ()
+        return [*self.command, "mcp", *session, *self._on_approval]
+
+    @property
+    def _on_approval(self) -> tuple[str, ...]:
+        return ("--on-approval", self.on_approval) if self.on_approval else ()
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,11 @@ def parse(agent: Agent, payload: str) -> HookEvent:
     return agent.parse(fields)
 
 
-def answer(agent: Agent, event: HookEvent, route: Route, *, allow: bool = False) -> dict[str, Any] | None:
+def answer(
+    agent: Agent, event: HookEvent, route: Route, *, allow: bool = False, deny: bool = False
+) -> dict[str, Any] | None:
     """Handles an event; returns the answer for the agent. `allow`: explicitly allow a command that the policy
-    does not object to, so that the agent need not ask its user."""
+    does not object to, so that the agent need not ask its user. `deny`: refuse one that needs approval."""
     match event.name:
         case "session_start":
             text = route.resume_text()
@@ -85,6 +87,9 @@ def answer(agent: Agent, event: HookEvent, route: Route, *, allow: bool = False)
             verdict = route.classify(event.command)
             if verdict.permission == "allow" and not allow:
                 return None  # the agent's own rules decide
+            if verdict.permission == "ask" and deny:
+                how = f"it needs the approval of a user, who can run it: {in_command(Do('exec', 'command'))}"
+                return agent.permission("deny", f"{verdict.reason}; {how}")
             return agent.permission(verdict.permission, verdict.reason)
         case "after_tool":
             _record_call(route, event)

@@ -7,13 +7,14 @@ without a decision the daemon lets the approval expire, and the command does not
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from collections.abc import Callable
-from datetime import datetime
 from typing import Literal
 
 from waypoint import model
-from waypoint.client.connection import OnApproval
+from waypoint.client.connection import OnApproval, Transport
 from waypoint.client.result import Result
 from waypoint.errors import WaypointError
 
@@ -27,9 +28,12 @@ class _Abandoned(Exception):
 class PendingCommand:
     """One command, from its start to its end."""
 
-    def __init__(self, run: Callable[[OnApproval], Result]) -> None:
-        self._run = run
+    def __init__(self, transport: Transport, run: Callable[[OnApproval], Result]) -> None:
+        """`run` runs the command, through this transport."""
+        self._transport, self._run = transport, run
         self._changed = threading.Condition()
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC)
+        """Becomes readable with `decide` and `abandon`."""
         self._result: Result | None = None
         self._error: Exception | None = None
         self._undecided = False
@@ -48,15 +52,23 @@ class PendingCommand:
         with self._changed:
             self._result, self._error = result, error
             self._undecided = False
+            os.close(self._wakeup)
             self._changed.notify_all()
 
     def _on_approval(self, approval: model.Approval) -> bool | None:
         with self._changed:
             self.approval, self._undecided = approval, True
             self._changed.notify_all()
-            left = datetime.fromisoformat(approval.expires_at) - datetime.now().astimezone()
-            if not self._changed.wait_for(lambda: not self._undecided, max(0.0, left.total_seconds())):
-                self._undecided, self._approved = False, None  # it has expired
+        poll = select.poll()
+        poll.register(self._wakeup, select.POLLIN)
+        if (
+            elsewhere := self._transport.asked_on
+        ):  # the daemon says what others have decided, or that it expired
+            poll.register(elsewhere, select.POLLIN)
+        poll.poll()
+        with self._changed:
+            self._undecided = False
+            self._changed.notify_all()
             if self._abandoned:
                 raise _Abandoned
             return self._approved
@@ -67,6 +79,11 @@ class PendingCommand:
             self._changed.wait_for(lambda: self._done or (or_undecided and self._undecided), seconds)
             return "done" if self._done else "undecided" if or_undecided and self._undecided else None
 
+    def wait_decided(self) -> None:
+        """Waits until it needs no decision any more: it was decided, here or elsewhere, or it has expired."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._undecided)
+
     @property
     def _done(self) -> bool:
         return self._result is not None or self._error is not None
@@ -74,14 +91,20 @@ class PendingCommand:
     def decide(self, approved: bool | None) -> None:  # noqa: FBT001 - the decision is its one argument
         """The decision of the user. None: it is left to a user at a terminal, and the command waits on."""
         with self._changed:
-            self._approved, self._undecided = approved, False
-            self._changed.notify_all()
+            self._approved = approved
+            self._end_question()
 
     def abandon(self) -> None:
         """No call waits for it any more. If it waits for a decision it will not run."""
         with self._changed:
-            self._abandoned, self._undecided = True, False
-            self._changed.notify_all()
+            self._abandoned = True
+            self._end_question()
+
+    def _end_question(self) -> None:
+        self._undecided = False
+        if not self._done:
+            os.eventfd_write(self._wakeup, 1)
+        self._changed.notify_all()
 
     def result(self) -> Result:
         """The result, once it is done."""

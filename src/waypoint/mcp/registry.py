@@ -21,7 +21,7 @@ import msgspec
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
-from waypoint import errors
+from waypoint import errors, model
 from waypoint.api import requests
 from waypoint.api.hints import Wording, in_command
 from waypoint.api.request import Request
@@ -110,8 +110,12 @@ def tools_of(group: type) -> Iterator[tuple[str, Tool]]:
 class Backend:
     """What all tools share: the SDK, the default session, and texts that were cut."""
 
-    def __init__(self, client: Client, default_session: str = "") -> None:
+    def __init__(
+        self, client: Client, default_session: str = "", on_approval: model.ApprovalMode | None = None
+    ) -> None:
         self.client = client
+        self.on_approval = on_approval
+        """What happens to a command that needs approval; None: it waits if a person can be asked."""
         self._default_session = default_session
         self._last_session = ""
         self.wording: Wording = in_command

@@ -14,7 +14,7 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.types import CallToolResult, InputRequiredResult, Resource, TextContent, ToolAnnotations
 from pydantic import ValidationError
 
-from waypoint import __version__, errors
+from waypoint import __version__, errors, model
 from waypoint.api import hints
 from waypoint.client.client import Client
 from waypoint.mcp.registry import Backend, Tool, tools_of
@@ -62,8 +62,16 @@ ALL_TOOLS = frozenset(name for group in GROUPS for name, _ in tools_of(group))
 class Server(MCPServer[Any]):
     """MCP's own server with our tools, and with the timeline of each session as a resource."""
 
-    def __init__(self, client: Client, session: str = "", *, everything: bool = False) -> None:
-        """`everything`: offers all tools, not only the core set."""
+    def __init__(
+        self,
+        client: Client,
+        session: str = "",
+        *,
+        everything: bool = False,
+        on_approval: model.ApprovalMode | None = None,
+    ) -> None:
+        """`everything`: offers all tools, not only the core set. `on_approval`: what happens to a command
+        that needs approval; None: it waits if a person can be asked."""
         super().__init__(
             "waypoint",
             title="Waypoint",
@@ -71,7 +79,7 @@ class Server(MCPServer[Any]):
             instructions=INSTRUCTIONS + (f"\nThe default session is {session!r}." if session else ""),
             log_level="WARNING",
         )
-        backend = Backend(client, session)
+        backend = Backend(client, session, on_approval)
         self._client = client
         self._argument_names: dict[str, list[str]] = {}
         """Of each tool."""
@@ -247,8 +255,14 @@ def _add_prompts(server: MCPServer[Any]) -> None:
         )
 
 
-def serve(client: Client, session: str = "", *, everything: bool = False) -> None:
+def serve(
+    client: Client,
+    session: str = "",
+    *,
+    everything: bool = False,
+    on_approval: model.ApprovalMode | None = None,
+) -> None:
     """Serves one client over stdin and stdout, until it disconnects."""
     # stdout carries the protocol: libraries log to stderr, and only warnings.
     logging.basicConfig(level=logging.WARNING, force=True)
-    Server(client, session, everything=everything).run("stdio")
+    Server(client, session, everything=everything, on_approval=on_approval).run("stdio")

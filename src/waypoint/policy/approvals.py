@@ -32,6 +32,8 @@ class _Waiting:
     approval: Approval
     owner: object
     """The present of the session in which the command would run. If it goes, the approval is refused."""
+    require_free: Callable[[], None]
+    """SessionBusy if the command could not run now."""
     decided: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC))
     """An event descriptor that becomes readable with the decision."""
 
@@ -58,10 +60,13 @@ class Approvals:
         expires_seconds: float,
         owner: object,
         requester: int | None,
+        require_free: Callable[[], None],
         announce: Callable[[Approval], None],
+        refused: str = "",
     ) -> Approval:
         """Waits for the decision and returns it. `shown`: the command without its secrets; `requester`: the
-        client's socket, whose end of file means that the client has disconnected."""
+        client's socket, whose end of file means that the client has disconnected. `refused`: why it is denied
+        without a wait."""
         now = time.time()
         approval = Approval(
             id=secrets.token_hex(4),
@@ -74,7 +79,11 @@ class Approvals:
             created_at=iso(now),
             expires_at=iso(now + expires_seconds),
         )
-        waiting = _Waiting(approval, owner)
+        if refused:
+            self._ledger.ask(approval, session_id, now, now)
+            self._ledger.decide(approval.id, "denied", refused)
+            return self._ledger.approval(approval.id) or approval
+        waiting = _Waiting(approval, owner, require_free)
         with self._lock:
             self._ledger.ask(approval, session_id, now, now + expires_seconds)
             self._waiting[approval.id] = waiting
@@ -101,13 +110,18 @@ class Approvals:
             self._ledger.decide(waiting.approval.id, "gone", "the client has disconnected")
 
     def decide(self, approval_id: str, *, granted: bool, note: str = "") -> Approval:
-        """The decision of a user. It counts once, and only while the command waits."""
+        """The decision of a user. It counts once, and only while the command waits. SessionBusy, and the
+        command waits on, if it could not run now."""
         approval = self._ledger.approval(approval_id)
         if approval is None:
             raise NotFound(
                 f"no command waits for approval as {approval_id!r}",
                 hint=Hint(Do("approvals"), " lists those that do"),
             )
+        with self._lock:
+            waiting = self._waiting.get(approval.id)
+        if granted and waiting:
+            waiting.require_free()
         if not self._finish(approval.id, "approved" if granted else "denied", note):
             state = (self._ledger.approval(approval.id) or approval).state
             raise UsageError(

@@ -194,11 +194,9 @@ class Ledger:
 
     def approvals(self, *, waiting: bool = True, session_id: str | None = None) -> list[Approval]:
         """Oldest first; `waiting`: only those that are still to be decided."""
+        state = "a.state = 'waiting'" if waiting else "true"
         rows = self._database.rows(
-            f"{_APPROVALS} WHERE (a.state = 'waiting' OR NOT ?1) AND (a.session = ?2 OR ?2 IS NULL)"
-            " ORDER BY a.created_at",
-            waiting,
-            session_id,
+            f"{_APPROVALS} WHERE {state} AND (a.session = ?1 OR ?1 IS NULL) ORDER BY a.created_at", session_id
         )
         return [_approval(row) for row in rows]
 

@@ -422,6 +422,19 @@ class Terminal:
                     )
                 self._state_changed.wait(deadline - now)
 
+    def require_free(self) -> None:
+        """SessionBusy if something occupies the shell. A command of `run` does not: the next one waits for
+        its turn."""
+        with self.lock:
+            if self._run is not None:
+                return
+        self.wait_ready()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a client shows it to a person."""
+        return bool(self.watchers)
+
     # ---- commands ----------------------------------------------------------------------------
 
     def run(

@@ -370,6 +370,8 @@ class Status(Answer):
         rest = f" since {where}"
         if self.state == "dead":
             rest += " · it does not run"
+        elif waiting := self.data["session"].get("approvals"):
+            rest += f" · waits for approval: {cut(shown(waiting[0]['command']), 30)}"
         elif self.foreground:
             rest += f" · runs {cut(shown(self.foreground), 30)}"
         return cut(shown(self.data["summary"] or "unknown"), room - len(rest)) + rest
@@ -389,6 +391,9 @@ class Status(Answer):
                 lines.append(("bad", _row("restores", f"NO: {words}")))
         else:
             lines.append(("plain", _row("at", "the base: it has no points yet")))
+        for approval in session.get("approvals", ()):
+            text = f"for approval {approval['id']}: {shown(approval['command'])} ({approval['class']})"
+            lines.append(("warn", _row("waits", text)))
         if session.get("auto"):
             lines.append(("plain", _row("automatic", "a point after each command that changed something")))
         diff = self.diff

@@ -15,16 +15,25 @@ from msgspec import UNSET, UnsetType
 
 from waypoint import errors
 from waypoint.api.request import Result
-from waypoint.api.sessions import Exec, Type
+from waypoint.api.sessions import Exec, Spawn, Type
 from waypoint.cli import render
-from waypoint.cli.spec import SESSION, argument, box_path, command, flag, positive, remainder, verb
+from waypoint.cli.spec import (
+    SESSION,
+    argument,
+    box_path,
+    command,
+    flag,
+    positive,
+    remainder,
+    verb,
+)
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from waypoint.cli.console import Console
     from waypoint.client.program import Program
-    from waypoint.model import Approval, RunResult
+    from waypoint.model import Approval, ApprovalMode, RunResult
 
 _TIMED_OUT = 124
 _CTRL_C = b"\x03"
@@ -51,6 +60,22 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
+_ON_APPROVAL = (
+    argument(
+        "--on-approval",
+        choices=("wait", "deny"),
+        help="a command that needs approval waits for it, or is refused at once (default: wait; with"
+        " WAYPOINT_ACTOR=agent deny, if no person is at the terminal or attached to the session)",
+    ),
+    argument(
+        "--approval-timeout",
+        metavar="SEC",
+        type=positive,
+        help="wait no longer than that for approval; --timeout is for the command alone then",
+    ),
+)
+
+
 @verb(
     "exec",
     "run a command in a session's shell",
@@ -59,8 +84,10 @@ def _variable(text: str) -> tuple[str, str]:
         "--timeout",
         metavar="SEC",
         type=positive,
-        help="interrupt the command after that time; exit status 124. Waiting for approval does not count",
+        help="interrupt the command after that time; exit status 124. Waiting for approval counts, unless"
+        " --approval-timeout is given",
     ),
+    *_ON_APPROVAL,
     flag("--stdin", help="pass this process's stdin to the command"),
     flag("--tty", help="let the command read from the session's terminal; pagers and prompts work"),
     flag("--plain", help="take escape sequences (colours and the like) out of the output"),
@@ -123,6 +150,8 @@ def _run_in_shell(console: Console, command: str) -> int:
         stream=not console.json,
         plain=arguments.plain,
         actor=console.actor,
+        on_approval=_approval_mode(console),
+        approval_timeout=arguments.approval_timeout,
     )
     printer = _OutputPrinter()
     waits_for_approval = False
@@ -133,7 +162,6 @@ def _run_in_shell(console: Console, command: str) -> int:
             printer.print_event(event)
             return
         waits_for_approval = event["approval"]["state"] == "waiting"
-        console.transport.decide(event["approval"], lambda approval: _ask_approval(console, approval))
 
     def interrupt() -> None:
         if waits_for_approval:
@@ -141,7 +169,9 @@ def _run_in_shell(console: Console, command: str) -> int:
         _type(console, _CTRL_C)
 
     with _on_interrupt(interrupt):
-        result = console.transport.ask(request, on_event=on_event)
+        result = console.transport.ask(
+            request, on_event=on_event, on_approval=lambda approval: _ask_approval(console, approval)
+        )
     _show_warnings(console, result.warnings)
     if console.json:
         console.result(result, None)
@@ -222,6 +252,8 @@ def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
     import threading
     import time
 
+    from waypoint.client.program import Program
+
     arguments = console.arguments
     if arguments.tty:
         raise errors.UsageError(
@@ -229,13 +261,20 @@ def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
         )
     session = console.open_session()
     started = time.monotonic()
-    program = session.spawn(
-        argv,
+    request = Spawn(
+        argv=tuple(argv),
+        session=session.name,
         cwd=arguments.cwd,
         env=dict(arguments.env),
         shell_env=arguments.shell_env,
-        on_approval=lambda approval: _ask_approval(console, approval),
+        actor=console.actor,
+        on_approval=_approval_mode(console),
+        approval_timeout=arguments.approval_timeout or arguments.timeout,
     )
+    connection, answer = console.transport.open(
+        request, on_approval=lambda approval: _ask_approval(console, approval)
+    )
+    program = Program(connection, answer.pid, answer.warnings)
     _show_warnings(console, program.warnings)
     threading.Thread(target=_forward_stdin, args=(program,), daemon=True).start()
     timed_out = threading.Event()
@@ -246,7 +285,8 @@ def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
         time.sleep(_TERMINATE_SECONDS)
         _send_signal(console, session.name, program.pid, "KILL")
 
-    timer = threading.Timer(arguments.timeout or 0, end_program)
+    waited = 0.0 if arguments.approval_timeout else time.monotonic() - started
+    timer = threading.Timer(max(0.0, (arguments.timeout or 0) - waited), end_program)
     timer.daemon = True
     if arguments.timeout:
         timer.start()
@@ -305,13 +345,20 @@ def _send_signal(console: Console, session: str, pid: int, name: str) -> None:
 # The policy -----------------------------------------------------------------------------------------------
 
 
+def _approval_mode(console: Console) -> ApprovalMode | None:
+    """What --on-approval says; by default a command waits where a person can be asked."""
+    mode: ApprovalMode | None = console.arguments.on_approval
+    return mode or ("wait" if console.can_ask else None)
+
+
 def _ask_approval(console: Console, approval: Approval) -> bool | None:
-    """Asks the user about a command that waits for approval. None: the user cannot be asked here."""
+    """Asks the user about a command that waits for approval. None: the user cannot be asked here, or the
+    decision has come from elsewhere."""
     command = render.shown(approval.command)
     console.warn(f"this command needs approval ({approval.class_}): {command}")
     console.aside(f"  {render.shown(approval.why)}")
     if console.can_ask:
-        return console.ask("Run it?")
+        return console.ask_unless("Run it?", console.transport.asked_on)
     until = render.clock(approval.expires_at)
     console.aside(
         f"  waiting until {until}: `waypoint approve {approval.id}`, or `waypoint deny {approval.id}`"

@@ -44,6 +44,13 @@ _FOLDER = argument(
     "--dir", metavar="DIR", default=".", help="the project, or your home folder for all projects (default: .)"
 )
 
+_ON_APPROVAL = argument(
+    "--on-approval",
+    choices=("wait", "deny"),
+    help="the agent asks its user about a command that needs approval, or it is refused at once, for an agent"
+    " that runs without a user (default: wait)",
+)
+
 
 @verb(
     "mcp",
@@ -56,6 +63,12 @@ _FOLDER = argument(
         " used last)",
     ),
     flag("--all", help="offer all tools; by default a core set, which costs the model fewer tokens"),
+    argument(
+        "--on-approval",
+        choices=("wait", "deny"),
+        help="a command that needs approval waits for it, or is refused at once (default: wait if the client"
+        " can ask its user or a person is attached to the session, else deny)",
+    ),
     examples=("waypoint mcp", "waypoint mcp -s work", "waypoint mcp --all"),
     about="An agent's configuration names it as a server, and the agent starts it. It keeps nothing that"
     " matters: it can be killed and started again at any time.",
@@ -66,7 +79,13 @@ def mcp(console: Console) -> int:
     from waypoint.mcp.server import serve  # a large library, which no other verb should pay for
 
     console.hint("this speaks MCP on stdin and stdout; an agent starts it from its configuration")
-    serve(Client(console.home.path), console.session or "", everything=console.arguments.all)
+    arguments = console.arguments
+    serve(
+        Client(console.home.path),
+        console.session or "",
+        everything=arguments.all,
+        on_approval=arguments.on_approval,
+    )
     return 0
 
 
@@ -80,6 +99,7 @@ def mcp(console: Console) -> int:
     _AGENT,
     argument("payload", metavar="JSON", nargs="?", help="the event (default: read from stdin)"),
     flag("--allow", help="explicitly allow commands that the policy does not object to"),
+    _ON_APPROVAL,
     examples=("waypoint hook claude <event.json",),
     about="It reads the agent's event as JSON and replies in the agent's format. It never fails: errors are"
     " reported on stderr only, and at the start of the agent's session if there is no session to work on.",
@@ -103,7 +123,8 @@ def hook(console: Console) -> int:
             handler.note(why := f"this hook does nothing: {_in_words(error)}")
             reply = {"systemMessage": f"waypoint: {why}"} if event.name == "session_start" else None
         else:
-            reply = handler.answer(agent, event, route, allow=arguments.allow)
+            deny = arguments.on_approval == "deny"
+            reply = handler.answer(agent, event, route, allow=arguments.allow, deny=deny)
     except WaypointError as error:
         handler.note(_in_words(error))
         return 0
@@ -146,6 +167,7 @@ def _route(console: Console) -> Route:
     SESSION,
     flag("--no-mcp", help="only the hooks, not the MCP server"),
     flag("--allow", help="let the agent run what the policy allows without asking its user"),
+    _ON_APPROVAL,
     examples=("waypoint hooks install claude", "waypoint hooks install codex --dir ~/project -s work"),
     about="What is there stays, and repeating it changes nothing. docs/coding-agents.md says what the"
     " hooks do.",
@@ -205,7 +227,13 @@ def _installation(console: Console) -> Installation:
 
     arguments, home = console.arguments, str(console.home.path)
     command = _launcher() if home == DEFAULT_HOME else (*_launcher(), "--home", home)
-    return Installation(command, console.session, allow=arguments.allow, mcp=not arguments.no_mcp)
+    return Installation(
+        command,
+        console.session,
+        allow=arguments.allow,
+        mcp=not arguments.no_mcp,
+        on_approval=arguments.on_approval,
+    )
 
 
 def _launcher() -> tuple[str, ...]:

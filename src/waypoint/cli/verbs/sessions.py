@@ -153,6 +153,8 @@ def _listing(sessions: Sequence[Session], labels: Mapping[str, str], paint: rend
     for session in sessions:
         head = session.head
         doing = session.foreground or ("at its prompt" if session.state == "live" else "")
+        if session.approvals:
+            doing = f"waits for approval: {render.shown(session.approvals[0].command)}"
         rows.append(
             (
                 session.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,12 @@ from waypoint.api import sessions as api
 from waypoint.api import wire
 from waypoint.api.request import Nothing
 from waypoint.core.gate import Asker
+from waypoint.core.live import Live
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.streams import ProgramStreams, forward_output, serve_terminal
 from waypoint.errors import WaypointError
 from waypoint.kernel import faults
-from waypoint.model import Actor, Removal, RunResult, Size
+from waypoint.model import Removal, RunResult, Size
 from waypoint.policy.rules import check as check_policy
 from waypoint.terminal.recording import ProgramOutput
 
@@ -73,12 +75,20 @@ def auto(app: App, _: Connection, request: api.Auto) -> api.OneSession:
 # ---- commands and programs -----------------------------------------------------------------------
 
 
-def _asker(connection: Connection, actor: Actor) -> Asker:
+def _asker(
+    connection: Connection,
+    request: api.Exec | api.Spawn,
+    patience_seconds: float | None,
+    require_free: Callable[[Live], None],
+) -> Asker:
     """The client: it is told when a command has to wait, and the wait ends when the client goes away."""
     return Asker(
-        actor=actor,
+        actor=request.actor,
         socket=connection.socket.fileno(),
         announce=lambda approval: connection.event({"approval": approval}),
+        on_approval=request.on_approval,
+        patience_seconds=patience_seconds,
+        require_free=require_free,
     )
 
 
@@ -92,14 +102,17 @@ def exec_(app: App, connection: Connection, request: api.Exec) -> RunResult:
 def _run(
     app: App, connection: Connection, request: api.Exec, on_output: Callable[[bytes], None] | None
 ) -> RunResult:
-    row = app.registry.find(request.session)
-    asker = _asker(connection, request.actor)
+    row, timeout, started = app.registry.find(request.session), request.timeout, time.monotonic()
+    patience = timeout if request.approval_timeout is None else request.approval_timeout
+    asker = _asker(connection, request, patience, lambda live: live.terminal.require_free())
     with app.gate.passing(row, request.command, asker, stdin=request.stdin) as passed:
+        if timeout is not None and request.approval_timeout is None:
+            timeout = max(0.0, timeout - (time.monotonic() - started))
         faults.reach("exec.passed")
         result = app.commands.run(
             row,
             request.command,
-            timeout=request.timeout,
+            timeout=timeout,
             stdin=request.stdin,
             on_terminal=request.on_terminal,
             limit=request.limit,
@@ -124,7 +137,13 @@ def interrupt(app: App, _: Connection, request: api.Interrupt) -> api.Interrupte
 def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
     row, argv = app.registry.find(request.session), list(request.argv)
     output = ProgramOutput(argv, request.cwd)
-    with app.gate.passing(row, argv, _asker(connection, request.actor)) as passed:
+
+    def require_free(live: Live) -> None:
+        if request.shell_env:  # the shell says what it exports
+            live.terminal.require_free()
+
+    asker = _asker(connection, request, request.approval_timeout, require_free)
+    with app.gate.passing(row, argv, asker) as passed:
         program, pipes = app.commands.spawn(row, argv, request.cwd, request.env, shell_env=request.shell_env)
         connection.result(api.Spawned(pid=program.pid, warnings=passed.warnings))
         streams = ProgramStreams(connection, pipes, output)

@@ -2,8 +2,10 @@
 
 Where the policy says ask, the user of the client is asked (MCP calls this elicitation). Since version
 2026-07-28 of the protocol the call ends with the question and is made again with the answer; before, the
-question is asked during the call. If the client cannot show questions, the answer names the command that the
-user has to type, and the model then calls `wait`. No tool can approve.
+question is asked during the call, and taken back if the answer has come from elsewhere. If the client cannot
+show questions, the command is refused at once, unless a person is attached to the session or the server was
+told to wait: then the answer names the command that the user has to type, and the model calls `wait`. No tool
+can approve.
 """
 
 # ruff: noqa: ASYNC109 - `timeout` is the argument of the user's command, as in the other faces
@@ -36,6 +38,8 @@ from waypoint.text.units import clock, milliseconds, shown
 _RUN_SECONDS = 120.0
 _MAX_OUTPUT_BYTES = 4 << 20
 _MAX_WAITING = 32
+_MAX_APPROVAL_SECONDS = 86_400.0
+"""A wait ends when the policy says. The timeout of a command does not count meanwhile."""
 _QUESTION = "approval"
 _ASKS_BETWEEN_CALLS = "2026-07-28"
 """The first version of the protocol in which a question ends the call."""
@@ -97,22 +101,28 @@ class CommandTools:
         async with self._one_at_a_time(target.name):
             last_line = ""
 
-            def on_output(piece: str) -> None:
+            def on_event(event: Any) -> None:
                 nonlocal last_line
-                last_line = piece.rstrip().rpartition("\n")[2][-120:] or last_line
+                last_line = event.get("output", "").rstrip().rpartition("\n")[2][-120:] or last_line
+
+            client = self._backend.client
+            request = requests.Exec(
+                command=command,
+                session=target.name,
+                timeout=timeout,
+                stdin=stdin.encode() or None,
+                stream=True,
+                limit=_MAX_OUTPUT_BYTES,
+                plain=not raw,
+                actor="agent",
+                on_approval=self._backend.on_approval or ("wait" if _can_ask(ctx) else None),
+                approval_timeout=_MAX_APPROVAL_SECONDS,
+            )
 
             def work(on_approval: OnApproval) -> Result:
-                return target.run(
-                    command,
-                    timeout=timeout,
-                    stdin=stdin or None,
-                    on_output=on_output,
-                    max_output_bytes=_MAX_OUTPUT_BYTES,
-                    plain=not raw,
-                    on_approval=on_approval,
-                )
+                return Result(command, client.ask(request, on_event=on_event, on_approval=on_approval))
 
-            call = _Call(PendingCommand(work), target, command, max_characters, raw)
+            call = _Call(PendingCommand(client, work), target, command, max_characters, raw)
             return await self._finish(ctx, call, lambda: last_line or "running")
 
     async def _finish(
@@ -129,7 +139,7 @@ class CommandTools:
                 if (ctx.protocol_version or "") >= _ASKS_BETWEEN_CALLS:
                     self._keep(pending.approval, call)
                     return _question(pending.approval)
-                pending.decide(await _ask_user(ctx, pending.approval))
+                await _ask_user_unless_decided(ctx, pending)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 pending.abandon()
@@ -260,6 +270,19 @@ async def _ask_user(ctx: Context[Any, Any], approval: model.Approval) -> bool:
     except MCPError:
         return False
     return _is_yes(answer)
+
+
+async def _ask_user_unless_decided(ctx: Context[Any, Any], pending: PendingCommand) -> None:
+    """Asks, and takes the question back when another client has decided first."""
+    assert pending.approval is not None
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            await anyio.to_thread.run_sync(pending.wait_decided, abandon_on_cancel=True)
+            group.cancel_scope.cancel()
+
+        group.start_soon(watch)
+        pending.decide(await _ask_user(ctx, pending.approval))
 
 
 def _question(approval: model.Approval) -> InputRequiredResult:
