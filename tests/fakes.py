@@ -336,6 +336,7 @@ class FakeBuilder:
         return {path.name: os.getpid() for path in self._folder.iterdir()}
 
     def find(self, box_id: str) -> Box | None:
+        self._faults.call("builder.find")
         place = self._folder / box_id
         if not place.exists():
             return None

@@ -1,7 +1,7 @@
 """`python -m tests.torture`: the whole campaign of faults, and its table in docs/reliability.md.
 
-`--seed N` makes the same choices again, `--case NAME` runs one case below root (a violation is printed with
-the name of its case), `--part NAME` one part. The result of each part is kept in .cache/torture; the table
+`--seed N` makes the same choices again, `--part NAME` runs one part, `--case NAME` one case of a part (a
+violation is printed with the name of its case). The result of each part is kept in .cache/torture; the table
 is written when there is one of every part.
 """
 
@@ -19,11 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from tests import tables
 from tests.torture import below_root, real, scene
 from tests.torture.result import Part
+from tests.torture.tester import RealKind
 
 RESULTS = Path(__file__).parents[2] / ".cache" / "torture"
 _MEMORY = Path("/dev/shm")
@@ -93,8 +95,20 @@ PARTS: dict[str, Callable[[int], Part]] = {
 }
 
 
+def run_one_real(name: str) -> Part:
+    """A single case on the real thing."""
+    verb, point, kind = name.rsplit("/", 2)
+    place = Path(tempfile.mkdtemp(prefix="waypoint-torture-", dir="/var/tmp"))
+    campaign = real.RealCampaign(place, 0, print)
+    verbs = {verb.name: verb for verb in real.VERBS}
+    campaign.run_cases([(verbs[verb], point, cast("RealKind", kind))], time.monotonic() + 60)
+    if not campaign.part.violations:
+        shutil.rmtree(place)
+    return campaign.part
+
+
 def run_one(name: str) -> Part:
-    """A single case, by the name that was printed with a violation."""
+    """A single case below root."""
     place = Path(tempfile.mkdtemp(prefix="waypoint-torture-"))
     case = below_root.Case.parse(name)
     part = Part()
@@ -138,11 +152,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     seed = os.environ.get("WAYPOINT_SEED") or random.SystemRandom().randrange(1, 1 << 30)
     parser.add_argument("--seed", type=int, default=int(seed))
-    parser.add_argument("--case", help="one case below root, by its name")
+    parser.add_argument("--case", help="one case, by its name; below root, unless --part says another")
     parser.add_argument("--part", choices=PARTS)
     arguments = parser.parse_args()
     if arguments.case:
-        parts = [run_one(arguments.case)]
+        parts = [run_one_real(arguments.case) if arguments.part == "real" else run_one(arguments.case)]
     else:
         print(f"WAYPOINT_SEED={arguments.seed}", flush=True)
         chosen = [arguments.part] if arguments.part else list(PARTS)

@@ -223,11 +223,6 @@ def run_case(case: Case, prepared: Path, place: Path) -> Outcome:
 
 
 def _run(case: Case, verb: scene.Verb, known: scene.Known, place: Path, report: Path) -> Outcome:
-    may_end = any(
-        fault.call.startswith(("builder.connect", "start.taken")) and fault.kind in ("timeout", "error")
-        for fault in (*case.faults, *case.recovery)
-    )
-
     def perform(mine: _Report) -> None:
         scene.without_processes()
         planned = PlannedFaults()
@@ -263,10 +258,10 @@ def _run(case: Case, verb: scene.Verb, known: scene.Known, place: Path, report: 
         if done and not case.faults:
             mine.violations.append(f"it fails without a fault: {done}")
         several = len(case.faults) > 1
-        mine.violations += scene.judge(world, verb, known, done, undone_whole=not several, may_end=may_end)
+        mine.violations += scene.judge(world, verb, known, done, undone_whole=not several)
         if not mine.violations and (several or _is_chosen(case)):
             _restart(world)
-            mine.violations += scene.judge(world, verb, known, done, undone_whole=True, may_end=may_end)
+            mine.violations += scene.judge(world, verb, known, done, undone_whole=True)
             mine.violations += scene.go_on(world, known)
 
     def recover(fault: Fault | None) -> Callable[[_Report], None]:
@@ -284,9 +279,7 @@ def _run(case: Case, verb: scene.Verb, known: scene.Known, place: Path, report: 
                 world.settle()
                 mine.happened, mine.recovery_calls = list(planned.happened), list(planned.calls)
                 planned.plan(())
-                mine.violations += scene.judge(
-                    world, verb, known, "killed", undone_whole=not fault, may_end=may_end
-                )
+                mine.violations += scene.judge(world, verb, known, "killed", undone_whole=not fault)
                 if _is_chosen(case) and not fault:
                     mine.violations += scene.go_on(world, known)
             except (WaypointError, OSError) as error:

@@ -4,12 +4,14 @@ looked at from outside.
 A case is a verb, a point that it reaches, and what happens there (tests/torture/tester.py). The session
 `work` and its two points were acknowledged before the verb. Each of them holds a number in three places: a
 file, a variable of the shell, the memory of another process. `examine` asks for these numbers, runs `check`,
-and lists what is left over on the machine.
+and lists what is left over on the machine. A session that was brought back from files alone has a fresh
+shell, and holds its number in the file only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import shutil
@@ -52,7 +54,7 @@ class Verb:
     run: Callable[[Stage], object]
     prepare: Callable[[Stage], object] = lambda _: None
     becomes: tuple[str, ...] = ("3",)
-    """What `work` may hold afterwards."""
+    """What `work` may hold afterwards (`get_number`)."""
     may_end: bool = False
     """Whether the session `work` may have ended by it."""
     waits_for: str = ""
@@ -78,6 +80,7 @@ class Stage:
         seed = self.client.new("seed")
         seed.run(_SETUP)
         seed.checkpoint(name="start")
+        seed.stop(discard=True)  # the first keeper is that of `work`
 
     def reset(self) -> None:
         """`work` as every case finds it."""
@@ -97,24 +100,26 @@ class Stage:
         names = {session.name: session.info for session in self.client.sessions()}
         if "work" not in names:
             raise Wrong("the session is lost")
+        there = {point.id: point for point in self.client.checkpoints()}
+        for name in ("one", "two"):
+            if name not in [point.info.name for point in self.work.log()]:
+                raise Wrong(f"the acknowledged point {name} is lost")
+        wanted = verb.becomes
         if names["work"].state != "live" or (gone and self._has_just_died()):
             if not (gone or verb.may_end):
                 raise Wrong(f"the session is {names['work'].state}")
             self.work.restore("@", safety=False)
-            gone = True  # it holds what its last point holds
-        number = get_number(self.work)
-        if number not in (*verb.becomes, "1", "2", "3") or (not gone and number not in verb.becomes):
-            raise Wrong(f"the session holds {number}, and not {' or '.join(verb.becomes)}")
-        there = {point.info.name: point for point in self.work.log()}
-        for name in ("one", "two"):
-            if name not in there:
-                raise Wrong(f"the acknowledged point {name} is lost")
+            wanted = _held(there[str(self.work.info.head)], verb)
+        found = get_number(self.work)
+        if found not in wanted:
+            raise Wrong(f"the session holds {found}, and not {' or '.join(wanted)}")
+        if found.startswith(","):
+            self.work.run(_SETUP)
         for point in self.work.log():
             (fork,) = point.fork(name="look")
             found = get_number(fork)
             self.client.ask(sessions.Rm(sessions=("look",)))
-            wanted = {"one": ("1",), "two": ("2",)}.get(point.info.name or "", ("1", "2", "3", *verb.becomes))
-            if found.strip(",") not in wanted and not point.info.files_only:
+            if found not in _held(point, verb):
                 raise Wrong(f"the point {point.info.label} ({point.info.intent}) holds {found}")
 
     def _has_just_died(self) -> bool:
@@ -163,6 +168,12 @@ class Stage:
             time.sleep(0.05)
 
 
+def _held(point: waypoint.Checkpoint, verb: Verb) -> tuple[str, ...]:
+    """What a point of `work` may hold."""
+    numbers = {"one": ("1",), "two": ("2",)}.get(point.info.name or "", ("1", "2", "3", *verb.becomes))
+    return tuple(f",{number}," for number in numbers) if point.info.files_only else numbers
+
+
 def set_number(session: waypoint.Session, number: str) -> None:
     """The number in a file, in a variable of the shell, and in the memory of another process."""
     session.run(
@@ -171,7 +182,8 @@ def set_number(session: waypoint.Session, number: str) -> None:
 
 
 def get_number(session: waypoint.Session) -> str:
-    """The number that all three hold; all of them, separated by commas, where they differ."""
+    """The number that all three hold; all of them, separated by commas, where they differ: `,3,` has a fresh
+    shell."""
     output = session.run(
         "{ r=; echo get >&${MEMORY[1]} && read -t 5 -r r <&${MEMORY[0]}; } 2>/dev/null;"
         " echo $n,$(cat /number),$r",
@@ -267,7 +279,11 @@ VERBS = (
         lambda stage: stage.client.ask(points.Checkpoint(session="work", verify="true", wait=True)),
     ),
     Verb("restore", _on_work(lambda work: work.restore("one")), becomes=("1",)),
-    Verb("restore of files", _on_work(lambda work: work.restore("one", files_only=True)), becomes=(",1,",)),
+    Verb(
+        "restore of files",
+        _on_work(lambda work: work.restore("one", files_only=True)),
+        becomes=(",1,",),
+    ),
     Verb("restore with a spare", lambda stage: stage.client.session("spared").restore("@"), _spare),
     Verb(
         "a spare comes",
@@ -398,7 +414,7 @@ def run_case(stage: Stage, verb: Verb, point: str, kind: RealKind) -> bool:
     if error or kind == "kill daemon" or may_be_gone or verb.name == "restore of single files":
         becomes = (*verb.becomes, "3", "1") if verb.name in ("undo", "redo") else (*verb.becomes, "3")
         mixed = ("3,1,3",) if verb.name == "restore of single files" else ()
-        allowed = Verb(verb.name, verb.run, becomes=(*becomes, *mixed), may_end=verb.may_end)
+        allowed = dataclasses.replace(verb, becomes=(*becomes, *mixed))
     stage.examine(allowed, gone=may_be_gone)
     stage.go_on()
     others = [session.name for session in stage.client.sessions() if session.name not in ("seed", "work")]

@@ -6,13 +6,14 @@ verb (`Known`), and what the verb means to change.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -438,14 +439,12 @@ def _target(world: World) -> Path:
 Done = WaypointError | Literal["killed"] | None
 
 
-def judge(
-    world: World, verb: Verb, known: Known, done: Done, *, undone_whole: bool, may_end: bool = False
-) -> list[str]:
+def judge(world: World, verb: Verb, known: Known, done: Done, *, undone_whole: bool) -> list[str]:
     """What is not as it must be after a verb that ended with an error, with the death of the daemon, or well.
-    `undone_whole`: nothing at all is left over; else a daemon that starts may have to clear away. `may_end`:
-    a daemon could not talk to the box, so that the session may have ended."""
-    if may_end:
-        verb = replace(verb, ends=True)
+    `undone_whole`: nothing at all is left over; else a daemon that starts may have to clear away."""
+    for session_id in [*world.app.registry.left_alone]:
+        with contextlib.suppress(WaypointError):
+            world.app.registry.require_own(session_id)  # waits until its box is taken over
     world.settle()
     world.app.remains.retry()
     found = [*_judge_points(world, verb, known, done), *_judge_session(world, verb, known, done)]

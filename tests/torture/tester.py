@@ -48,6 +48,7 @@ WITH_CRIU = frozenset(
     )
 )
 """The points at which a CRIU runs."""
+_GONE_SECONDS = 20.0
 
 
 class Tester:
@@ -91,8 +92,12 @@ class Tester:
                     os.kill(self._stopped.pop(), signal.SIGCONT)
 
     def wait_gone(self) -> None:
-        """Until nothing is left of a daemon that was killed: it closes its connections one by one."""
-        while any(Path("/proc", str(pid)).exists() for pid in self._killed):
+        """Until nothing is left of what was killed: a daemon closes its connections one by one, and a keeper
+        goes when all other processes of its box have gone."""
+        deadline = time.monotonic() + _GONE_SECONDS
+        while left := [pid for pid in self._killed if Path("/proc", str(pid)).exists()]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"what was killed does not go: {left}")
             time.sleep(0.005)
         self._killed.clear()
 
@@ -137,9 +142,9 @@ class Tester:
             return False
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP if kind.startswith("hang") else signal.SIGKILL)
-                if kind.startswith("hang"):
-                    self._stopped.append(pid)
+                hangs = kind.startswith("hang")
+                os.kill(pid, signal.SIGSTOP if hangs else signal.SIGKILL)
+                (self._stopped if hangs else self._killed).append(pid)
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 import sqlite3
@@ -17,7 +18,7 @@ from tests.fakes import Injected, World
 
 from waypoint import errors
 from waypoint.box.box import Box
-from waypoint.box.keeper import Keeper
+from waypoint.core import registry
 from waypoint.core.capture import Wish
 from waypoint.core.live import new_id
 from waypoint.daemon.app import App
@@ -582,20 +583,74 @@ def test_a_point_becomes_durable_by_itself(world: World, row: SessionRow) -> Non
     assert world.app.registry.point(row, "one").durable
 
 
-def test_a_session_that_cannot_be_taken_over_for_want_of_descriptors_is_not_ended(
+@contextlib.contextmanager
+def not_taken_over(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str, failure: Exception
+) -> Iterator[None]:
+    """Inside, a daemon runs for which a step of taking over boxes fails."""
+
+    def fail(name: str) -> None:
+        if name == step:
+            raise failure
+
+    world.lose_daemon()
+    with monkeypatch.context() as failing:
+        failing.setattr(world.faults, "call", fail)
+        failing.setattr(faults, "_controller", fail)
+        failing.setattr(registry, "_TAKE_OVER_SECONDS", 0.05)
+        world.start()
+        yield
+
+
+@pytest.mark.parametrize(
+    ("step", "failure"),
+    [
+        ("builder.find", TimeoutError("its keeper does not answer")),
+        ("builder.connect", OSError(errno.EMFILE, "Too many open files")),
+        ("start.taken", TimeoutError("too late")),
+        ("start.taken", Injected("a step has failed")),
+    ],
+)
+def test_processes_of_a_session_that_could_not_be_taken_over_at_once_are_not_lost(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch, step: str, failure: Exception
+) -> None:
+    assert row.box
+    box = world.builder.boxes[row.box]
+    box.memory = "in no point"
+    with not_taken_over(world, monkeypatch, step, failure):
+        app = world.app
+        session = app.registry.describe(row)
+        assert (session.state, session.pid) == ("live", box.pid)
+        with pytest.raises(errors.SessionBusy, match=f"could not be taken over: .*{failure.args[-1]}"):
+            app.restore.to(row, "one")
+        assert app.registry.running(row.id) is None
+    assert app.registry.live(row).box.alive, "it is tried again, and a verb waits for that"
+    assert box.memory == "in no point"
+    app.restore.to(row, "one")
+    app.restore.undo(app.registry.find(row.id))
+    assert world.builder.boxes[str(app.registry.find(row.id).box)].memory == "in no point"
+    check(world)
+
+
+def test_a_session_that_ends_before_it_was_taken_over_can_be_restored(
     world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.lose_daemon()
+    assert row.box
+    with not_taken_over(world, monkeypatch, "start.taken", TimeoutError("too late")):
+        world.builder.boxes[row.box].signal_end()
+    with pytest.raises(errors.SessionDead):
+        world.app.registry.live(row)
+    world.app.restore.to(world.app.registry.find(row.id), "one")
+    check(world)
 
-    def connect(box: Box) -> Keeper:
-        raise OSError(errno.EMFILE, "Too many open files")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(world.builder, "connect", connect)
-        with pytest.raises(errors.MachineError, match="cannot take over session work"):
-            world.start()
-    world.start()
-    assert world.app.registry.running(row.id)
+def test_everything_can_be_ended_while_a_session_could_not_be_taken_over(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with not_taken_over(world, monkeypatch, "start.taken", TimeoutError("too late")):
+        world.app.sessions.stop_all()
+        assert not world.builder.standing()
+    world.app.restore.to(world.app.registry.find(row.id), "one")
     check(world)
 
 

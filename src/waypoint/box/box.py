@@ -47,9 +47,12 @@ class Box:
 
     def __init__(self, home: Home, box_id: str, pid: int, volume: Path) -> None:
         self.id, self.pid, self.volume = box_id, pid, volume
-        self.keeper = Keeper(socket_path(home, box_id))
         self._mounts_file = _mounts_path(home.run, box_id)
-        self._pidfd = os.pidfd_open(pid)
+        with contextlib.ExitStack() as undo:
+            self._pidfd = os.pidfd_open(pid)
+            undo.callback(os.close, self._pidfd)
+            self.keeper = Keeper(socket_path(home, box_id))
+            undo.pop_all()
 
     @classmethod
     def build(cls, spec: BoxSpec) -> Box:
@@ -130,13 +133,16 @@ class Box:
 
     @classmethod
     def find(cls, home: Home, box_id: str, volume: Path) -> Box | None:
-        """The box that an earlier daemon built, if it still runs."""
+        """The box that an earlier daemon built, if it still runs. OSError when it runs and does not
+        answer."""
         pid = keepers(home).get(box_id)
         if not pid:
             return None
         try:
             return cls(home, box_id, pid, volume)
         except OSError:
+            if keepers(home).get(box_id) == pid:
+                raise
             return None
 
     @property
@@ -356,12 +362,13 @@ def _innermost_pid(entry: str) -> int:
 
 
 def end_keeper(home: Home, box_id: str, pid: int) -> None:
-    """Ends a box that belongs to no session, because the daemon died while it was building it."""
+    """Ends a box that no daemon serves, if it has not ended by itself."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            _wait_for_end(pidfd)
+            if keepers(home).get(box_id) == pid:  # else another process has got the number meanwhile
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                _wait_for_end(pidfd)
         finally:
             os.close(pidfd)
     socket_path(home, box_id).unlink(missing_ok=True)

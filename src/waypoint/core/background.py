@@ -97,6 +97,20 @@ class Background:
 
         threading.Thread(target=repeat, name=name, daemon=True).start()
 
+    def run_until_done(self, seconds: float, work: Callable[[], bool], name: str) -> None:
+        """The same until it returns True."""
+        done = threading.Event()
+
+        def attempt() -> None:
+            if work():
+                done.set()
+
+        def repeat() -> None:
+            while not done.is_set() and not self._closed.wait(seconds):
+                _run_logged(attempt)
+
+        threading.Thread(target=repeat, name=name, daemon=True).start()
+
     @contextlib.contextmanager
     def foreground(self) -> Iterator[None]:
         """While a foreground verb runs."""

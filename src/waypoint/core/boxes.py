@@ -81,34 +81,41 @@ class Boxes:
         """A box on a volume, with nothing running in it. From here on its terminal is read."""
         base = self._registry.base_of(options)
         box = self._builder.build(volume, name, options, base, size, facts)
-        try:
-            live, printed = self._connect(session_id, box, size)
-            live.terminal.feed(printed)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._builder.remove, box)
+            live = self._connect(session_id, box, size)
+            undo.callback(self._let_go, live)
+            live.terminal.feed(live.terminal.events.serve())
             self._serve(live)
             faults.reach("box.served")
-        except BaseException:
-            self._builder.remove(box)
-            raise
+            undo.pop_all()
         return live
 
     def take_over(self, row: SessionRow, box: Box) -> Live:
         """A box that an earlier daemon built. Its keeper has kept what the terminal printed meanwhile. The
-        session is live again before that is read: a command that ended is judged like any other."""
+        session is live again before that is read: a command that ended is judged like any other. If this
+        fails, the box runs on and can be taken over again."""
         picture = None
         with contextlib.suppress(OSError, *MALFORMED):
-            picture = from_json(self._picture_path(box).read_bytes(), TerminalState)
-        live, printed = self._connect(row.id, box, picture.size if picture else Size())
-        self._registry.add(live)
-        self._trajectory.adopt(live.stream)
-        if picture:
-            live.terminal.take_over(picture, printed)
-        else:
-            live.terminal.feed(printed)
-        self._serve(live)
+            picture = from_json(self._picture_path(box.id).read_bytes(), TerminalState)
+        with contextlib.ExitStack() as undo:
+            undo.callback(box.close)
+            live = self._connect(row.id, box, picture.size if picture else Size())
+            undo.callback(self._let_go, live)
+            printed = live.terminal.events.serve()
+            undo.callback(self.remember_terminal, live)  # the keeper tells only once what was printed
+            self._registry.add(live)
+            self._trajectory.adopt(live.stream)
+            if picture:
+                live.terminal.take_over(picture, printed)
+            else:
+                live.terminal.feed(printed)
+            self._serve(live)
+            faults.reach("start.taken")
+            undo.pop_all()
         return live
 
-    def _connect(self, session_id: str, box: Box, size: Size) -> tuple[Live, bytes]:
-        """Also returns what the terminal has printed so far."""
+    def _connect(self, session_id: str, box: Box, size: Size) -> Live:
         hello = box.hello()
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, hello.master)
@@ -119,7 +126,7 @@ class Boxes:
         stream = self._trajectory.open(session_id, lambda: _redactor(box, terminal))
         live = Live(session_id, box, terminal, stream, self._engine.track_memory())
         terminal.on_event = lambda event: self._terminal_event(live, event)
-        return live, events.serve()
+        return live
 
     def _serve(self, live: Live) -> None:
         terminal = live.terminal
@@ -145,17 +152,17 @@ class Boxes:
         live.stream.add(body.kind, body.body, actor=event.actor, data=body.data, at=event.at)
         self._gate.terminal_event(live, event)
 
-    def _picture_path(self, box: Box) -> Path:
-        return self._home.run / f"{box.id}.terminal"
+    def _picture_path(self, box_id: str) -> Path:
+        return self._home.run / f"{box_id}.terminal"
 
     def remember_terminal(self, live: Live) -> None:
         """Writes the screen down for the next daemon. Best effort: it is only a picture."""
         if live.ended.is_set():
             return
         with contextlib.suppress(OSError, WaypointError, ValueError):
-            atomic.write(self._picture_path(live.box), msgspec.json.encode(live.terminal.state()))
-        if live.ended.is_set():  # it ended meanwhile, and may have removed the file before it was written
-            self._picture_path(live.box).unlink(missing_ok=True)
+            atomic.write(self._picture_path(live.box.id), msgspec.json.encode(live.terminal.state()))
+        if live.cleared:  # it ended meanwhile, and may have removed the file before it was written
+            self._picture_path(live.box.id).unlink(missing_ok=True)
 
     # ---- keepers -----------------------------------------------------------------------------
 
@@ -241,7 +248,7 @@ class Boxes:
         with contextlib.ExitStack() as steps:  # what comes first stands last; one that fails stops no other
             steps.callback(self._registry.drop, live)
             steps.callback(self._contacts.box_ended, live.session_id, live.box.id)
-            steps.callback(self._picture_path(live.box).unlink, missing_ok=True)
+            steps.callback(self._picture_path(live.box.id).unlink, missing_ok=True)
             for program in live.programs.values():
                 steps.callback(program.ended.set)
             steps.callback(live.terminal.events.close)
@@ -254,6 +261,25 @@ class Boxes:
             steps.callback(self._pump.remove, live.terminal.master)
             steps.callback(self._gate.approvals.drop, live)
             steps.callback(faults.reach, "box.silent")
+            steps.callback(self._doors.close, live)
+
+    def end_left_alone(self, box_id: str, pid: int) -> None:
+        """Ends a box that this daemon could not take over, if it has not ended by itself."""
+        self._builder.remove_unowned(box_id, pid)
+        self._picture_path(box_id).unlink(missing_ok=True)
+
+    def _let_go(self, live: Live) -> None:
+        """Gives up everything of the daemon's that belongs to a box; the box itself is left as it is."""
+        live.ended.set()
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._registry.drop, live)
+            steps.callback(self._contacts.unwatch, live.box.id)
+            steps.callback(live.terminal.events.close)
+            steps.callback(live.memory.close)
+            steps.callback(live.stream.close)
+            steps.callback(live.terminal.close, "the session could not be taken over")
+            steps.callback(self._pump.remove, live.terminal.events.fileno())
+            steps.callback(self._pump.remove, live.terminal.master)
             steps.callback(self._doors.close, live)
 
     def close(self) -> None:

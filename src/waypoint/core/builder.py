@@ -55,7 +55,8 @@ class BoxBuilder(Protocol):
         """The boxes that stand now: id and host pid of the keeper."""
 
     def find(self, box_id: str) -> Box | None:
-        """A box that an earlier daemon built, if it still stands."""
+        """A box that an earlier daemon built, if it still stands. OSError when it stands and does not
+        answer."""
 
     def connect(self, box: Box) -> Keeper:
         """A second connection to its keeper, for what it reports by itself."""
@@ -64,7 +65,8 @@ class BoxBuilder(Protocol):
         """Ends everything in a box and takes away what belonged to it. Its volume stays."""
 
     def remove_unowned(self, box_id: str, pid: int) -> None:
-        """Ends a box that belongs to no session: an earlier daemon died while it was building it."""
+        """Ends a box that no daemon serves, if it has not ended by itself, and takes away what belonged to
+        it: an earlier daemon died while it was building it, say."""
 
     def remove_groups(self, owned: Collection[str]) -> None:
         """Removes control groups without a box: an earlier daemon died before it started the keeper."""
@@ -159,6 +161,7 @@ class HostBuilder:
         end_keeper(self._home, box_id, pid)
         self._network.detach(box_id)
         cgroups.find(self._home.tag, box_id).remove()
+        drop_inside(self._home, box_id)
 
     def remove_groups(self, owned: Collection[str]) -> None:
         for box_id in cgroups.box_ids(self._home.tag) - {*owned}:

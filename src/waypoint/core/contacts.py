@@ -206,6 +206,10 @@ class Contacts:
             return
         self._cut.discard(session_id)
         self._close(box_id, session_id)
+        self.unwatch(box_id)
+
+    def unwatch(self, box_id: str) -> None:
+        """Undoes `watch`. The kernel goes on counting."""
         self._watched.discard(box_id)
         with self._lock:
             names = self._names.pop(box_id, None)

@@ -8,11 +8,12 @@ and written down like everything else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from waypoint.box.box import drop_inside
 from waypoint.box.keeper import OtherProtocol
 from waypoint.core.adoption import Adoption
+from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxBuilder
 from waypoint.core.cards import Cards
@@ -22,11 +23,13 @@ from waypoint.core.gate import Gate
 from waypoint.core.registry import LeftAlone, Registry
 from waypoint.core.remains import Remains
 from waypoint.core.removal import Removals
-from waypoint.errors import WaypointError, of_the_machine
+from waypoint.errors import WaypointError
 from waypoint.kernel import faults
 from waypoint.store.sessions import SessionRow
 
 log = logging.getLogger("waypoint")
+
+_AGAIN_SECONDS = 0.5
 
 
 class Recovery:
@@ -44,11 +47,13 @@ class Recovery:
         adoption: Adoption,
         removals: Removals,
         durability: Durability,
+        background: Background,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._builder, self._boxes, self._contacts = builder, boxes, contacts
         self._gate, self._cards, self._remains = gate, cards, remains
         self._adoption, self._removals, self._durability = adoption, removals, durability
+        self._background = background
 
     def run(self) -> None:
         """All of it, before the first request is served."""
@@ -77,34 +82,53 @@ class Recovery:
         self._durability.reach_soon()
         self._store.points.drop_running_verdicts()
         self._cards.write_missing()
+        if self._awaited():
+            self._background.run_until_done(_AGAIN_SECONDS, self._try_again, "take-over")
 
-    def _take_over(self, row: SessionRow, standing: Collection[str]) -> bool:
-        """False when its box is gone: then the session is dead and can be restored."""
-        box = self._builder.find(row.box) if row.box and row.box in standing else None
-        if box is not None:
+    def _take_over(self, row: SessionRow, standing: Mapping[str, int]) -> bool:
+        """False when its box is gone: then the session is dead and can be restored. A box that stands holds
+        what is in no point, so it is left alone whatever fails."""
+        if row.box and row.box in standing:
+            pid = standing[row.box]
             try:
-                self._boxes.take_over(row, box)
-                faults.reach("start.taken")
-                return True
+                if box := self._builder.find(row.box):
+                    self._boxes.take_over(row, box)
+                    return True
             except OtherProtocol as error:
                 log.warning("session %s is left alone: %s", row.name, error.strerror)
-                self._registry.left_alone[row.id] = LeftAlone(box.id, box.pid, str(error.strerror))
-                box.close()
+                self._registry.left_alone[row.id] = LeftAlone(row.box, pid, str(error.strerror), again=False)
                 return True
             except (OSError, WaypointError) as error:
-                log.exception("session %s could not be taken over", row.name)
-                if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                    # This machine lacks something now (descriptors, memory). The box is sound: it stays for a
-                    # daemon that can take it over.
-                    failure = of_the_machine(error, f"take over session {row.name}")
-                    if failure:
-                        raise failure from error
-                if live := self._registry.running(row.id):
-                    self._boxes.end(live, "the session could not be taken over")
-                else:
-                    self._builder.remove(box)
+                if row.id not in self._registry.left_alone:
+                    log.exception("session %s could not be taken over and is left alone", row.name)
+                if row.box in self._builder.standing():
+                    self._registry.left_alone[row.id] = LeftAlone(row.box, pid, str(error), again=True)
+                    return True
         self._store.sessions.set_state(row.id, "dead", box=row.box)
         return False
+
+    def _awaited(self) -> list[str]:
+        """The sessions whose boxes are still to be taken over."""
+        return [session for session, alone in self._registry.left_alone.items() if alone.again]
+
+    def _try_again(self) -> bool:
+        """True when no box is left to be taken over: each was, or has ended."""
+        for session_id in self._awaited():
+            with self._registry.moving(session_id, alone=True):
+                alone = self._registry.left_alone.get(session_id)
+                row = self._store.sessions.find(session_id)
+                if not alone or not row:
+                    continue  # it was ended meanwhile
+                standing = self._builder.standing()
+                if not self._take_over(row, standing):
+                    self._contacts.close_lost(standing, {alone.box: row.id})
+                    self._boxes.end_left_alone(alone.box, alone.pid)
+                    row = self._registry.find(session_id)
+                elif not self._registry.running(session_id):
+                    continue
+                self._registry.leave_alone_no_more(session_id)
+                log.info("session %s is %s", row.name, self._registry.describe(row).state)
+        return not self._awaited()
 
     def _clear_run_folder(self, owned: set[str]) -> None:
         run = self._home.run

@@ -42,12 +42,18 @@ FACTS_FILE = "facts.json"
 """Beside the images of a point: what was observed while its tree stood still."""
 
 
+_TAKE_OVER_SECONDS = 10.0
+"""How long a verb waits for a box that the daemon tries to take over."""
+
+
 class LeftAlone(NamedTuple):
-    """A box of another version: its id, the host pid of its keeper, and why it cannot be served."""
+    """A box that runs and is not served: its id, the host pid of its keeper, and why."""
 
     box: str
     pid: int
     why: str
+    again: bool
+    """Whether this daemon tries again. If not, the box was built by another version of Waypoint."""
 
 
 class Registry:
@@ -56,7 +62,7 @@ class Registry:
     def __init__(self, home: Home, pool: Pool, store: Store, trajectory: Trajectory) -> None:
         self.home, self.pool, self.store, self.trajectory = home, pool, store, trajectory
         self._lock = locks.condition("registry")
-        """Notified when a point is not used any more."""
+        """Notified when a point is not used any more, and when a box that was left alone is so no more."""
         self._lives: dict[str, Live] = {}
         self._turns: dict[str, threading.RLock] = {}
         self._in_use: Counter[str] = Counter()
@@ -66,8 +72,8 @@ class Registry:
         self._removing: set[str] = set()
         """Sessions that are being removed."""
         self.left_alone: dict[str, LeftAlone] = {}
-        """By session, boxes that run and that this daemon cannot serve: another version of Waypoint has built
-        them. They are not ended without being asked for."""
+        """By session, boxes that run and that this daemon could not take over. They are not ended without
+        being asked for."""
         self.throwaways: dict[str, str] = {}
         """Live copies that are not sessions and will not become any: their id, and the id of the session that
         each is a copy of."""
@@ -193,21 +199,43 @@ class Registry:
         return live
 
     def require_own(self, session_id: str) -> None:
-        """SessionBusy for a session that runs in a box of another version."""
-        if alone := self.left_alone.get(session_id):
+        """SessionBusy for a session whose box this daemon could not take over. Where it tries again, this
+        waits a while for it."""
+        if session_id not in self.left_alone:
+            return
+        with self._lock:
+            self._lock.wait_for(
+                lambda: not ((now := self.left_alone.get(session_id)) and now.again),
+                faults.limit(_TAKE_OVER_SECONDS),
+            )
+        alone = self.left_alone.get(session_id)
+        if alone and alone.again:
+            raise SessionBusy(
+                f"this session runs, but its box could not be taken over: {alone.why}",
+                hint=f"that is tried again by itself; if the box hangs, end its keeper (process {alone.pid})"
+                " and restore the session: that takes it to its last point",
+            )
+        if alone:
             raise SessionBusy(
                 f"this session runs in a box of another version of Waypoint: {alone.why}",
                 hint=f"go on with that version; or end its keeper (process {alone.pid}), stop the daemon and"
                 " restore the session",
             )
 
+    def leave_alone_no_more(self, session_id: str) -> None:
+        """Its box was taken over, or has ended."""
+        with self._lock:
+            self.left_alone.pop(session_id, None)
+            self._lock.notify_all()
+
     # ---- locks -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def moving(self, session_id: str, *, removing: bool = False) -> Iterator[None]:
+    def moving(self, session_id: str, *, removing: bool = False, alone: bool = False) -> Iterator[None]:
         """For one verb at a time that takes a session elsewhere or ends it. `removing`: the one that removes
-        it."""
-        self.require_own(session_id)
+        it. `alone`: also a session whose box was left alone."""
+        if not alone:
+            self.require_own(session_id)
         with self._lock:
             turn = self._turns.setdefault(session_id, locks.rlock("session move"))
         with turn:

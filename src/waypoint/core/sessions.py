@@ -187,10 +187,12 @@ class Sessions:
 
     def stop_all(self) -> None:
         """Ends every box; what was live is dead afterwards and can be restored."""
-        for session_id, alone in [*self._registry.left_alone.items()]:
-            self._builder.remove_unowned(alone.box, alone.pid)
-            del self._registry.left_alone[session_id]
-            self._store.sessions.set_state(session_id, "dead", box=alone.box)
+        for session_id in [*self._registry.left_alone]:
+            with self._registry.moving(session_id, alone=True):
+                if alone := self._registry.left_alone.get(session_id):
+                    self._boxes.end_left_alone(alone.box, alone.pid)
+                    self._store.sessions.set_state(session_id, "dead", box=alone.box)
+                    self._registry.leave_alone_no_more(session_id)
         for known in self._store.sessions.all():
             with self._registry.moving(known.id):
                 row, live = self._store.sessions.find(known.id), self._registry.running(known.id)

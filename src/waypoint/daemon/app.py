@@ -204,6 +204,7 @@ class App:
             adoption,
             self.removals,
             self.durability,
+            background,
         ).run()
         self.spares.start(self.copies.make_spare, self.copies.end_spare)
         for row in store.sessions.all():
