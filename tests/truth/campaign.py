@@ -3,8 +3,8 @@
     python -m tests.truth.campaign [--stories N] [--seed N] [--only WORDS] [--workers N] [--minutes N]
         [--write]
 
-There are so many stories in all. A random one is repeated by its number: `--seed 17 --stories 1
---only random`.
+There are so many stories in all, and all of them are played, unless `--minutes` ends it earlier. A random
+one is repeated by its number: `--seed 17 --stories 1 --only random`.
 Workers play stories side by side, each in a home of its own; the first one also falsifies answers.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import multiprocessing
 import os
 import shutil
@@ -44,17 +45,17 @@ _SHOWN_FAULTS = 200
 def main() -> int:
     """Exit status 1 if anything told was not true."""
     parser = argparse.ArgumentParser(prog="truth")
-    parser.add_argument("--stories", type=int, default=110)
+    parser.add_argument("--stories", type=int, default=120)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("WAYPOINT_SEED", "1")))
     parser.add_argument("--only", default="", help="stories whose names contain one of these, separated by |")
-    parser.add_argument("--minutes", type=float, default=40.0, help="no story begins later")
+    parser.add_argument("--minutes", type=float, default=0.0, help="no story begins later; 0: all are played")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help="the table goes into docs/history.md")
     arguments = parser.parse_args()
     began, workers, result = time.monotonic(), arguments.workers, Result()
     stories = _stories(arguments)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        end = began + arguments.minutes * 60
+        end = began + arguments.minutes * 60 if arguments.minutes else math.inf
         parts = [(stories[number::workers], number == 0, end) for number in range(workers)]
         for part in pool.imap_unordered(_play, parts, chunksize=1):
             result.add(part)
