@@ -26,6 +26,7 @@ NOT_JUDGED = {
     "size_before": "of a database: the sum of its files, which the files' own lines tell",
     "size_after": "of a database: the same",
     "damage": "the words of SQLite",
+    "damage_before": "the same",
     "contacts": "tests of the network count them",
     "not_compared": "says what may have changed without a sign",
     "commands": "tests of the cards count them",

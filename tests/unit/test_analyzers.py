@@ -23,7 +23,7 @@ import msgspec
 import pytest
 from tests.waiting import until
 
-from waypoint.api.difference import Change, Changes
+from waypoint.api.difference import Change, Changes, Difference, LiveDifference
 from waypoint.api.findings import (
     AccountChange,
     Analysis,
@@ -41,6 +41,7 @@ from waypoint.history.analyzers import analyze
 from waypoint.history.analyzers.packages import move
 from waypoint.history.analyzers.reading import Outcome, View
 from waypoint.history.redaction import Redactor
+from waypoint.text.difference import describe_difference
 from waypoint.text.files import name_files, summarize_files
 from waypoint.text.findings import describe_gap, summarize_findings
 from waypoint.text.plan import _databases
@@ -801,7 +802,10 @@ def test_amending_resetting_merging_and_picking(box: Box, clone: Path) -> None:
     change = only(box.look(), RepositoryChange)
     subjects = [commit.subject for commit in change.commits]
     assert subjects[0] == "Merge branch 'side'"
-    assert summarize_findings(box.look()) == ["git merge on main \"Merge branch 'side'\" with 2 commits"]
+    assert summarize_findings(box.look()) == [
+        "git merge on main \"Merge branch 'side'\" and 2 more commits",
+        "git branch +side (1 commit)",
+    ]
     assert sorted(subjects[1:]) == ["on the side", "right words"]
     assert change.lost_count == 0
     assert change.moves[-1] == "reset: moving to HEAD~1"
@@ -1018,6 +1022,80 @@ def test_a_commit_on_another_branch_belongs_to_that_branch(box: Box, clone: Path
     assert [(move.branch, move.gained, move.lost) for move in change.branches] == [("side", 1, 0)]
 
 
+def test_branches_that_are_not_checked_out_are_in_the_line_of_a_log(box: Box, clone: Path) -> None:
+    git(clone, "branch", "side")
+    assert summarize_findings(box.look()) == ["git branch +side"]
+    git(clone, "checkout", "--quiet", "side")
+    commit(box, clone, "/app/s", "one")
+    commit(box, clone, "/app/s", "two")
+    git(clone, "checkout", "--quiet", "main")
+    assert summarize_findings(box.look()) == ["git branch +side (2 commits)"]
+    box.checkpoint()
+    git(clone, "branch", "--force", "side", "side~1")
+    git(clone, "update-ref", "refs/remotes/hub/side", "HEAD")
+    assert summarize_findings(box.look()) == ["git branch side -1 commit", "git fetched hub/side"]
+    box.checkpoint()
+    git(clone, "branch", "--force", "side", "main")
+    git(clone, "update-ref", "-d", "refs/remotes/hub/side")
+    box.checkpoint()
+    git(clone, "branch", "-D", "side")
+    assert summarize_findings(box.look()) == ["git branch -side"]
+    git(clone, "branch", "-m", "trunk")
+    assert summarize_findings(box.look()) == ["git main → trunk", "git branch -main, -side"]
+
+
+def test_a_fetched_branch_that_is_gone_is_told(box: Box, clone: Path) -> None:
+    git(clone, "update-ref", "refs/remotes/hub/side", "HEAD")
+    box.checkpoint()
+    git(clone, "update-ref", "-d", "refs/remotes/hub/side")
+    assert summarize_findings(box.look()) == ["git remote branch -hub/side"]
+
+
+def test_one_of_several_repositories_is_named(box: Box, clone: Path) -> None:
+    git(clone, "clone", "--quiet", "--bare", str(clone), str(box.root / "hub.git"))
+    box.checkpoint()
+    commit(box, clone, "/app/a", "one")
+    git(clone, "push", "--quiet", str(box.root / "hub.git"), "main")
+    assert summarize_findings(box.look()) == [
+        'git app: 1 commit on main "one"',
+        'git hub.git: 1 commit on main "one"',
+    ]
+    git(clone, "push", "--quiet", str(box.root / "hub.git"), "main:next")
+    box.checkpoint()
+    git(clone, "push", "--quiet", "--force", str(box.root / "hub.git"), "main~1:next")
+    assert summarize_findings(box.look()) == ["git hub.git: branch next -1 commit"]
+
+
+def test_a_merge_that_was_given_up_is_told(box: Box, clone: Path) -> None:
+    git(clone, "checkout", "--quiet", "-b", "side")
+    commit(box, clone, "/app/README", "side")
+    git(clone, "checkout", "--quiet", "main")
+    commit(box, clone, "/app/README", "main")
+    with pytest.raises(subprocess.CalledProcessError):
+        git(clone, "merge", "side")
+    box.checkpoint()
+    git(clone, "merge", "--abort")
+    found = box.look()
+    assert only(found, RepositoryChange).in_progress_before == "merge"
+    assert summarize_findings(found) == ["git merge no longer in progress"]
+    [section] = describe_difference(Difference(files=Changes(), analysis=found, live=LiveDifference()))
+    assert section.summary == "git merge no longer in progress"
+
+
+def test_what_is_committed_is_not_called_not_committed(box: Box, clone: Path) -> None:
+    git(clone, "checkout", "--quiet", "-b", "side")
+    git(clone, "checkout", "--quiet", "main")
+    git(clone, "branch", "-d", "side")
+    found = box.look()
+    assert only(found, RepositoryChange).moves
+    [section] = describe_difference(Difference(files=Changes(), analysis=found, live=LiveDifference()))
+    assert section.summary == "1 repository"
+    box.write("/app/new", "x")
+    found = box.look()
+    [section] = describe_difference(Difference(files=Changes(), analysis=found, live=LiveDifference()))
+    assert section.summary == "not committed: /app"
+
+
 def test_the_branch_that_is_checked_out_is_renamed_once(box: Box, clone: Path) -> None:
     git(clone, "branch", "-m", "trunk")
     assert only(box.look(), RepositoryChange).moves == (
@@ -1175,7 +1253,7 @@ def test_rows_tables_and_schema_with_a_writer_at_work(box: Box) -> None:
         ),
     )
     assert change.schema == ("+index by_item", "+table carts", "-table old")
-    assert summarize_findings(found) == ["sqlite store.data: +carts, -old, 2 more"]
+    assert summarize_findings(found) == ["sqlite store.data: +carts; -old; 2 more tables"]
 
 
 def digest(root: Path) -> dict[str, str]:
@@ -1270,6 +1348,74 @@ def test_a_damaged_database_is_called_damaged(box: Box) -> None:
         assert (change.change, change.damage) == ("changed", damage)
     path.unlink()
     assert only(box.look(), DatabaseChange).change == "removed"
+
+
+def test_a_database_that_is_whole_again_is_not_compared_with_what_could_not_be_read(box: Box) -> None:
+    database(box, ORDERS.format(rows=5000))
+    path = box.root / "shop.db"
+    whole = path.read_bytes()
+    for damaged in (whole[:4096] + os.urandom(4096) + whole[8192:], whole[:700]):
+        path.write_bytes(damaged)
+        box.checkpoint()
+        path.write_bytes(whole)
+        change = only(box.look(), DatabaseChange)
+        assert (change.change, change.tables, change.damage) == ("changed", (), None)
+        assert change.damage_before
+        assert summarize_findings(box.look()) == ["sqlite shop.db whole again"]
+        path.write_bytes(whole[:600])
+        assert summarize_findings(box.look()) == [
+            f"sqlite shop.db still damaged: truncated, 600 of {len(whole):,} bytes"
+        ]
+        path.unlink()
+        assert summarize_findings(box.look()) == ["sqlite -shop.db"]
+    path.write_bytes(b"")
+    box.checkpoint()
+    path.write_bytes(whole)
+    assert summarize_findings(box.look()) == ["sqlite +shop.db (orders 5,000 rows)"]
+
+
+def test_a_database_with_another_name_is_the_same_database(box: Box) -> None:
+    (box.root / "db").mkdir()
+    (box.root / "shop.db").touch()
+    database(box, "CREATE TABLE orders(id INTEGER PRIMARY KEY); INSERT INTO orders VALUES (1), (2);")
+    shutil.copy(box.root / "shop.db", box.root / "db/in.db")
+    box.checkpoint()
+    (box.root / "shop.db").rename(box.root / "sales.db")
+    (box.root / "db").rename(box.root / "data")
+    old, new = box.views()
+    moved = {"/sales.db": "/shop.db", "/data": "/db"}
+    assert analyze(old, new, box.touched(), moved=moved).findings == ()  # the files are told as renamed
+    (box.root / "sales.db").rename(box.root / "shop.db")
+    database(box, "INSERT INTO orders VALUES (3)")
+    (box.root / "shop.db").rename(box.root / "sales.db")
+    found = analyze(old, new, box.touched(), moved=moved)
+    assert only(found, DatabaseChange).renamed_from == "/shop.db"
+    assert summarize_findings(found) == ["sqlite shop.db → sales.db: orders +1 row"]
+    [section] = describe_difference(Difference(files=Changes(), analysis=found, live=LiveDifference()))
+    assert [(line.sign, line.text, line.detail) for line in section.lines] == [
+        ("~", "/sales.db", "was /shop.db · orders +1 row")
+    ]
+
+
+def test_what_a_virtual_table_holds_is_a_gap(box: Box) -> None:
+    database(box, "CREATE VIRTUAL TABLE words USING fts5(body); INSERT INTO words VALUES ('a'), ('b');")
+    box.checkpoint()
+    database(box, "CREATE TABLE one(x); INSERT INTO one VALUES (1)")
+    assert summarize_findings(box.look()) == ["sqlite shop.db: +one (1 row)"]
+    box.checkpoint()
+    database(box, "DELETE FROM words WHERE body = 'a'")
+    found = box.look()
+    assert summarize_findings(found) == ["sqlite shop.db: words changed"]
+    assert [describe_gap(gap) for gap in found.gaps] == [
+        "/shop.db: which rows of words changed is not told (it is a virtual table)"
+    ]
+
+
+def test_schema_that_has_no_room_in_a_line_is_counted(box: Box) -> None:
+    database(box, "CREATE TABLE t(a, b)")
+    box.checkpoint()
+    database(box, "CREATE INDEX i ON t(a); CREATE INDEX j ON t(b); CREATE VIEW v AS SELECT a FROM t")
+    assert summarize_findings(box.look()) == ["sqlite shop.db: +index i; +index j; 1 more"]
 
 
 def test_the_log_alone_may_have_changed(box: Box) -> None:
@@ -1599,7 +1745,7 @@ def test_a_password_changed_and_its_hash_goes_nowhere(box: Box) -> None:
     box.write("/etc/shadow", "".join(f"{name}:{word}{tail}\n" for name, word in users.items()))
     found = box.look()
     assert [(one.name, *one.details) for one in found.findings if isinstance(one, SystemChange)] == [
-        ("bob", "another one"),
+        ("bob", "changed"),
         ("eve", "locked"),
         ("fay", "set"),
         ("gil", "removed: none is needed"),

@@ -153,9 +153,11 @@ def test_the_line_of_a_log_names_two_files_and_counts_the_rest() -> None:
     links = [change(f"/w/link{number}", links_to="/w/1") for number in range(3)]
     assert named(*links) == "+ /w/link0 (hard link), + /w/link1 (hard link) and 1 more hard link"
     assert named(*files, *links) == "+ /w/1, + /w/2 and 4 more"
-    # A folder of which only a cache changed is not named for it.
+    # A folder that has another mode is named, also where something in it is; one that is only new is not.
     above = change("/w/pkg", "modified", entry="folder", what=("mode",))
-    assert named(above, change("/w/pkg/__pycache__/x.pyc"), change("/w/a")) == "+ /w/a"
+    assert named(above, change("/w/pkg/__pycache__/x.pyc"), change("/w/a")) == "+ /w/a, ~ /w/pkg/"
+    assert named(above, change("/w/pkg/a")) == "+ /w/pkg/a, ~ /w/pkg/"
+    assert named(change("/w/pkg", entry="folder"), change("/w/pkg/a")) == "+ /w/pkg/a"
     assert named(change("/home/me/projects/shop/api/pay.py")) == "+api/pay.py"
     inside = RepositoryChange(path="/srv/app", change="changed")
     assert named(change("/srv/app/src/deep/pay.py"), findings=[inside]) == "+src/deep/pay.py"

@@ -303,6 +303,34 @@ def test_a_port_that_moved_to_another_process_is_told() -> None:
     assert not only_port.empty
 
 
+def test_ports_of_programs_that_went_on_are_told() -> None:
+    web = fact(7, "node app.js")
+    old = Facts(processes=(web,), ports=(port(3000, 7, "node app.js"),))
+    new = Facts(processes=(web,), ports=(port(3001, 7, "node app.js"), port(3002, 7, "node app.js")))
+    assert summarize_processes(compare_facts(old, new)) == [
+        "app.js opened :3001, :3002",
+        "app.js closed :3000",
+    ]
+    # Of those that started or were restarted it is told with them.
+    started = Facts(
+        processes=(web, fact(8, FLASK)), ports=(port(3000, 7, "node app.js"), port(5000, 8, FLASK))
+    )
+    assert summarize_processes(compare_facts(old, started)) == ["flask :5000 started"]
+    restarted = Facts(processes=(fact(9, "node app.js"),), ports=(port(3001, 9, "node app.js"),))
+    assert summarize_processes(compare_facts(old, restarted)) == ["app.js :3001 restarted"]
+
+
+def test_values_that_cannot_be_seen_are_quoted() -> None:
+    def shown(before: str | None, after: str) -> str:
+        change = VariableChange(name="IFS", before=before, after=after, exported=True)
+        return next(line.detail for line in shell_lines(LiveDifference(variables=(change,))))
+
+    assert shown(" \t\n", ",") == "$' \\t\\n' → ,"
+    assert shown("1", "") == "1 → ''"
+    assert shown(None, "a ") == "'a '"
+    assert shown(None, "a b") == "a b"
+
+
 def test_stopped_and_continued() -> None:
     old = Facts(processes=(fact(7, "make"), fact(8, "vim", stopped=True)))
     new = Facts(processes=(fact(7, "make", stopped=True), fact(8, "vim")))

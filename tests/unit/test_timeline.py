@@ -28,6 +28,7 @@ from waypoint.api.findings import (
     DatabaseChange,
     PackageChange,
     PackageMove,
+    RefMove,
     RepositoryChange,
     TableChange,
 )
@@ -817,7 +818,12 @@ def test_a_card_that_is_not_there_yet_or_has_gaps() -> None:
 
 
 def plan_text(
-    *, way: Way = "back", state: Any = "live", safety: bool = True, lost: Difference = FOUND
+    *,
+    way: Way = "back",
+    state: Any = "live",
+    safety: bool = True,
+    lost: Difference = FOUND,
+    not_covered: tuple[str, ...] = ("bind mount /data",),
 ) -> str:
     plan = RestorePlan(
         id="1f4b9c20",
@@ -826,7 +832,7 @@ def plan_text(
         head=record(9),
         lost=lost,
         uncheckpointed=lost,
-        not_covered=("bind mount /data",),
+        not_covered=not_covered,
     )
     target = Facts() if lost is NOTHING else Facts(processes=WORKERS, shell=ShellFact(cwd="/app"))
     words = describe_plan(plan, target, state=state, way=way, next_label="c6")
@@ -849,7 +855,7 @@ def test_a_plan_in_words() -> None:
         "             also changed: 1 in node_modules",
         "  packages   pip flask 3.0 and 7 more will be lost",
         '  git        3 commits on main will be lost: "fix it" and 2 more',
-        "  databases  app.db: orders will be as it was (13 → 1 row)",
+        "  databases  app.db: orders will be as it was then (13 → 1 row)",
         f"  processes  app.js :8080 ends · postgres ×3 resume with their memory of {when}",
         "  shell      cwd /app → /root · 2 variables · 1 function",
         "  not covered: bind mount /data",
@@ -946,6 +952,68 @@ def test_caches_are_one_line_of_a_plan() -> None:
     files = tuple(change(f"/app/{number}/__pycache__/x.pyc") for number in range(45))
     text = plan_text(lost=msgspec.structs.replace(NOTHING, files=Changes(changes=files)))
     assert text.splitlines()[1] == "  files      caches: 45 files in 0/__pycache__ and 44 more"
+
+
+def test_a_plan_names_its_gaps_and_what_else_happened_to_branches() -> None:
+    analysis = Analysis(
+        findings=(
+            RepositoryChange(
+                path="/app",
+                change="changed",
+                branch_before="0123456789",
+                head_before="0123456789abcdef",
+                branch_after="main",
+                head_after="fedc",
+                branches=(
+                    BranchMove(branch="topic", before="1", after="2", gained=1, lost=2),
+                    BranchMove(branch="side", before="1", after="2"),
+                ),
+                refs=(RefMove(kind="tag", name="v1", before="1", after="2"),),
+                in_progress="rebase",
+                in_progress_before="merge",
+            ),
+            RepositoryChange(path="/tree", change="created", worktree_of="/app"),
+            DatabaseChange(path="/a.db", change="changed", damage="x", damage_before="y"),
+            DatabaseChange(path="/b.db", change="changed", damage_before="y"),
+            DatabaseChange(path="/c.db", change="changed", damage="x"),
+        )
+    )
+    lost = msgspec.structs.replace(NOTHING, analysis=analysis, gaps=("files: they are gone",))
+    lines = plan_text(lost=lost, not_covered=()).splitlines()[1:-1]
+    assert [re.sub(r"^ *(git|databases)? *", "", line) for line in lines] == [
+        "app will be detached at 0123456, not on main",
+        "branch topic of app will lose 1 commit and gain 2 commits",
+        "branch side of app will be as it was then",
+        "tag v1 of app will be as it was then",
+        "unfinished rebase of app will be lost",
+        "unfinished merge of app will be back",
+        "worktree tree will be lost",
+        "a.db will be damaged, as it was then",
+        "b.db will be damaged, as it was then",
+        "c.db will be whole again",
+        f"processes  postgres ×3 resume with their memory of {NOW - timedelta(minutes=58):%H:%M}",
+        "missing: files: they are gone",
+    ]
+
+
+def test_folders_that_changed_themselves_are_in_a_plan() -> None:
+    files = (
+        change("/app/css", "modified", entry="folder", what=("mode",)),
+        change("/app/css/new.css"),
+        change("/app/lib", entry="folder"),
+        change("/app/lib/x"),
+    )
+    text = plan_text(lost=msgspec.structs.replace(NOTHING, files=Changes(changes=files)))
+    assert "2 made since, will go: css/new.css, lib/x" in text
+    assert "1 will have the mode, owner or attributes of then: css/" in text
+
+
+def test_a_card_without_a_change_says_what_was_not_compared() -> None:
+    difference = msgspec.structs.replace(NOTHING, not_compared=("memory of redis may have changed",))
+    card = msgspec.to_builtins(write_card("x", "given", difference, ()))
+    text = str(card_of(point(5), card=card, sections=[]))
+    assert "no change found since the point before" in text
+    assert "not seen   memory of redis may have changed" in text
 
 
 def test_a_plan_of_nothing() -> None:

@@ -107,6 +107,8 @@ class RepositoryChange(Record, frozen=True, tag_field="kind", tag="repository"):
     untracked_paths: tuple[str, ...] = ()
     in_progress: str | None = None
     """A merge, rebase, cherry-pick, revert or bisect that waits to be finished."""
+    in_progress_before: str | None = None
+    """The same at the point before."""
     worktree_of: str | None = None
     """Of a linked worktree: the folder of the repository that it belongs to."""
     moved_from: str | None = None
@@ -143,6 +145,10 @@ class DatabaseChange(Record, frozen=True, tag_field="kind", tag="database"):
     """`+table orders`, `-index by_date`, `~view totals`, `→table old → new`."""
     damage: str | None = None
     """Why it cannot be read now."""
+    damage_before: str | None = None
+    """Why it could not be read at the point before. Then its tables and rows cannot be compared."""
+    renamed_from: str | None = None
+    """Where it was before."""
 
 
 class Keyspace(Record, frozen=True):

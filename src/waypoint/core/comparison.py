@@ -172,7 +172,8 @@ class Comparison:
                 change for change in files if change.entry == "folder" and (change.files or change.old_path)
             ]
             folders = [path for change in moved for path in {change.real_path, change.real_old_path}]
-            analysis = analyze(old.view, new.view, touched, folders=folders)
+            renamed = {change.real_path: change.real_old_path for change in files if change.kind == "renamed"}
+            analysis = analyze(old.view, new.view, touched, folders=folders, moved=renamed)
             gaps += map(describe_gap, analysis.gaps)
         gaps += [
             f"{posixpath.basename(process.command.split()[0])} (pid {process.pid}):"

@@ -38,7 +38,13 @@ from waypoint.history.contacts import merge_contacts
 from waypoint.model import Effect
 from waypoint.text.effects import describe_contacts, describe_effect, effect_source, traffic
 from waypoint.text.files import NOUNS, count_files, fold_files, summarize_files
-from waypoint.text.findings import describe_head, describe_server, quoted, summarize_findings
+from waypoint.text.findings import (
+    describe_former_head,
+    describe_head,
+    describe_server,
+    quoted,
+    summarize_findings,
+)
 from waypoint.text.live import (
     port_lines,
     port_summary,
@@ -146,6 +152,8 @@ def _file(change: Change) -> SectionLine:
         phrases.append(f"{'at least ' if change.at_least else ''}{plural(change.files, 'file')}")
     if "type" in change.what and change.entry_before:
         phrases.append(f"was a {NOUNS[change.entry_before]}, is a {NOUNS[change.entry]}")
+    elif "content" in change.what and change.entry == "link":
+        phrases.append("symlink with another target")
     elif "content" in change.what and change.size_before is not None and change.size_after is not None:
         before, after = size(change.size_before), size(change.size_after)
         phrases.append(f"{before} → {after}" if before != after else after)
@@ -192,9 +200,16 @@ def _findings(
 ) -> Section:
     of_kind = [finding for finding in findings if isinstance(finding, kinds)]
     phrases = summarize_findings(Analysis(findings=tuple(of_kind)))
-    places = [finding.path for finding in of_kind if isinstance(finding, RepositoryChange)]
+    places = [
+        finding.path for finding in of_kind if isinstance(finding, RepositoryChange) and _waits(finding)
+    ]
     other = f"not committed: {some(places, 2)}" if places else plural(len(of_kind), _NOUNS[name])
     return _section(name, "derived", _join(*phrases) or other, lines(of_kind))
+
+
+def _waits(change: RepositoryChange) -> bool:
+    """Whether files that changed are not committed."""
+    return bool(change.staged or change.modified or change.untracked or change.untracked_folded)
 
 
 def _packages(findings: Sequence[Finding]) -> Iterator[SectionLine]:
@@ -228,7 +243,7 @@ def _repositories(findings: Sequence[Finding]) -> Iterator[SectionLine]:
     for change in (finding for finding in findings if isinstance(finding, RepositoryChange)):
         where = describe_head(change)
         if change.branch_before and change.branch_after and change.branch_before != change.branch_after:
-            where = f"{change.branch_before} → {where.removeprefix('on ')}"
+            where = f"{describe_former_head(change).removeprefix('on ')} → {where.removeprefix('on ')}"
         phrases = [where if change.change != "removed" else ""]
         if change.moved_from:
             phrases.append(f"was {change.moved_from}")
@@ -284,7 +299,11 @@ def _databases(findings: Sequence[Finding]) -> Iterator[SectionLine]:
     for change in (finding for finding in findings if isinstance(finding, DatabaseChange)):
         [phrase] = summarize_findings(Analysis(findings=(change,))) or [""]
         # Of `sqlite app.db: orders +12 rows` only the second half: the path is in the line already.
-        detail = phrase.partition(": ")[2] or phrase.partition("(")[2].rstrip(")")
+        detail = phrase.partition(": ")[2] or phrase.partition("(")[2].removesuffix(")")
+        if change.change == "changed" and (change.damage_before or change.damage):
+            detail = f"damaged: {change.damage}" if change.damage else "whole again"
+        if change.renamed_from:
+            detail = _join(f"was {change.renamed_from}", detail)
         yield SectionLine(sign=_SIGNS[change.change], text=change.path, detail=detail)
         for entry in change.schema:
             marks: dict[str, Sign] = {"+": "+", "-": "-"}

@@ -48,16 +48,25 @@ _OF_SERVERS = {"postgresql": ("/dev/shm/PostgreSQL.", "/run/postgresql/.s.PGSQL.
 _ENVIRONMENT = "/pyvenv.cfg"
 """The file that makes a folder a Python environment."""
 _SYSTEM = ("/bin/", "/boot/", "/etc/", "/lib/", "/opt/", "/run/", "/sbin/", "/usr/", "/var/")
-_BY_THE_WAY = frozenset({".lock", ".log", ".out", ".pid", ".sock", ".tmp"})
+_BY_THE_WAY = frozenset({".lock", ".log", ".out", ".pid", ".sock", ".swp", ".tmp"})
 
 
 # ---- counted -------------------------------------------------------------------------------------
 
 
 def fold_files(changes: Changes, analysis: Analysis) -> Folded:
-    """Changes with the folders that programs fill as one line each; the data folder of a server is one."""
-    findings = [finding for finding in analysis.findings if isinstance(finding, ServerChange)]
-    return fold_noisy(changes, [finding.path for finding in findings])
+    """Changes with the folders that programs fill as one line each. The data folder of a server is one, a
+    bare repository another."""
+    servers = [finding.path for finding in analysis.findings if isinstance(finding, ServerChange)]
+    return fold_noisy(changes, [*servers, *_bare(analysis)])
+
+
+def _bare(analysis: Analysis) -> list[str]:
+    return [
+        finding.path
+        for finding in analysis.findings
+        if isinstance(finding, RepositoryChange) and finding.bare
+    ]
 
 
 def summarize_files(changes: Changes, analysis: Analysis | None = None) -> str:
@@ -178,11 +187,12 @@ class _Explained:
 
 
 def _leaves(folded: Folded) -> Iterator[Change]:
-    """Files, and folders in which nothing else changed."""
+    """Files, and folders that did not only come or go with what is in them."""
     paths = [*(change.path for change in folded.changes), *(fold.path for fold in folded.folds)]
     parents = {posixpath.dirname(path) for path in paths}
     for change in folded.changes:
-        if change.entry != "folder" or change.files or change.kind == "renamed" or change.path not in parents:
+        is_only_its_files = change.entry == "folder" and change.kind in ("created", "deleted")
+        if not is_only_its_files or change.files or change.path not in parents:
             yield change
 
 

@@ -13,6 +13,7 @@ from waypoint.api.difference import PortFact, ProcessFact
 from waypoint.api.findings import (
     AccountChange,
     Analysis,
+    BranchMove,
     CronChange,
     DatabaseChange,
     Gap,
@@ -99,12 +100,7 @@ def summarize_findings(analysis: Analysis) -> list[str]:
     findings = analysis.findings
     phrases = [
         *_packages([finding for finding in findings if isinstance(finding, PackageChange)]),
-        *(
-            phrase
-            for finding in findings
-            if isinstance(finding, RepositoryChange)
-            for phrase in _repository(finding)
-        ),
+        *_repositories([finding for finding in findings if isinstance(finding, RepositoryChange)]),
         *(
             phrase
             for finding in findings
@@ -164,37 +160,78 @@ def _signs(changes: list[str]) -> str:
     return " ".join(f"{sign}{signs.count(sign):,}" for sign in "+~-" if sign in signs)
 
 
-def _repository(change: RepositoryChange) -> Iterator[str]:
-    where = f"{'worktree ' if change.worktree_of else ''}%s{change.path.rpartition('/')[2] or '/'}"
+def _repositories(changes: Sequence[RepositoryChange]) -> Iterator[str]:
+    """What happened in each; its name is said where it could be mistaken for another one."""
+    told = {(change.worktree_of, change.branch_after) for change in changes if change.worktree_of}
+    for change in changes:
+        here = [move for move in change.branches if (change.path, move.branch) not in told]
+        named = len(changes) > 1 or change.bare
+        yield from _repository(change, here, f"git {_base(change.path)}: " if named else "git ")
+
+
+def _base(path: str) -> str:
+    return path.rpartition("/")[2] or "/"
+
+
+def _repository(change: RepositoryChange, branches: Sequence[BranchMove], git: str) -> Iterator[str]:
+    where = f"{'worktree ' if change.worktree_of else ''}%s{_base(change.path)}"
     at = describe_head(change)
     if change.change == "removed":
         yield f"git {where % '-'}"
         return
     if change.commit_count or change.lost_count:
-        words = f"git {_commits(change)}"
+        words = f"{git}{_commits(change)}"
         yield f"{words}, {change.untracked:,} untracked" if change.untracked else words
     elif change.moved_from:
         yield f"git {change.moved_from} → {change.path}"
     elif change.change == "created":
         yield f"git {where % '+'} {at}"
     elif change.branch_before != change.branch_after:
-        yield f"git {change.branch_before} → {at.removeprefix('on ')}"
+        yield f"{git}{describe_former_head(change).removeprefix('on ')} → {at.removeprefix('on ')}"
     elif change.head_before != change.head_after:
-        yield f"git {at.removeprefix('on ')} moved to {(change.head_after or 'nothing')[:7]}"
-    for branch in change.branches:
-        if branch.after is None and branch.lost:
-            yield f"git branch {branch.branch} deleted, lost {quoted(branch.lost_subjects, branch.lost)}"
+        yield f"{git}{at.removeprefix('on ')} moved to {(change.head_after or 'nothing')[:7]}"
     if change.change == "changed":
-        if tags := [f"{_ref_sign(ref)}{ref.name}" for ref in change.refs if ref.kind == "tag"]:
-            yield f"git tag {some(tags, _NAMED)}"
-        if fetched := [ref.name for ref in change.refs if ref.kind == "remote branch" and ref.after]:
-            yield f"git fetched {some(fetched, _NAMED)}"
+        yield from (f"{git}{phrase}" for phrase in _refs(change, branches))
     if change.stashed:
-        yield f"git {plural(change.stashed, 'stash entry')} made"
+        yield f"{git}{plural(change.stashed, 'stash entry')} made"
     if change.unstashed:
-        yield f"git {plural(change.unstashed, 'stash entry')} gone"
+        yield f"{git}{plural(change.unstashed, 'stash entry')} gone"
     if change.in_progress:
-        yield f"git {change.in_progress} unfinished"
+        yield f"{git}{change.in_progress} unfinished"
+    elif change.in_progress_before and not change.commit_count:
+        yield f"{git}{change.in_progress_before} no longer in progress"
+
+
+def _refs(change: RepositoryChange, branches: Sequence[BranchMove]) -> Iterator[str]:
+    """Branches that are not checked out, tags, and what was fetched."""
+    others = [move for move in branches if move.branch != change.branch_after]
+    for move in others:
+        if move.after is None and move.lost:
+            yield f"branch {move.branch} deleted, lost {quoted(move.lost_subjects, move.lost)}"
+    if moved := [_branch(move) for move in others if move.after or not move.lost]:
+        yield f"branch {some(moved, _NAMED)}"
+    if tags := [f"{_ref_sign(ref)}{ref.name}" for ref in change.refs if ref.kind == "tag"]:
+        yield f"tag {some(tags, _NAMED)}"
+    fetched = [ref for ref in change.refs if ref.kind == "remote branch"]
+    if names := [ref.name for ref in fetched if ref.after]:
+        yield f"fetched {some(names, _NAMED)}"
+    if gone := [f"-{ref.name}" for ref in fetched if not ref.after]:
+        yield f"remote branch {some(gone, _NAMED)}"
+
+
+def _branch(move: BranchMove) -> str:
+    """`+topic (2 commits)`, `side +2 -1 commits`, `-old`."""
+    if move.after is None:
+        return f"-{move.branch}"
+    if move.before is None:
+        return f"+{move.branch}" + (f" ({plural(move.gained, 'commit')})" if move.gained else "")
+    signed = [f"{sign}{number:,}" for sign, number in (("+", move.gained), ("-", move.lost)) if number]
+    return f"{move.branch} {_counted_signs(signed, 'commit')}" if signed else f"~{move.branch}"
+
+
+def _counted_signs(signed: Sequence[str], noun: str) -> str:
+    """`+2 -1 rows`, `+1 row`."""
+    return f"{' '.join(signed)} {noun if signed in (['+1'], ['-1']) else f'{noun}s'}"
 
 
 def _ref_sign(ref: RefMove) -> str:
@@ -203,8 +240,16 @@ def _ref_sign(ref: RefMove) -> str:
 
 def describe_head(change: RepositoryChange) -> str:
     """`on main`, `detached at 1b62a0c`."""
-    branch = change.branch_after
-    if branch and (change.head_after or "").startswith(branch):
+    return _head(change.branch_after, change.head_after)
+
+
+def describe_former_head(change: RepositoryChange) -> str:
+    """The same of the point before."""
+    return _head(change.branch_before, change.head_before)
+
+
+def _head(branch: str | None, commit: str | None) -> str:
+    if branch and (commit or "").startswith(branch):
         return f"detached at {branch[:7]}"
     return f"on {branch or 'no branch'}"
 
@@ -220,7 +265,7 @@ def _commits(change: RepositoryChange) -> str:
     what = "merge" if newest.merge else plural(change.commit_count, "commit")
     words = f'{what} {at} "{_printable(newest.subject, 50)}"'
     if newest.merge and others:
-        words += f" with {plural(others, 'commit')}"
+        words += f" and {plural(others, 'more commit')}"
     return f"{words}, lost {lost}" if lost else words
 
 
@@ -232,21 +277,29 @@ def quoted(subjects: Sequence[str], number: int) -> str:
 
 
 def _database(change: DatabaseChange) -> Iterator[str]:
-    name = change.path.rpartition("/")[2]
+    name = _base(change.path)
     if change.change == "created":
         yield f"sqlite +{name} ({_new_tables(change.tables)})"
     elif change.change == "removed":
         yield f"sqlite -{name}"
-    elif change.damage:
-        yield f"sqlite {name} damaged: {change.damage}"
     else:
-        shown = sorted(change.tables, key=_weight, reverse=True)
-        words = [_table(table) for table in shown[:2]]
-        if len(shown) > 2:
-            words.append(f"{len(shown) - 2:,} more")
+        renamed = f"{_base(change.renamed_from)} → " if change.renamed_from else ""
+        yield f"sqlite {renamed}{name}{_database_words(change)}"
+
+
+def _database_words(change: DatabaseChange) -> str:
+    if change.damage:
+        return f" {'still ' * (change.damage_before is not None)}damaged: {change.damage}"
+    if change.damage_before:
+        return " whole again"
+    shown = sorted(change.tables, key=_weight, reverse=True)
+    words, more, noun = [_table(table) for table in shown], len(shown), "more table"
+    if not words:
         listed = {table.name for table in change.tables}
-        other = [entry for entry in change.schema if entry.partition(" ")[2] not in listed]
-        yield f"sqlite {name}: {', '.join(words or other[:2])}"
+        words = [entry for entry in change.schema if entry.partition(" ")[2] not in listed]
+        more, noun = len(words), "more"
+    rest = [plural(more - _NAMED_TABLES, noun) if noun != "more" else f"{more - _NAMED_TABLES:,} more"]
+    return f": {'; '.join([*words[:_NAMED_TABLES], *rest * (more > _NAMED_TABLES)])}"
 
 
 def describe_server(change: ServerChange) -> str:
@@ -267,7 +320,7 @@ def _keyspace(space: Keyspace, unit: str) -> str:
     if space.added is not None or space.removed is not None:
         counts = (("+", space.added), ("-", space.removed))
         signed = [f"{sign}{number:,}" for sign, number in counts if number]
-        words = [f"{' '.join(signed)} {unit if signed in (['+1'], ['-1']) else f'{unit}s'}"] if signed else []
+        words = [_counted_signs(signed, unit)] if signed else []
         words += [f"{space.rewritten:,} rewritten"] if space.rewritten else []
         return f"{space.name} {', '.join(words)}"
     if space.renamed_from:
@@ -296,7 +349,7 @@ def _weight(table: TableChange) -> tuple[bool, int]:
 
 def _table(table: TableChange) -> str:
     if table.change == "created":
-        rows = f" ({table.rows_after:,} rows)" if table.rows_after else ""
+        rows = f" ({plural(table.rows_after, 'row')})" if table.rows_after else ""
         return f"+{table.name}{rows}"
     if table.change == "removed":
         return f"-{table.name}"
@@ -305,11 +358,13 @@ def _table(table: TableChange) -> str:
         difference = (table.rows_after or 0) - (table.rows_before or 0)
         if difference:
             return f"{name} {difference:+,} {'row' if abs(difference) == 1 else 'rows'}"
-        return f"{name} altered" if table.altered else f"{name} not compared"
+        if table.altered:
+            return f"{name} altered"
+        return f"{name} changed" if table.rows_after is None else f"{name} not compared"
     signed = [f"{sign}{number:,}" for sign, number in (("+", table.inserted), ("-", table.deleted)) if number]
     words = ["altered"] if table.altered else []
     if signed:
-        words.append(f"{' '.join(signed)} {'row' if signed in (['+1'], ['-1']) else 'rows'}")
+        words.append(_counted_signs(signed, "row"))
     if table.updated:
         words.append(f"{table.updated:,} updated")
     return f"{name} {', '.join(words)}".rstrip()
@@ -351,7 +406,7 @@ _SUBJECTS = {
 
 
 def _system(changes: list[SystemChange]) -> Iterator[str]:
-    """`group +docker (+ann)`, `password of ann another one`, `unit backup.timer enabled`."""
+    """`group +docker (+ann)`, `password of ann changed`, `unit backup.timer enabled`."""
     for subject, group in groupby(changes, lambda change: change.subject):
         members = list(group)
         if len(members) > _NAMED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from waypoint.api.difference import (
     LiveDifference,
@@ -37,7 +37,21 @@ def summarize_processes(live: LiveDifference) -> list[str]:
     ):
         if names := some(program_names(processes, ports), _NAMED):
             phrases.append(f"{names} {word}")
-    return phrases
+    ended = {process.pid for process in live.ended} | {restart.before.pid for restart in live.restarted}
+    started = {process.pid for process in live.started} | {restart.after.pid for restart in live.restarted}
+    phrases += _of_others(live.opened, started, "opened")
+    return [*phrases, *_of_others(live.closed, ended, "closed")]
+
+
+def _of_others(ports: Sequence[PortFact], told: Collection[int | None], word: str) -> Iterator[str]:
+    """`node opened :3000`, of a program that went on."""
+    numbers: dict[str, set[int]] = {}
+    for port in ports:
+        if port.pid not in told:
+            numbers.setdefault(program_name(port.command) if port.command else "", set()).add(port.port)
+    for name, group in numbers.items():
+        listed = some([f":{number}" for number in sorted(group)], _NAMED)
+        yield f"{name} {word} {listed}" if name else f"{listed} {word}"
 
 
 def _restarted(live: LiveDifference) -> list[str]:
@@ -212,9 +226,9 @@ def _variable(variable: VariableChange) -> str:
         return ""
     phrases = []
     if variable.before is None:
-        phrases.append(cut(variable.after, _VALUE_WIDTH))
+        phrases.append(_visible(cut(variable.after, _VALUE_WIDTH)))
     elif variable.before != variable.after:
-        phrases.append(" → ".join(cut_around(variable.before, variable.after, _VALUE_WIDTH)))
+        phrases.append(" → ".join(map(_visible, cut_around(variable.before, variable.after, _VALUE_WIDTH))))
     elif not variable.became and not variable.no_longer:
         phrases.append(f"{cut(variable.after, _VALUE_WIDTH)} → another value")  # both are redacted
     phrases += [f"{word} now" for word in variable.became]
@@ -222,6 +236,16 @@ def _variable(variable: VariableChange) -> str:
     if not variable.exported and "exported" not in variable.no_longer:
         phrases.append("not exported")
     return " · ".join(phrases)
+
+
+def _visible(value: str) -> str:
+    """A value as bash would quote it where it is empty or has white space at an end."""
+    if value.strip() == value and value:
+        return value
+    if value.isprintable():
+        return f"'{value}'"
+    letters = (letter if letter.isprintable() else f"{letter!r}"[1:-1] for letter in value)
+    return f"$'{''.join(letters)}'"
 
 
 def _setting_line(change: SettingChange) -> SectionLine:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from waypoint.api.difference import Change, Changes, PlanWords, RestorePlan, Way
 from waypoint.api.findings import (
     Analysis,
+    BranchMove,
     DatabaseChange,
     Finding,
     PackageChange,
@@ -24,7 +25,7 @@ from waypoint.history.changes import Fold, is_cache, total
 from waypoint.history.facts import OWN_SHELL, Facts
 from waypoint.model import Checkpoint, State, TaskChange, TaskState
 from waypoint.text.files import by_interest, fold_files, noun_of
-from waypoint.text.findings import describe_head, program_names, quoted
+from waypoint.text.findings import describe_former_head, describe_head, program_names, quoted
 from waypoint.text.live import count_shell
 from waypoint.text.units import plural, shown, some
 
@@ -135,7 +136,10 @@ def _files(changes: Changes, analysis: Analysis, cwd: str, way: Way) -> Iterator
     listed = [
         change
         for change in by_interest(folded.changes)
-        if change.entry != "folder" or change.files or change.kind == "renamed" or change.path not in parents
+        if change.entry != "folder"
+        or change.files
+        or change.kind not in ("created", "deleted")
+        or change.path not in parents
     ]
     words = _WORDS[way]
     groups: dict[str, list[Change]] = {
@@ -217,13 +221,14 @@ def _repositories(findings: Sequence[Finding], way: Way) -> Iterator[str]:
     changes = [finding for finding in findings if isinstance(finding, RepositoryChange)]
     for change in changes:
         where = posixpath.basename(change.path) or "/"
+        noun = "worktree" if change.worktree_of else "repository"
         if change.change == "created":
-            yield f"repository {where} will be lost{_its_commits(change)}"
+            yield f"{noun} {where} will be lost{_its_commits(change)}"
             continue
         if change.change == "removed":
-            yield f"repository {where} {_RETURNS[way]}"
+            yield f"{noun} {where} {_RETURNS[way]}"
             continue
-        which = f" of {where}" if len(changes) > 1 else ""
+        which = f" of {where}" if len(changes) > 1 or change.bare else ""
         at = describe_head(change) + which
         if change.commit_count:
             subjects = quoted([commit.subject for commit in change.commits], change.commit_count)
@@ -232,27 +237,50 @@ def _repositories(findings: Sequence[Finding], way: Way) -> Iterator[str]:
             subjects = quoted([commit.subject for commit in change.lost], change.lost_count)
             yield f"{plural(change.lost_count, 'commit')} {at} {_RETURNS[way]}: {subjects}"
         if change.branch_before != change.branch_after:
-            yield f"{where} will be on {change.branch_before or 'no branch'}, not {change.branch_after}"
+            now, then = describe_head(change), describe_former_head(change)
+            yield f"{where} will be {then}, not {now.removeprefix('on ') if then.startswith('on ') else now}"
         for move in change.branches:
-            if move.branch == change.branch_after:
-                continue
-            if move.before is None:
-                yield f"branch {move.branch}{which} will be lost{_with(move.gained)}"
-            elif move.after is None:
-                yield f"branch {move.branch}{which} {_RETURNS[way]}{_with(move.lost)}"
-            elif move.gained:
-                yield f"branch {move.branch}{which} will lose {plural(move.gained, 'commit')}"
-        for words, fate in (
-            ([ref.name for ref in change.refs if ref.kind == "tag" and ref.before is None], "will be lost"),
-            ([ref.name for ref in change.refs if ref.kind == "tag" and ref.after is None], _RETURNS[way]),
-        ):
-            if words:
-                noun = "tag" if len(words) == 1 else "tags"
-                yield f"{noun} {some(words, _NAMED_PACKAGES)}{which} {fate}"
+            if move.branch != change.branch_after or (move.before is None and not change.commit_count):
+                yield f"branch {move.branch}{which} {_fate_of_branch(move, way)}"
+        yield from (f"{words}{which} {fate}" for words, fate in _tags(change, way))
         if change.stashed:
             yield f"{plural(change.stashed, 'stash entry')}{which} will be lost"
         if change.unstashed:
             yield f"{plural(change.unstashed, 'stash entry')}{which} {_RETURNS[way]}"
+        if change.in_progress and change.in_progress != change.in_progress_before:
+            yield f"unfinished {change.in_progress}{which} will be lost"
+        if change.in_progress_before and change.in_progress != change.in_progress_before:
+            yield f"unfinished {change.in_progress_before}{which} {_RETURNS[way]}"
+
+
+def _fate_of_branch(move: BranchMove, way: Way) -> str:
+    if move.before is None:
+        return f"will be lost{_with(move.gained)}"
+    if move.after is None:
+        return f"{_RETURNS[way]}{_with(move.lost)}"
+    changes = [
+        f"{verb} {plural(number, 'commit')}"
+        for verb, number in (("lose", move.gained), ("gain", move.lost))
+        if number
+    ]
+    return f"will {' and '.join(changes) or 'be as it was then'}"
+
+
+def _tags(change: RepositoryChange, way: Way) -> Iterator[tuple[str, str]]:
+    tags = [ref for ref in change.refs if ref.kind == "tag"]
+    for names, fate in (
+        ([ref.name for ref in tags if ref.before is None], "will be lost"),
+        ([ref.name for ref in tags if ref.after is None], _RETURNS[way]),
+        (
+            [ref.name for ref in tags if ref.before and ref.after],
+            "will be as it was then|will be as they were then",
+        ),
+    ):
+        of_one, _, of_several = fate.partition("|")
+        if len(names) == 1:
+            yield f"tag {names[0]}", of_one
+        elif names:
+            yield f"tags {some(names, _NAMED_PACKAGES)}", of_several or fate
 
 
 def _its_commits(change: RepositoryChange) -> str:
@@ -276,11 +304,13 @@ def _databases(findings: Iterable[Finding], way: Way) -> Iterator[str]:
             yield f"{name} will be lost{held}"
         elif change.change == "removed":
             yield f"{name} {_RETURNS[way]}"
+        elif change.damage_before:
+            yield f"{name} will be damaged, as it was then"
         elif change.damage:
-            yield f"{name} will be whole again"
+            yield f"{name} will be whole{' again' * (way == 'back')}"
         else:
             words = [word for table in change.tables for word in _table(table, way)]
-            yield f"{name}: {', '.join(words) or 'its schema will be as it was'}"
+            yield f"{name}: {', '.join(words) or 'its schema will be as it was then'}"
 
 
 def _server(change: ServerChange, way: Way) -> str:
@@ -305,7 +335,7 @@ def _table(table: TableChange, way: Way) -> Iterator[str]:
     elif table.inserted is None:
         before, after = table.rows_before, table.rows_after
         counts = "" if before is None or after is None else f" ({after:,} → {plural(before, 'row')})"
-        yield f"{table.name} will be as it was{counts}"
+        yield f"{table.name} will be as it was then{counts}"
     else:
         if table.renamed_from:
             yield f"{table.name} will be {table.renamed_from}"

@@ -304,7 +304,7 @@ class Card(Answer):
         elif not self.data["sections"]:
             lines.append(("dim", _row("changes", "no change found since the point before")))
         lines += sections(self.data["sections"], most)
-        if self.difference:
+        if self.difference is not None:
             lines += _not_compared(self.difference.not_compared)
         lines += [("warn", _row("not held", shown(sentence))) for sentence in self.coverage]
         return [*lines, *_left_out(self.gaps, self.redacted)]
@@ -491,7 +491,7 @@ class Plan(Answer):
         lines += [("warn", f"  {shown(change)}") for change in plan.get("base_changes", ())]
         if plan["not_covered"]:
             lines.append(("warn", f"  not covered: {' · '.join(map(shown, plan['not_covered']))}"))
-            lines += [("warn", f"  missing: {shown(gap)}") for gap in plan["lost"]["gaps"]]
+        lines += [("warn", f"  missing: {shown(gap)}") for gap in plan["lost"]["gaps"]]
         return [*lines, self._way_back(words, wording, safety=safety)]
 
     def _rows(self, words: Mapping[str, Any], when: str) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,18 @@ def judge_findings(ledger: Ledger, old: Look, new: Look, analysis: Mapping[str, 
 
 # ---- databases -----------------------------------------------------------------------------------
 
-_DATABASE = ("kind", "path", "change", "size_before", "size_after", "tables", "schema", "damage")
+_DATABASE = (
+    "kind",
+    "path",
+    "change",
+    "size_before",
+    "size_after",
+    "tables",
+    "schema",
+    "damage",
+    "damage_before",
+    "renamed_from",
+)
 _TABLE = (
     *("name", "change", "rows_before", "rows_after", "rewritten", "inserted", "deleted", "updated"),
     *("renamed_from", "altered"),
@@ -53,19 +64,41 @@ def _judge_databases(
         ledger.count("databases")
         ledger.known("databases", finding, _DATABASE)
         path = finding["path"].encode()
-        told.add(path)
-        before, after = old.databases.get(path), new.databases.get(path)
+        former = finding["renamed_from"].encode() if finding["renamed_from"] else path
+        told |= {path, former}
+        if former != path and former in new.tree:
+            ledger.wrong("databases", f"{finding['path']}: {finding['renamed_from']} is still there")
+        before, after = old.databases.get(former), new.databases.get(path)
         change = "created" if before is None else "removed" if path not in new.tree else "changed"
         ledger.equal("databases", f"{finding['path']} change", finding["change"], change)
         damaged = (path in new.tree and after is None) or bool(after and after.damage)
+        was_damaged = bool(before and before.damage) and finding["change"] == "changed"
         ledger.equal("databases", f"{finding['path']} damage", bool(finding["damage"]), damaged)
-        if not damaged:
+        if finding["change"] == "changed":
+            ledger.equal("databases", f"{finding['path']}", bool(finding["damage_before"]), was_damaged)
+        if not damaged and not was_damaged:
             _judge_tables(ledger, before, after, finding)
+    renamed = _renamed(old, new)
     for path in old.databases.keys() | new.databases.keys():
         before, after = old.databases.get(path), new.databases.get(path)
+        if path in renamed and (path not in old.databases or path not in new.tree):
+            continue  # the files tell it
         is_same = before is after or (before and after and _contents(before) == _contents(after))
         if path not in told and not is_same and os.fsdecode(path) not in gaps:
             ledger.missing("databases", f"{path!r} has changed")
+
+
+def _renamed(old: Look, new: Look) -> set[bytes]:
+    """The old and the new paths of databases that are at another path now, with all that they hold."""
+    gone = [path for path in old.databases if path not in new.tree]
+    made = [path for path in new.databases if path not in old.tree]
+    pairs = [
+        (was, now)
+        for was in gone
+        for now in made
+        if _contents(old.databases[was]) == _contents(new.databases[now])
+    ]
+    return {path for pair in pairs for path in pair}
 
 
 def _contents(database: Database) -> object:

@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.truth.judge.ledger import Ledger
-from tests.truth.judge.words import NOUNS, is_folded, noun_of, number, printed
+from tests.truth.judge.words import (
+    NOUNS,
+    bare_repositories,
+    head_of,
+    is_folded,
+    is_told_by_its_files,
+    noun_of,
+    number,
+    printed,
+)
 from tests.truth.oracle.look import Look
 
 Data = Mapping[str, Any]
@@ -130,13 +139,10 @@ class _PlanWords:
 
     def missing_groups(self, phrases: Sequence[str]) -> list[str]:
         """The wordings that have to be there and are not."""
-        own = [change for change in self._changes if not is_folded(change)]
+        bare = bare_repositories(self._findings.get("repository", ()))
+        own = [change for change in self._changes if not is_folded(change, bare)]
         parents = {posixpath.dirname(change["path"]) for change in own}
-        own = [
-            change
-            for change in own
-            if change["entry"] != "folder" or change["files"] or change["path"] not in parents
-        ]
+        own = [change for change in own if not is_told_by_its_files(change, parents)]
         missing = [
             begin
             for begin, folders in _FILLED.items()
@@ -283,10 +289,11 @@ def _files(change: Data) -> int:
 
 def _git_phrase(phrase: str, change: Data) -> bool:
     where = change["path"].rpartition("/")[2] or "/"
-    if match := re.fullmatch(r"repository (.*?) will be lost(?: with its ([\d,]+) commits?)?", phrase):
+    noun = "worktree" if change["worktree_of"] else "repository"
+    if match := re.fullmatch(rf"{noun} (.*?) will be lost(?: with its ([\d,]+) commits?)?", phrase):
         told = number(match[2] or "0")
         return bool(match[1] == where and change["change"] == "created" and told == change["commit_count"])
-    if match := re.fullmatch(rf"repository (.*?) {_BACK}", phrase):
+    if match := re.fullmatch(rf"{noun} (.*?) {_BACK}", phrase):
         return bool(match[1] == where and change["change"] == "removed")
     if match := re.fullmatch(rf"([\d,]+) commits? (.*?)(?: of (\S+))? (will be lost|{_BACK}): (.*)", phrase):
         is_lost = match[4] == "will be lost"
@@ -298,20 +305,35 @@ def _git_phrase(phrase: str, change: Data) -> bool:
             and any(f'"{subject}' in match[5] for subject in subjects)
             and re.fullmatch(r'".*"(?: and [\d,]+ more)?', match[5]) is not None
         )
-    if match := re.fullmatch(r"(.*?) will be on (.*?), not (.*)", phrase):
-        said = match[1], match[2], match[3]
-        return said == (where, str(change["branch_before"] or "no branch"), str(change["branch_after"]))
-    pattern = (
-        rf"branch (.*?)(?: of (\S+))? (will be lost|will lose|{_BACK})(?: ?(?:with )?([\d,]+) commits?)?"
-    )
+    if match := re.fullmatch(r"(.*?) will be (on .*?|detached at \w+), not (.*)", phrase):
+        then, now = head_of(change, "before"), head_of(change)
+        now = now.removeprefix("on ") if then.startswith("on ") else now
+        return (match[1], match[2], match[3]) == (where, then, now)
+    if match := re.fullmatch(rf"unfinished ([\w-]+)(?: of (\S+))? (will be lost|{_BACK})", phrase):
+        side = "in_progress" if match[3] == "will be lost" else "in_progress_before"
+        is_other = change["in_progress"] != change["in_progress_before"]
+        return match[2] in (None, where) and is_other and match[1] == change[side]
+    if match := re.fullmatch(
+        r"branch (.*?)(?: of (\S+))? will"
+        r"(?: lose ([\d,]+) commits?)?( and)?(?: gain ([\d,]+) commits?)?( be as it was then)?",
+        phrase,
+    ):
+        counts = number(match[3] or "0"), number(match[5] or "0")
+        if (any(counts) or match[6]) and bool(match[4]) == all(counts) and bool(match[6]) != any(counts):
+            return any(
+                move["branch"] == match[1]
+                and move["before"]
+                and move["after"]
+                and counts == (move["gained"], move["lost"])
+                for move in change["branches"]
+            )
+    pattern = rf"branch (.*?)(?: of (\S+))? (will be lost|{_BACK})(?: with ([\d,]+) commits?)?"
     if match := re.fullmatch(pattern, phrase):
         for move in change["branches"]:
             if move["branch"] == match[1] and match[2] in (None, where):
                 commits = number(match[4] or "0")
                 if match[3] == "will be lost":
                     return bool(move["before"] is None and commits == move["gained"])
-                if match[3] == "will lose":
-                    return bool(move["before"] and move["after"] and commits == move["gained"])
                 return bool(move["after"] is None and commits == move["lost"])
     return False
 
@@ -323,8 +345,7 @@ def _phrases_of_git(change: Data) -> int:
     branches = [
         move
         for move in change["branches"]
-        if move["branch"] != change["branch_after"]
-        and (move["before"] is None or move["after"] is None or move["gained"])
+        if move["branch"] != change["branch_after"] or (move["before"] is None and not change["commit_count"])
     ]
     tags = [ref for ref in change["refs"] if ref["kind"] == "tag"]
     return len(branches) + sum(
@@ -336,6 +357,9 @@ def _phrases_of_git(change: Data) -> int:
                 change["branch_before"] != change["branch_after"],
                 any(ref["before"] is None for ref in tags),
                 any(ref["after"] is None for ref in tags),
+                any(ref["before"] and ref["after"] for ref in tags),
+                change["in_progress"] and change["in_progress"] != change["in_progress_before"],
+                change["in_progress_before"] and change["in_progress"] != change["in_progress_before"],
                 change["stashed"],
                 change["unstashed"],
             ),
@@ -345,6 +369,14 @@ def _phrases_of_git(change: Data) -> int:
 
 def _kept_elsewhere(phrase: str, change: Data) -> bool:
     """Tags and the stash."""
+    if match := re.fullmatch(
+        r"tags? (.*?)(?: and (\d+) more)?(?: of (\S+))? will be as (?:it was|they were) then", phrase
+    ):
+        moved = {
+            ref["name"] for ref in change["refs"] if ref["kind"] == "tag" and ref["before"] and ref["after"]
+        }
+        names = match[1].split(", ")
+        return set(names) <= moved and len(names) + int(match[2] or 0) == len(moved)
     if match := re.fullmatch(
         rf"tags? (.*?)(?: and (\d+) more)?(?: of (\S+))? (will be lost|{_BACK})", phrase
     ):
@@ -364,12 +396,14 @@ def _database_phrase(phrase: str, change: Data) -> bool:
         return change["change"] == "created" and number(match[1] or "0") == rows
     if re.fullmatch(rf"{re.escape(name)} {_BACK}", phrase):
         return bool(change["change"] == "removed")
-    if phrase == f"{name} will be whole again":
-        return bool(change["damage"])
+    if phrase in (f"{name} will be whole again", f"{name} will be whole"):
+        return bool(change["damage"] and not change["damage_before"])
+    if phrase == f"{name} will be damaged, as it was then":
+        return bool(change["damage_before"])
     which, _, rest = phrase.partition(": ")
     if which != name or change["change"] != "changed":
         return False
-    if rest == "its schema will be as it was":
+    if rest == "its schema will be as it was then":
         return bool(change["schema"]) and not change["tables"]
     return all(any(_table_phrase(word, table) for table in change["tables"]) for word in rest.split(", "))
 
@@ -397,4 +431,4 @@ def _table_phrase(word: str, table: Data) -> bool:
         return bool(table["renamed_from"])
     if word == f"{name} will have its definition of then":
         return bool(table["altered"])
-    return table["inserted"] is None and word.startswith(f"{name} will be as it was")
+    return table["inserted"] is None and word.startswith(f"{name} will be as it was then")

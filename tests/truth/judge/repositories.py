@@ -19,7 +19,7 @@ _FIELDS = (
     *("kind", "path", "change", "branch_before", "branch_after", "head_before", "head_after", "commits"),
     *("commit_count", "lost_count", "moves", "branches", "committed", "staged", "modified", "untracked"),
     *("untracked_folded", "modified_paths", "untracked_paths", "in_progress", "worktree_of", "moved_from"),
-    *("bare", "lost", "lost_kept_on", "refs", "stashed", "unstashed"),
+    *("in_progress_before", "bare", "lost", "lost_kept_on", "refs", "stashed", "unstashed"),
 )
 _FOLDED = {b"__pycache__", b"node_modules", b".venv", b"site-packages", b".cache", b".pytest_cache"}
 _IS_NO_MOVE = re.compile(
@@ -101,6 +101,7 @@ class _Judgement:
         self._equal("head_before", before.head if before else None)
         self._equal("head_after", after.head if after else None)
         self._equal("in_progress", after.in_progress if after else None)
+        self._equal("in_progress_before", before.in_progress if before else None)
         now = after or before
         assert now
         self._equal("bare", now.bare)

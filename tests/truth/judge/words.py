@@ -20,7 +20,11 @@ _SIGNS = {"created": "+", "modified": "~", "deleted": "-", "renamed": "→"}
 _MOVES = {"added": "+", "removed": "-", "upgraded": "~", "downgraded": "~"}
 _FATES = {"created": "+", "removed": "-", "changed": "~"}
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-_NOISY = re.compile(r"/(?:\.git|__pycache__|node_modules|site-packages|\.venv|\.cache|\.npm|\.pytest_cache)/")
+_NOISY = re.compile(
+    r"/(?:\.git|__pycache__|node_modules|site-packages|\.venv/(?:bin|include|lib|lib64)|\.cache|\.npm|\.pytest_cache)/"
+)
+_FILLED = ("/usr/share/doc", "/usr/share/man", "/var/cache", "/var/lib/dpkg/info", "/var/lib/dpkg/triggers")
+"""Folders with one line for all that changed in them."""
 _PARTS = re.compile(r", (?=group |password |unit |[+-]\d+ |[+~-]cap_)")
 _ENVIRONMENT = "/pyvenv.cfg"
 _ENTRIES = {
@@ -35,7 +39,7 @@ _ENTRIES = {
 """The word for each kind of entry, in the order in which a line names them."""
 NOUNS = rf"(?:(?:{'|'.join(_ENTRIES.values())})s?(?:, | and |(?= \(| in |$)))+"
 """`file`, `files, folders and symlinks`."""
-_BY_THE_WAY = (".lock", ".log", ".out", ".pid", ".sock", ".tmp")
+_BY_THE_WAY = (".lock", ".log", ".out", ".pid", ".sock", ".swp", ".tmp")
 """Files that a line of a log may leave out."""
 _ASIDE = ("", "-wal", "-shm", "-journal")
 
@@ -45,11 +49,29 @@ def number(word: str) -> int:
     return int(word.replace(",", ""))
 
 
-def is_folded(change: Data) -> bool:
-    """Whether it is in a folder that a program fills, or is one."""
+def is_folded(change: Data, bare: Iterable[str] = ()) -> bool:
+    """Whether it is in a folder that a program fills, or is one. `bare`: repositories without a work tree."""
+    path = f"{change['path']}{'/' * (change['entry'] == 'folder')}"
+    if any(path.startswith(f"{folder}/") for folder in (*_FILLED, *bare)):
+        return True
     if change["path"].endswith(_ENVIRONMENT):  # it stands for a whole environment
         return False
-    return _NOISY.search(f"{change['path']}{'/' * (change['entry'] == 'folder')}") is not None
+    return _NOISY.search(path) is not None
+
+
+def is_told_by_its_files(change: Data, parents: Iterable[str]) -> bool:
+    """Whether it is a folder that only came or went with what is in it."""
+    return bool(
+        change["entry"] == "folder"
+        and not change["files"]
+        and change["kind"] in ("created", "deleted")
+        and change["path"] in parents
+    )
+
+
+def bare_repositories(repositories: Iterable[Data]) -> tuple[str, ...]:
+    """The folders of those without a work tree."""
+    return tuple(change["path"] for change in repositories if change["bare"])
 
 
 def is_size(word: str, size: int | None) -> bool:
@@ -82,6 +104,8 @@ class Words:
         self._findings: dict[str, list[Data]] = {}
         for finding in difference["analysis"]["findings"]:
             self._findings.setdefault(finding["kind"], []).append(finding)
+
+        self._bare = bare_repositories(self._of("repository"))
 
     def _of(self, kind: str) -> list[Data]:
         return self._findings.get(kind, [])
@@ -116,10 +140,22 @@ class Words:
         repositories = [
             change
             for change in self._of("repository")
-            if change["commit_count"] or change["lost_count"] or change["change"] != "changed"
+            if change["commit_count"]
+            or change["lost_count"]
+            or change["change"] != "changed"
+            or _others(change)
         ]
+        repositories = [change for change in repositories if not self._is_told_with_a_worktree(change)]
         if len(repositories) > told["git"]:
             self._ledger.missing("log", f"git: {summary!r}")
+
+    def _is_told_with_a_worktree(self, change: Data) -> bool:
+        """Whether all that happened is that a branch of one of its worktrees has moved."""
+        told = {one["branch_after"] for one in self._of("repository") if one["worktree_of"] == change["path"]}
+        others = {move["branch"] for move in _others(change)}
+        return not (change["commit_count"] or change["lost_count"] or others - told) and (
+            change["change"] == "changed"
+        )
 
     def _phrase(self, phrase: str, commands: Sequence[Data]) -> str:
         """What a phrase is about, if it is true; else empty."""
@@ -144,7 +180,17 @@ class Words:
     def _git(self, phrase: str) -> bool:
         if not phrase.startswith("git "):
             return False
-        return any(rule(phrase[4:], change) for change in self._of("repository") for rule in _GIT_RULES)
+        changes = self._of("repository")
+        for change in changes:
+            name = f"{change['path'].rpartition('/')[2] or '/'}: "
+            is_named = phrase[4:].startswith(name)
+            if is_named or (len(changes) == 1 and not change["bare"]) or _fate(phrase[4:], change):
+                words = phrase[4:].removeprefix(name) if is_named else phrase[4:]
+                if any(rule(words, change) for rule in _GIT_RULES):
+                    return True
+            if change["moved_from"] and phrase[4:] == f"{change['moved_from']} → {change['path']}":
+                return True
+        return False
 
     def _sqlite(self, phrase: str) -> bool:
         if not phrase.startswith("sqlite "):
@@ -184,7 +230,7 @@ class Words:
         )
 
     def _system_change(self, words: str) -> bool:
-        """`group +docker (+ann)`, `password of ann another one`, `+1 key in /root/.ssh/authorized_keys`."""
+        """`group +docker (+ann)`, `password of ann changed`, `+1 key in /root/.ssh/authorized_keys`."""
         for change in self._of("system"):
             sign, name = _FATES[change["change"]], change["name"]
             details = change["details"]
@@ -225,7 +271,7 @@ class Words:
     def _processes(self, phrase: str) -> bool:
         match = re.fullmatch(r"(.*?)(?: and (\d+) more)? (started|ended|restarted|stopped|continued)", phrase)
         if match is None:
-            return False
+            return self._ports_of_others(phrase)
         members = self._live[match[3]]
         if match[3] == "restarted":
             members = [restart["after"] for restart in members]
@@ -235,6 +281,18 @@ class Words:
         return is_all and all(
             any(name.split(" ")[0] in process["command"] for process in members) for name in names
         )
+
+    def _ports_of_others(self, phrase: str) -> bool:
+        """`node opened :3000`."""
+        match = re.fullmatch(r"(?:(.*) )?(opened|closed) (:.*?)(?: and \d+ more)?", phrase)
+        if match is None:
+            return False
+        ports = {
+            port["port"]
+            for port in self._live[match[2]]
+            if match[1] is None or match[1].split(" ")[0] in (port["command"] or "")
+        }
+        return set(map(int, re.findall(r":(\d+)", match[3]))) <= ports
 
     def _port_moves(self, phrase: str) -> bool:
         """`:5000 flask → node`."""
@@ -304,7 +362,7 @@ class Words:
     def _named(self, part: str, folders: Sequence[str]) -> bool:
         """`~api.py, + /srv/pay.py and 8 more files (+6 -2)`."""
         if match := re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({NOUNS})", part):
-            listed = [change for change in self._changes if not is_folded(change)]
+            listed = [change for change in self._changes if not is_folded(change, self._bare)]
             return self._counts(match[1]) == _count(listed) and match[2] == noun_of(listed)
         if match := re.fullmatch(r"([\d,]+) folders|folders in (.*)", part):
             return not any(change["entry"] != "folder" for change in self._own())
@@ -352,7 +410,7 @@ class Words:
         own = [
             change
             for change in self._changes
-            if not is_folded(change) or change["path"].endswith(_ENVIRONMENT)
+            if not is_folded(change, self._bare) or change["path"].endswith(_ENVIRONMENT)
         ]
         parents = {posixpath.dirname(change["path"]) for change in own}
         return [
@@ -360,12 +418,7 @@ class Words:
             for change in own
             if change["path"] not in told
             and (not change["path"].startswith(tops) or change["path"].endswith(_ENVIRONMENT))
-            and (
-                change["entry"] != "folder"
-                or change["files"]
-                or change["kind"] == "renamed"
-                or change["path"] not in parents
-            )
+            and not is_told_by_its_files(change, parents)
         ]
 
     # ---- sections ----------------------------------------------------------------------------
@@ -384,6 +437,7 @@ class Words:
         }
         names = [section["name"] for section in sections]
         for section in sections:
+            self._judge_summary_of(section)
             if (rule := rules.get(section["name"])) is None:
                 continue  # effects are judged in work.py; the network and commands have tests of their own
             for line in section["lines"]:
@@ -407,6 +461,69 @@ class Words:
                 self._judge_complete([line["text"] for line in section["lines"]])
             elif section["name"] in rules and len(section["lines"]) < self._fewest(section["name"]):
                 self._ledger.missing("lines", f"{section['name']} has {len(section['lines'])} lines")
+
+    def _judge_summary_of(self, section: Data) -> None:
+        """The words beside the name of a section."""
+        name, told = section["name"], section["summary"]
+        rules: dict[str, Callable[[str], bool]] = {
+            "files": self._files,
+            "packages": self._package,
+            "git": self._git,
+            "databases": lambda phrase: self._sqlite(phrase) or self._server(phrase),
+            "system": self._system,
+            "processes": self._about_processes,
+            "ports": self._about_ports,
+            "shell": self._about_shell,
+        }
+        if name not in rules:
+            return
+        for phrase in told.split(" · "):
+            self._ledger.count("lines")
+            if not rules[name](phrase) and not (name == "git" and self._unfinished(phrase)):
+                self._ledger.wrong("lines", f"{name}, at its head: {phrase!r}, in {told!r}")
+
+    def _unfinished(self, phrase: str) -> bool:
+        """`not committed: /app`."""
+        fields = ("staged", "modified", "untracked", "untracked_folded")
+        repositories = self._of("repository")
+        waiting = [one["path"] for one in repositories if any(one[field] for field in fields)]
+        if not phrase.startswith("not committed: "):
+            return phrase == f"{len(repositories)} repositor{'y' if len(repositories) == 1 else 'ies'}" and (
+                not waiting
+            )
+        named = re.sub(r" and \d+ more$", "", phrase.removeprefix("not committed: ")).split(", ")
+        return bool(waiting) and set(named) <= set(map(printed, waiting))
+
+    def _about_processes(self, phrase: str) -> bool:
+        if match := re.fullmatch(r"([\d,]+) still there", phrase):
+            return bool(number(match[1]) == self._live["kept"])
+        if match := re.fullmatch(r"memory (.*) → (.*)", phrase):
+            return all(map(is_size, match.groups(), self._live["memory_bytes"]))
+        return self._processes(phrase)
+
+    def _about_ports(self, phrase: str) -> bool:
+        match = re.fullmatch(r"(:.*) (opened|closed)", phrase)
+        if match is None:
+            return self._port_moves(phrase)
+        told = [int(port) for port in re.findall(r":(\d+)", match[1])]
+        return told == sorted({port["port"] for port in self._live[match[2]]})
+
+    def _about_shell(self, phrase: str) -> bool:
+        settings = Counter(change["kind"] for change in self._live["settings"])
+        functions = len(self._live["functions_added"]) + len(self._live["functions_removed"])
+        counts = {
+            "variable": len(self._live["variables"]),
+            "function": functions + settings["function"],
+            **{kind: settings[kind] for kind in ("alias", "option", "trap")},
+        }
+        if match := re.fullmatch(r"(\d+) (variable|function|alias|option|trap)(?:s|es)?", phrase):
+            return int(match[1]) == counts[match[2]]
+        if match := re.fullmatch(r"umask (\d+) → (\d+)", phrase):
+            masks = [
+                (one["before"], one["after"]) for one in self._live["settings"] if one["kind"] == "umask"
+            ]
+            return masks == [(match[1], match[2])]
+        return self._cwd(phrase)
 
     def _fewest(self, section: str) -> int:
         """How many lines a section has at least: one for each thing that changed."""
@@ -443,11 +560,14 @@ class Words:
         paths = {text.rpartition(" → ")[2] for text in texts}
         folders = {path for path in paths if path.endswith("/")}
         listed = {path.rstrip("/") or "/" for path in paths}
+        filled = [*self._bare, *(change["path"] for change in self._of("server"))]
+        parents = {posixpath.dirname(change["path"]) for change in self._changes}
         for change in self._changes:
             path = printed(change["path"])
-            if path in listed or any(f"{path}/".startswith(folder) for folder in folders):
+            if path in listed or is_told_by_its_files(change, parents):
                 continue
-            if change["entry"] == "folder" and any(other.startswith(f"{path}/") for other in listed):
+            is_filled = is_folded(change, filled)
+            if is_filled and any(f"{path}/".startswith(folder) for folder in folders):
                 continue
             if not any(path.endswith(other.rpartition(" → ")[2]) for other in listed):
                 self._ledger.missing("lines", f"no line for {change['kind']} {change['path']}")
@@ -520,12 +640,21 @@ class Words:
                 ):
                     return True
             elif (line["text"], line["sign"]) == (printed(change["path"]), _FATES[change["change"]]):
-                name = change["path"].rpartition("/")[2]
+                name, detail = printed(change["path"].rpartition("/")[2]), line["detail"]
+                if change["renamed_from"]:
+                    was, _, detail = detail.partition(" · ")
+                    former = printed(change["renamed_from"])
+                    name = f"{former.rpartition('/')[2]} → {name}"
+                    if was != f"was {former}":
+                        return False
+                if change["damage"]:
+                    return bool(detail == printed(f"damaged: {change['damage']}"))
+                if change["damage_before"] and change["change"] == "changed":
+                    return bool(detail == "whole again")
                 forms = (
-                    f"{name}: {line['detail']}",
-                    f"+{name} ({line['detail']})",
+                    f"{name}: {detail}",
+                    f"+{name} ({detail})",
                     f"-{name}",
-                    line["detail"],
                 )
                 return any(_is_database(form, change) for form in forms)
         return False
@@ -741,6 +870,8 @@ def _is_detail(phrase: str, change: Data) -> bool:
     """Whether a phrase beside a changed file is true."""
     if match := re.fullmatch(r"(at least )?([\d,]+) files?", phrase):
         return (number(match[2]), bool(match[1])) == (change["files"], change["at_least"])
+    if phrase == "symlink with another target":
+        return bool(change["entry"] == "link" and "content" in change["what"])
     if match := re.fullmatch(r"was an? (\w+), is an? (\w+)", phrase):
         return (match[1], match[2]) == (_ENTRIES[change["entry_before"]], _ENTRIES[change["entry"]])
     if match := re.fullmatch(r"mode (\d+) → (\d+)", phrase):
@@ -757,11 +888,19 @@ def _is_detail(phrase: str, change: Data) -> bool:
     return bool(phrase == _ENTRIES[change["entry"]] or (phrase == "attributes" and "xattr" in change["what"]))
 
 
-def _head(change: Data) -> str:
-    branch = change["branch_after"]
-    if branch and (change["head_after"] or "").startswith(branch):
+def head_of(change: Data, side: str = "after") -> str:
+    """`on main`, `detached at 1b62a0c`; `side`: at which of the two points."""
+    branch = change[f"branch_{side}"]
+    if branch and (change[f"head_{side}"] or "").startswith(branch):
         return f"detached at {branch[:7]}"
     return f"on {branch or 'no branch'}"
+
+
+def _others(change: Data) -> list[Data]:
+    """The branches of a repository that moved and are not checked out."""
+    if change["change"] != "changed":
+        return []
+    return [move for move in change["branches"] if move["branch"] != change["branch_after"]]
 
 
 def _begins(told: str, subject: str) -> bool:
@@ -772,8 +911,8 @@ def _begins(told: str, subject: str) -> bool:
 
 def _gained(phrase: str, change: Data) -> bool:
     match = re.fullmatch(
-        r'(merge|[\d,]+ commits?) (on \S+|detached at \w{7}|on no branch) "(.*?)"(?: with ([\d,]+) commits?)?'
-        r"(, lost .*?)?(?:, ([\d,]+) untracked)?",
+        r'(merge|[\d,]+ commits?) (on \S+|detached at \w{7}|on no branch) "(.*?)"'
+        r"(?: and ([\d,]+) more commits?)?(, lost .*?)?(?:, ([\d,]+) untracked)?",
         phrase,
     )
     if match is None or not change["commits"]:
@@ -786,7 +925,7 @@ def _gained(phrase: str, change: Data) -> bool:
     )
     return bool(
         counted
-        and match[2] == _head(change)
+        and match[2] == head_of(change)
         and _begins(match[3], newest["subject"])
         and bool(match[5]) == bool(change["lost_count"])
         and _is_lost(match[5] or "", change)
@@ -813,7 +952,7 @@ def _only_lost(phrase: str, change: Data) -> bool:
     return bool(
         match
         and not change["commit_count"]
-        and match[1] == _head(change).removeprefix("on ")
+        and match[1] == head_of(change).removeprefix("on ")
         and number(match[2]) == change["lost_count"]
         and _is_lost(f", lost {match[3]}", change)
     )
@@ -824,17 +963,39 @@ def _fate(phrase: str, change: Data) -> bool:
     kind = "worktree " if change["worktree_of"] else ""
     if change["change"] == "removed":
         return phrase == f"{kind}-{name}"
-    return bool(change["change"] == "created" and phrase == f"{kind}+{name} {_head(change)}")
+    return bool(change["change"] == "created" and phrase == f"{kind}+{name} {head_of(change)}")
 
 
 def _moved(phrase: str, change: Data) -> bool:
-    at = _head(change).removeprefix("on ")
+    at = head_of(change).removeprefix("on ")
     return phrase in (
         f"{change['moved_from']} → {change['path']}",
-        f"{change['branch_before']} → {at}",
+        f"{head_of(change, 'before').removeprefix('on ')} → {at}",
         f"{at} moved to {(change['head_after'] or 'nothing')[:7]}",
         f"{change['in_progress']} unfinished",
-    )
+    ) or (phrase == f"{change['in_progress_before']} no longer in progress" and change["in_progress"] is None)
+
+
+def _branches(phrase: str, change: Data) -> bool:
+    """`branch +side (2 commits), main +1 -2 commits, -old and 2 more`."""
+    match = re.fullmatch(r"branch (.*?)(?: and (\d+) more)?", phrase)
+    forms = set()
+    for move in _others(change):
+        if move["after"] is None:
+            forms |= set() if move["lost"] else {f"-{move['branch']}"}
+            continue
+        counts = [f"{sign}{move[field]:,}" for sign, field in (("+", "gained"), ("-", "lost")) if move[field]]
+        several = "" if counts in (["+1"], ["-1"]) else "s"
+        if move["before"] is None:
+            commits = f" ({move['gained']:,} commit{several})" if move["gained"] else ""
+            forms.add(f"+{move['branch']}{commits}")
+        else:
+            forms.add(
+                f"{move['branch']} {' '.join(counts)} commit{several}" if counts else f"~{move['branch']}"
+            )
+    told = match[1].split(", ") if match else []
+    # A branch of a worktree is told with the worktree.
+    return bool(match) and set(told) <= forms and len(told) + int(match[2] or 0 if match else 0) <= len(forms)
 
 
 def _branch_gone(phrase: str, change: Data) -> bool:
@@ -846,6 +1007,10 @@ def _branch_gone(phrase: str, change: Data) -> bool:
 
 def _other_refs(phrase: str, change: Data) -> bool:
     """`tag +v1, -v2`, `fetched origin/main`, `2 stash entries made`."""
+    if match := re.fullmatch(r"remote branch (.*?)(?: and (\d+) more)?", phrase):
+        gone = {f"-{ref['name']}" for ref in change["refs"] if ref["kind"] != "tag" and not ref["after"]}
+        named = match[1].split(", ")
+        return set(named) <= gone and len(named) + int(match[2] or 0) == len(gone)
     if match := re.fullmatch(r"(tag|fetched) (.*?)(?: and (\d+) more)?", phrase):
         if match[1] == "tag":
             names = {f"{_sign(ref)}{ref['name']}" for ref in change["refs"] if ref["kind"] == "tag"}
@@ -857,7 +1022,7 @@ def _other_refs(phrase: str, change: Data) -> bool:
     return bool(match and int(match[1]) == change["stashed" if match[2] == "made" else "unstashed"])
 
 
-_GIT_RULES = (_gained, _only_lost, _fate, _moved, _branch_gone, _other_refs)
+_GIT_RULES = (_gained, _only_lost, _fate, _moved, _branches, _branch_gone, _other_refs)
 
 
 def _is_git_line(line: Data, change: Data) -> bool:
@@ -896,8 +1061,8 @@ def _is_git_detail(phrase: str, change: Data) -> bool:
             "untracked": change["untracked"] + change["untracked_folded"],
         }
         return counts.get(match[2]) == number(match[1])
-    at = _head(change)
-    arrow = f"{change['branch_before']} → {at.removeprefix('on ')}"
+    at = head_of(change)
+    arrow = f"{head_of(change, 'before').removeprefix('on ')} → {at.removeprefix('on ')}"
     return phrase in (at, arrow, f"was {change['moved_from']}", f"{change['in_progress']} unfinished")
 
 
@@ -918,25 +1083,41 @@ def _is_database(phrase: str, change: Data) -> bool:
         ]
     if phrase == f"-{name}":
         return bool(change["change"] == "removed")
+    if change["renamed_from"]:
+        former = printed(change["renamed_from"].rpartition("/")[2])
+        if not phrase.startswith(f"{former} → "):
+            return False
+        phrase = phrase.removeprefix(f"{former} → ")
     if change["damage"]:
-        return phrase.startswith((f"{name} damaged: ", change["damage"], f"{name}: "))
+        still = "still " * bool(change["damage_before"])
+        # A phrase of a log has 120 letters at most.
+        return f"{name} {still}damaged: {printed(change['damage'])}".startswith(phrase.removesuffix("…"))
+    if change["damage_before"]:
+        return phrase == f"{name} whole again"
     told, _, rest = phrase.partition(": ")
     if told != name:
         return False
     tables = {printed(table["name"]): table for table in change["tables"]}
-    current: Data | None = None
-    # `orders altered, +2 rows` is about one table.
-    for word in re.sub(r" altered, ((?:[+-][\d,]+ )+rows?)", r" \1 altered", rest).split(", "):
-        if re.fullmatch(r"[\d,]+ more", word):
-            continue
-        if (match := re.fullmatch(r"([\d,]+) updated", word)) and current:
-            if number(match[1]) != current["updated"]:
-                return False
-            continue
-        current = _table_of(word, tables)
-        if current is None and word not in change["schema"]:
+    parts = rest.split("; ")
+    more = re.fullmatch(r"([\d,]+) more( tables?)?", parts[-1])
+    if more:
+        others = [entry for entry in change["schema"] if entry.partition(" ")[2] not in tables]
+        if number(more[1]) != len(tables if more[2] else others) - len(parts) + 1:
             return False
-    return True
+        parts.pop()
+    return all(part in change["schema"] or _is_table(part, tables) for part in parts)
+
+
+def _is_table(part: str, tables: Mapping[str, Data]) -> bool:
+    """`orders altered, +2 -1 rows, 3 updated`."""
+    first, *rest = part.split(", ")
+    if first.endswith(" altered") and rest and rest[0][:1] in "+-":
+        first = f"{first.removesuffix(' altered')} {rest.pop(0)} altered"
+    table = _table_of(first, tables)
+    if table is None or len(rest) > 1:
+        return False
+    updated = re.fullmatch(r"([\d,]+) updated", rest[0]) if rest else None
+    return not rest or bool(updated and number(updated[1]) == table["updated"])
 
 
 def _table_of(word: str, tables: Mapping[str, Data]) -> Data | None:
@@ -948,7 +1129,7 @@ def _table_of(word: str, tables: Mapping[str, Data]) -> Data | None:
     if word.startswith("-") and (table := tables.get(word[1:])) and table["change"] == "removed":
         return table
     match = re.fullmatch(
-        r"(?:(.*) → )?(.*?)(?: ((?:[+-][\d,]+ )+)rows?)?(?: ([\d,]+) updated)?( altered)?", word
+        r"(?:(.*) → )?(.*?)(?: ((?:[+-][\d,]+ )+)rows?)?(?: ([\d,]+) updated)?( altered| changed)?", word
     )
     table = tables.get(match[2]) if match else None
     if match is None or table is None or (match[1] or None) != table["renamed_from"]:

@@ -49,7 +49,7 @@ def find_databases(root: str, tree: Tree) -> list[bytes]:
     """Files that begin as SQLite's do."""
     found = []
     for path, entry in tree.items():
-        if entry.kind == "file" and entry.size >= 512 and not path.startswith(b"/usr/"):
+        if entry.kind == "file" and entry.size >= 100 and not path.startswith(b"/usr/"):
             with contextlib.suppress(OSError), open(os.fsencode(root) + path, "rb") as file:
                 if file.read(16) == _MAGIC:
                     found.append(path)

@@ -37,6 +37,20 @@ STORIES: tuple[Story, ...] = (
         needs=("sqlite3",),
     ),
     story(
+        "databases with another name, and damaged ones that are replaced",
+        "mkdir -p /srv/db/in && cd /srv/db && sqlite3 a.db 'create table t (id integer primary key, v);"
+        " insert into t values (1, 2), (2, 3); create table u (x)' && cp a.db in/b.db",
+        "mv a.db c.db && mv in out",
+        "sqlite3 c.db 'insert into t values (3, 4)' && mv c.db a.db && sqlite3 out/b.db 'create index i on t (v);"
+        " create view v as select v from t; create unique index j on u (x)'",
+        "head -c 3000 out/b.db > x && mv x out/b.db"
+        " && head -c 60 /dev/zero | dd of=a.db bs=1 seek=4096 conv=notrunc 2>/dev/null",
+        "cp out/b.db again.db && truncate -s 2000 out/b.db && sqlite3 whole.db 'create table t (a)' && mv whole.db a.db",
+        "cp a.db out/b.db && : > a.db && rm again.db",
+        "sqlite3 a.db 'create table fresh (a); insert into fresh values (1)' && rm -r out",
+        needs=("sqlite3",),
+    ),
+    story(
         "a large table",
         "mkdir -p /srv/db && cd /srv/db && sqlite3 l.db 'create table t (id integer primary key, v)'"
         f' && sqlite3 l.db "{_FILL.format(220000, "t")}"',

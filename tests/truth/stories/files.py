@@ -31,6 +31,13 @@ STORIES: tuple[Story, ...] = (
         "rm -r zero && ln -s nowhere zero && ln hard hard2 && ln -s '' empty 2>/dev/null; true",
     ),
     story(
+        "folders and links themselves",
+        "mkdir -p /srv/f/a/b /srv/f/c && cd /srv/f && echo 1 > a/1 && echo 2 > a/b/2 && ln -s a link",
+        "chmod 700 a && echo 3 > a/3 && chown 7:8 a/b && rm a/b/2 && ln -sfn c link",
+        "rm link && mkdir link && echo x > link/x && chmod 755 a && mv a/1 a/one",
+        "mv a z && chmod 1777 z && echo 4 > z/4 && rm -r c && ln -s z c",
+    ),
+    story(
         "swaps and rotations",
         "mkdir -p /srv/s/x /srv/s/y && cd /srv/s && echo a > a && echo b > b && echo x > x/f && echo y > y/f",
         "mv a t && mv b a && mv t b",

@@ -85,6 +85,21 @@ STORIES: tuple[Story, ...] = (
         needs=("git",),
     ),
     story(
+        "branches that are not checked out",
+        _START,
+        "git branch side && git branch keep",
+        'git checkout -q side && for n in 1 2 3; do echo $n > s$n && git add . && git commit -qm "side $n"; done'
+        " && git checkout -q main && git tag t",
+        "git branch -f side side~2 && git branch -D keep -q && git tag -f t side >/dev/null",
+        "git checkout -q side && echo other > app.py && git commit -qam 'another app' && git checkout -q main"
+        " && echo main > app.py && git commit -qam 'the app'",
+        Step("git merge -q side", fails=True),
+        "git merge --abort",
+        "git checkout -q --detach side && git branch -f main side && git branch lane main~1",
+        "git checkout -q main && git branch -m trunk && git update-ref -d refs/heads/lane",
+        needs=("git",),
+    ),
+    story(
         "packs, tags and many files",
         _START,
         "mkdir src && for n in {1..80}; do echo $n > src/m$n.py; done && git add . && git commit -qm 'eighty modules'",

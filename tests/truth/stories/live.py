@@ -6,6 +6,18 @@ from tests.truth.story import Step, Story, story
 
 _WAIT = "until (: </dev/tcp/127.0.0.1/{0}) 2>/dev/null; do sleep 0.05; done"
 _SLEEP = "sleep {0} & until grep -q ^sleep /proc/$!/cmdline; do :; done"
+_PORTS = """import signal, socket
+own = [socket.create_server(("", 8301))]
+def more(*_):
+    own.extend(socket.create_server(("", port)) for port in (8302, 8303))
+def fewer(*_):
+    own.pop(1).close()
+signal.signal(signal.SIGUSR1, more)
+signal.signal(signal.SIGUSR2, fewer)
+while True:
+    signal.pause()
+"""
+_LISTENS = """until grep -q "$(printf ':%04X 00000000:0000 0A' {0})" /proc/net/tcp; do sleep 0.05; done"""
 SERVE = "python3 -m http.server {0} >/dev/null 2>&1 & " + _WAIT
 
 STORIES: tuple[Story, ...] = (
@@ -26,6 +38,15 @@ STORIES: tuple[Story, ...] = (
         'kill $(jobs -p); wait 2>/dev/null; python3 -c \'import socket; s = socket.create_server(("", 8001))\nwhile 1:'
         " s.accept()[0].close()' & " + _WAIT.format(8001),
         "kill $(jobs -p); wait 2>/dev/null; true",
+    ),
+    story(
+        "ports of a program that goes on",
+        f"mkdir /srv/w && cd /srv/w && cat > ports.py <<'END'\n{_PORTS}END\n"
+        f"python3 ports.py & {_LISTENS.format(8301)}",
+        f"kill -USR1 $!; {_LISTENS.format(8303)}",
+        f"kill -USR2 $!; {_LISTENS.format(8302).replace('until', 'while')}",
+        f"kill $!; wait 2>/dev/null; python3 ports.py & {_LISTENS.format(8301)}; kill -USR1 $!; {_LISTENS.format(8303)}",
+        "kill $!; wait 2>/dev/null; true",
     ),
     story(
         "a redis server",

@@ -73,13 +73,15 @@ def analyze(
     touched: Sequence[str],
     *,
     folders: Sequence[str] = (),
+    moved: Mapping[str, str] | None = None,
     budget_s: float = 1.0,
     analyzers: Mapping[str, Analyzer] = ANALYZERS,
 ) -> Analysis:
     """What the touched paths mean. Never raises because of what it reads.
 
     `old` is None for the first point. `folders` were created, deleted or moved as a whole, so their files are
-    not among the touched. Each analyzer has `budget_s` seconds; what it has found by then is kept.
+    not among the touched. `moved`: the new paths of what has another name, and their old ones. Each analyzer
+    has `budget_s` seconds; what it has found by then is kept.
     """
     findings: list[Finding] = []
     gaps: list[Gap] = []
@@ -96,7 +98,7 @@ def analyze(
     for name, analyzer in analyzers.items():
         deadline = time.monotonic() + budget_s
         try:
-            for outcome in analyzer(Timed(old or Nothing(), deadline), Timed(new, deadline), touched):
+            for outcome in analyzer(Timed(old or Nothing(), deadline), Timed(new, deadline, moved), touched):
                 if isinstance(outcome, Gap):
                     gaps.append(msgspec.structs.replace(outcome, analyzer=name))
                 else:

@@ -19,7 +19,7 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from waypoint.history.analyzers.reading import (
     beginning,
     content,
     deadline_of,
+    former_path,
     guarded,
     status,
 )
@@ -77,9 +78,12 @@ def sqlite(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
     served = of_servers(old, new, touched)
     candidates = _candidates([path for path in touched if path not in served])
     probed = candidates[:_PROBES]
-    databases = [path for path in probed if _is_database(old, path) or _is_database(new, path)]
+    databases = [path for path in probed if _was_one(old, path) or _was_one(new, path)]
+    moved = {path: former for path in databases if (former := former_path(new, path)) != path}
+    gone = {former for former in moved.values() if not new.exists(former)}
     for path in databases[:_DATABASES]:
-        yield from guarded(path, _examine(old, new, path))
+        if path not in gone:
+            yield from guarded(path, _examine(old, new, path, moved.get(path, path)))
     if len(databases) > _DATABASES:
         for path in databases[_DATABASES : _DATABASES + _NAMED_GAPS]:
             yield Gap(analyzer="", path=printable(path), reason=f"one of more than {_DATABASES} databases")
@@ -115,34 +119,41 @@ def _is_database(view: View, path: str) -> bool:
     return beginning(view, path, len(MAGIC)) == MAGIC
 
 
-def _examine(old: View, new: View, path: str) -> Iterator[Outcome]:
+def _was_one(view: View, path: str) -> bool:
+    """Whether it is a database, or the beginning of one."""
+    return _is_database(view, path) or _is_truncated(view, path)
+
+
+def _is_truncated(view: View, path: str) -> bool:
+    about = status(view, path)
+    return about is not None and about.st_size < (_whole_size(view, path) or 0)
+
+
+def _examine(old: View, new: View, path: str, former: str) -> Iterator[Outcome]:
+    """One database. `former`: where it was before."""
     with tempfile.TemporaryDirectory(prefix="waypoint-sqlite-") as folder:
-        before = _copy(old, path, Path(folder) / "before")
+        before = _copy(old, former, Path(folder) / "before")
         after = _copy(new, path, Path(folder) / "after")
         change: Fate = "changed"
-        if before is None:
+        if before is None and not _is_truncated(old, former):
             change = "created"
         elif after is None and not new.exists(path):
             change = "removed"
         damage = _damage(new, path, after)
-        if damage and before is None:  # it never was one
+        if damage and change == "created":  # it never was one
             yield Gap(analyzer="", path=printable(path), reason=damage)
+            return
+        damage_before = None if change == "created" else _damage(old, former, before)
+        if damage and damage_before and _same_bytes(before, after):
             return
         tables: tuple[TableChange, ...] = ()
         schema: tuple[str, ...] = ()
-        if not damage:
+        if not damage and not damage_before:
             with _opened(before, after, deadline_of(new)) as pair:
                 tables = tuple(_tables(pair))
                 schema = tuple(_schema_changes(pair)) if change == "changed" else ()
-            for table in tables:
-                if table.change == "changed" and table.inserted is None and table.rows_after is not None:
-                    yield Gap(
-                        analyzer="",
-                        path=printable(path),
-                        reason="not enough time",
-                        meaning=f"the rows of {table.name} were counted, which of them changed is not told",
-                    )
-        if change != "changed" or tables or schema or damage:
+            yield from _not_told(new, path, tables)
+        if change != "changed" or tables or schema or damage or damage_before:
             yield DatabaseChange(
                 path=printable(path),
                 change=change,
@@ -151,7 +162,27 @@ def _examine(old: View, new: View, path: str) -> Iterator[Outcome]:
                 tables=tables,
                 schema=schema,
                 damage=damage,
+                damage_before=damage_before,
+                renamed_from=printable(former) if former != path else None,
             )
+
+
+def _same_bytes(before: _Copy | None, after: _Copy | None) -> bool:
+    return before is not None and after is not None and before.path.read_bytes() == after.path.read_bytes()
+
+
+def _not_told(new: View, path: str, tables: Sequence[TableChange]) -> Iterator[Gap]:
+    """Tables of which the rows could not be compared."""
+    for table in tables:
+        if table.change != "changed" or table.inserted is not None:
+            continue
+        meaning = f"which rows of {table.name} changed is not told"
+        if table.rows_after is None:
+            reason = "it is a virtual table"
+        else:
+            meaning = f"the rows of {table.name} were counted, which of them changed is not told"
+            reason = "not enough time" if time.monotonic() > deadline_of(new) else "they cannot be compared"
+        yield Gap(analyzer="", path=printable(path), reason=reason, meaning=meaning)
 
 
 @dataclass(frozen=True)
@@ -238,7 +269,7 @@ def _opened(before: _Copy | None, after: _Copy | None, deadline: float) -> Itera
             (side, table): _columns(connection, side, table)
             for side in ("old", "main")
             if side == "main" or (before and after)
-            for table in _Listing.read(connection, side).countable
+            for table in _Listing.read(connection, side).stored
         }
         connection.set_authorizer(lambda action, *_: _permit(action))
         listing = _Listing.read(connection, "main")
@@ -270,6 +301,13 @@ class _Listing:
     objects: dict[tuple[str, str], str]
     countable: frozenset[str]
     """The tables that have rows of their own: no virtual ones."""
+    parts: Mapping[str, frozenset[str]]
+    """Of each virtual table, the tables in which its module keeps it."""
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """Every table of the file."""
+        return self.countable.union(*self.parts.values())
 
     @property
     def tables(self) -> list[str]:
@@ -280,8 +318,13 @@ class _Listing:
         listed = connection.execute(f"SELECT type, name, rootpage, sql FROM {side}.sqlite_master").fetchall()
         objects: dict[tuple[str, str], str] = {}
         countable = set()
-        virtual = [_word(name) for kind, name, page, _ in listed if kind == b"table" and not page]
-        shadows = {f"{name}_{part}" for name in virtual for part in _SHADOWS}
+        virtual = [name for kind, name, page, _ in listed if kind == b"table" and not page]
+        stored = {_word(name) for kind, name, page, _ in listed if kind == b"table" and page}
+        parts = {
+            name: frozenset(f"{name}_{part}" for part in _SHADOWS if f"{name}_{part}" in stored)
+            for name in map(_word, virtual)
+        }
+        shadows = frozenset[str]().union(*parts.values())
         for kind, raw, page, sql in listed:
             name = _word(raw)
             if name.startswith("sqlite_") or name in shadows:
@@ -289,7 +332,7 @@ class _Listing:
             objects[_word(kind), name] = " ".join(_word(sql).split())
             if kind == b"table" and page:
                 countable.add(name)
-        return cls(objects, frozenset(countable))
+        return cls(objects, frozenset(countable), parts)
 
 
 @dataclass(frozen=True)
@@ -348,6 +391,16 @@ class _Pair:
             return _Rows(0, 0, 0)  # VACUUM gives rows without a key other numbers
         return rows
 
+    def has_other_parts(self, virtual: str) -> bool:
+        """Whether the tables in which a virtual table is kept are others, or hold something else."""
+        assert self.before
+        assert self.after
+        was, now = self.before.parts.get(virtual), self.after.parts.get(virtual)
+        if was != now or not was:
+            return was != now
+        compared = [self.compare(part, part) for part in sorted(was)]
+        return any(rows.any or rows.inserted is None for rows in compared)
+
     def _same_rows(self, a: str, b: str, columns: Sequence[str]) -> bool | None:
         listed = ", ".join(map(_quoted, columns))
         counted = f"SELECT {listed}, count(*) AS times_ FROM %s GROUP BY {listed}"
@@ -397,7 +450,8 @@ def _changed(
     altered = was == name and pair.before.objects["table", was] != pair.after.objects["table", name]
     counted = rows_before is not None and rows_after is not None
     rows = pair.compare(was, name) if counted else _Rows()
-    if was != name or altered or rows.any or rows_before != rows_after or (counted and rows.inserted is None):
+    is_other = rows.any or rows_before != rows_after or (counted and rows.inserted is None)
+    if was != name or altered or is_other or pair.has_other_parts(name):
         yield TableChange(
             name=name,
             change="changed",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO, Protocol
 
 from waypoint.api.findings import Finding, Gap
@@ -79,9 +79,11 @@ class Nothing:
 class Timed:
     """A view that raises OutOfTime after the deadline."""
 
-    def __init__(self, view: View, deadline: float) -> None:
+    def __init__(self, view: View, deadline: float, moved: Mapping[str, str] | None = None) -> None:
+        """`moved`: the new paths of files and folders with another name, and their old ones."""
         self._view = view
         self.deadline = deadline
+        self.moved = moved or {}
 
     def _tick(self) -> None:
         if time.monotonic() > self.deadline:
@@ -115,6 +117,16 @@ class Timed:
 def deadline_of(view: View) -> float:
     """The deadline, for work that does not go through the view."""
     return view.deadline if isinstance(view, Timed) else time.monotonic() + 10
+
+
+def former_path(view: View, path: str) -> str:
+    """Where a path of the new tree was in the old one."""
+    moved = view.moved if isinstance(view, Timed) else {}
+    top, rest = path, ""
+    while moved and top and top not in moved:
+        top, _, name = top.rpartition("/")
+        rest = f"/{name}{rest}"
+    return moved[top] + rest if top in moved else path
 
 
 def status(view: View, path: str) -> os.stat_result | None:

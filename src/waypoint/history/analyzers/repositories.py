@@ -245,6 +245,7 @@ def _examine(old: View, new: View, repository: _Repository) -> Iterator[Outcome]
             modified_paths=tuple(map(printable, sorted(files.modified)[:_KEPT])),
             untracked_paths=tuple(map(printable, sorted(files.untracked)[:_KEPT])),
             in_progress=waits,
+            in_progress_before=waited,
             worktree_of=printable(place.common.removesuffix("/.git") or "/") if place.linked else None,
             moved_from=printable(former.work_tree or former.folder)
             if (former := repository.moved_from)

@@ -116,7 +116,7 @@ def _password_change(was: str, now: str) -> str:
         return "removed: none is needed"
     if now.lstrip("!") == was.lstrip("!"):
         return "locked" if now.startswith("!") else "unlocked"
-    return "locked" if now[0] in "!*" else "another one" if was.startswith("$") else "set"
+    return "locked" if now[0] in "!*" else "changed" if was.startswith("$") else "set"
 
 
 def _entries(view: View, path: str) -> dict[str, list[str]]:
