@@ -305,6 +305,7 @@ def test_rules_of_the_user_come_before_the_built_in_ones() -> None:
         ("[decisions]\nreversible = 'maybe'\n", 1, "maybe"),
         ("[[rule]]\ncommand = 'x'\nclass = 'unknown'\nmatches = '('\n", 1, "missing )"),
         ("[approval]\nexpires = 'soon'\n", 1, "not a duration"),
+        ("[approval]\nexpires = '9999999w'\n", 1, "at most a hundred years"),
         ("[[rule]]\ncommand = 'x'\nclass = 'unknown'\n[rules]\n", 4, "rules"),
         ("[[rule]]\ncommand = 'x'\ntypo = 1\nclass = 'unknown'\n", 1, "typo"),
     ],

@@ -513,7 +513,9 @@ def test_times_that_people_write() -> None:
     assert refs.parse_moment("2026-11-16", NOW).isoformat().startswith("2026-11-16T00:00")
     assert refs.parse_moment("2026-11-16 10:00", NOW).hour == 10
     assert refs.parse_moment("2026-11-16T10:00:00Z", NOW) == datetime(2026, 11, 16, 10, tzinfo=UTC)
-    for wrong in ("soon", "25:00", "2026-13-01", ""):
+    assert ago("5200w") == timedelta(weeks=5200)
+    beyond = ("5201w", "99999999w", "9" * 400 + "d", "0001-01-01")
+    for wrong in ("soon", "25:00", "2026-13-01", "", *beyond):
         with pytest.raises(UsageError):
             refs.parse_moment(wrong, NOW)
 

@@ -7,6 +7,7 @@ all sessions has.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -86,17 +87,15 @@ def parse_moment(text: str, now: datetime) -> datetime:
         if hour < 24 and minute < 60 and second < 60:
             moment = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
             return moment if moment <= now else moment - timedelta(days=1)
-    try:
+    with contextlib.suppress(UsageError):
         return now - timedelta(seconds=parse_duration(text.replace(" ", "")))
-    except UsageError:
-        pass
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return moment if moment.tzinfo else moment.astimezone()
+    except (ValueError, OverflowError):  # the first and the last day of the calendar have no local time
         raise UsageError(
             f"{text!r} is not a time", hint="write 10:27, 2h (ago), 3d, 2026-11-16 or '2026-11-16 10:27'"
         ) from None
-    return moment if moment.tzinfo else moment.astimezone()
 
 
 def _alternatives(ref: str, points: Sequence[Checkpoint], line: Sequence[Checkpoint]) -> str:

@@ -26,13 +26,18 @@ AUTOMATIC: tuple[Kind, ...] = ("auto", "safety")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhdw])+")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw])")
+_MOST_SECONDS = 5200 * 604800.0
+"""A hundred years: a moment so long before or after now is still a date."""
 
 
 def parse_duration(text: str) -> float:
     """`90m`, `2h`, `3d`, `1w`, `1d12h`: seconds."""
     if not _DURATION.fullmatch(text):
         raise UsageError(f"{text!r} is not a duration", hint="write 90m, 2h, 3d, 1w or 1d12h")
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    if seconds > _MOST_SECONDS:
+        raise UsageError("a duration is at most a hundred years", hint="write 5200w or less")
+    return seconds
 
 
 def format_duration(seconds: float) -> str:
