@@ -445,7 +445,8 @@ class World:
 
 def finish(background: Background) -> None:
     """Waits until all work that was submitted before this call is done."""
-    for submit in (background.run, background.run_when_idle, background.run):
+    steps = (background.run, background.run_when_idle, background.clear_when_idle, background.run)
+    for submit in steps:
         meet = threading.Barrier(2)
         for future in [submit(meet.wait) for _ in range(2)]:
             future.result()

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 from tests.fakes import Injected, World
+from tests.waiting import until
 
 from waypoint import errors
 from waypoint.box.box import Box
@@ -767,3 +769,71 @@ def test_a_point_whose_row_is_lost_while_files_are_kept_for_it_keeps_its_data(
     world.lose_daemon()
     world.start()
     assert [found.id for found in world.app.store.points.all()] == [point.id]
+
+
+@contextlib.contextmanager
+def occupied(submit: Callable[[Callable[[], object]], Future[None]]) -> Iterator[None]:
+    """Both threads that do this work are busy with something else meanwhile."""
+    begun, end = threading.Barrier(3), threading.Event()
+
+    def work() -> None:
+        begun.wait(30)
+        end.wait(60)
+
+    futures = [submit(work) for _ in range(2)]
+    begun.wait(30)
+    try:
+        yield
+    finally:
+        end.set()
+        wait(futures)
+
+
+def volumes(world: World) -> set[str]:
+    return {path.name for path in world.home.sessions.iterdir()}
+
+
+def test_what_restores_leave_is_cleared_away_while_cards_are_written(world: World, row: SessionRow) -> None:
+    """It waited behind the cards. On a busy machine thousands of restores left hundreds of ended boxes, each
+    with descriptors, a terminal and a volume, and `rm` waited for minutes."""
+    world.settle()
+    with occupied(world.app.background.run_when_idle):
+        for _ in range(6):
+            world.app.restore.to(row, "one", safety=False)
+        until(lambda: volumes(world) == {world.app.registry.find(row.id).box}, 20)
+
+
+def test_a_session_waits_that_is_restored_faster_than_its_boxes_are_cleared_away(
+    world: World, row: SessionRow
+) -> None:
+    world.settle()
+
+    def restore_often() -> None:
+        for _ in range(30):
+            world.app.restore.to(row, "one", safety=False)
+
+    restoring = threading.Thread(target=restore_often)
+    with occupied(world.app.background.clear_when_idle):
+        restoring.start()
+        restoring.join(1.0)
+        assert restoring.is_alive()
+        assert 1 < len(volumes(world)) < 12
+    restoring.join(30)
+    assert not restoring.is_alive()
+    check(world)
+
+
+def test_the_pool_is_looked_at_once_after_many_points(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.settle()
+    looks: list[None] = []
+    monkeypatch.setattr(world.app.remains, "retry", lambda: looks.append(None))
+    with occupied(world.app.background.run_when_idle):
+        for _ in range(5):
+            world.app.capture.checkpoint(row, Wish("again"))
+    world.settle()
+    assert len(looks) == 1
+    world.app.capture.checkpoint(row, Wish("again"))
+    world.settle()
+    assert len(looks) == 2

@@ -36,7 +36,7 @@ class Patience:
 
 
 AFTER_AN_ANSWER = Patience(0.03, 0.3)
-"""Cards, clearing away, watching the pool."""
+"""Cards, clearing away, syncing, watching the pool."""
 SPARES = Patience(0.05, 1.0)
 PROOFS = Patience(2.0, 60.0)
 """Restoring a point only to see that it can be."""
@@ -53,6 +53,9 @@ class Background:
         self._lock = locks.lock("background")
         self._now = ThreadPoolExecutor(max_workers=2, thread_name_prefix="background")
         self._idle = ThreadPoolExecutor(max_workers=2, thread_name_prefix="idle")
+        self._clearing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="clearing")
+        """What a restore leaves holds memory, descriptors and disk space until it is cleared away: that does
+        not wait for cards, of which a busy daemon may have hundreds to write."""
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         """Syncing has a thread of its own: it does not wait for the cards of other points."""
         self._waiting = 0
@@ -67,6 +70,10 @@ class Background:
     def run_when_idle(self, work: Callable[[], object]) -> Future[None]:
         """Runs it when the daemon is idle (`AFTER_AN_ANSWER`)."""
         return self._wait_and_run(self._idle, work)
+
+    def clear_when_idle(self, work: Callable[[], object]) -> Future[None]:
+        """The same for clearing away what is not needed any more. It does not wait for other work."""
+        return self._wait_and_run(self._clearing, work)
 
     def sync_when_idle(self, work: Callable[[], object]) -> Future[None]:
         """The same for work that waits for the disk. It does not wait for other work."""
@@ -140,6 +147,7 @@ class Background:
         self._closed.set()
         self._now.shutdown(wait=True)
         self._idle.shutdown(wait=True)
+        self._clearing.shutdown(wait=True)
         self._disk.shutdown(wait=True)
 
 

@@ -307,7 +307,7 @@ class Capture:
         self._dedupe.add(point)
         self._digests.add(point)
         self._kept.keep_when_idle(point)
-        self._background.run_when_idle(self._space.watch)
+        self._space.watch_when_idle()
         self._cards.write_when_idle(point.id)
         if point.kind != "safety" and not point.files_only:
             self._background.run(lambda: self._spares.update(row.id))

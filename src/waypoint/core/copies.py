@@ -210,7 +210,8 @@ class Copies:
         except BaseException:
             self.end_spare(twin)
             raise
-        self._background.run_when_idle(lambda: drop_old_work(live.box.volume))
+        volume = live.box.volume
+        self._background.clear_when_idle(lambda: drop_old_work(volume))
 
     # ---- throwaways --------------------------------------------------------------------------
 

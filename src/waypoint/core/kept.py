@@ -114,7 +114,8 @@ class KeptFiles:
     def keep_when_idle(self, point: Checkpoint) -> None:
         """A point was taken."""
         if not point.files_only:
-            self._background.run_when_idle(lambda: self._keep_logged(point.id))
+            point_id = point.id
+            self._background.run_when_idle(lambda: self._keep_logged(point_id))
 
     def keep_missing(self) -> None:
         """For the points at which sessions stand: an earlier daemon may have ended before it did that."""

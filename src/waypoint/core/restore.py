@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -27,6 +28,10 @@ from waypoint.model import Actor, Checkpoint, Restored
 from waypoint.store.operations import UNDOABLE
 from waypoint.store.sessions import SessionRow
 
+_MOST_UNCLEARED = 8
+"""How many ended boxes of one session may wait until they are cleared away."""
+_CLEARING_SECONDS = 60.0
+
 
 class Restore:
     """Moves the sessions of one home between their points."""
@@ -44,8 +49,8 @@ class Restore:
         self._registry, self._store, self._boxes = registry, registry.store, boxes
         self._copies, self._capture, self._remains = copies, capture, remains
         self._spares, self._background = spares, background
-        self._clearing: dict[str, Future[None]] = {}
-        """By session, the clearing away of the box it was in before its last restore."""
+        self._clearing: dict[str, deque[Future[None]]] = {}
+        """By session, the clearing away of the boxes it was in before its last restores."""
 
     def to(
         self,
@@ -67,6 +72,7 @@ class Restore:
             self._present(row.id) as old,
         ):
             row = self._registry.find(row.id)
+            self._keep_pace(row.id)
             safety_point = self._keep_present(row, old, point, verb) if old and safety else None
             faults.reach("restore.kept")
             size = old.terminal.size if old else None
@@ -139,8 +145,9 @@ class Restore:
             old.ended.set()
             faults.reach("restore.left")
         volume = self._registry.home.sessions / row.box if row.box else None
-        before = self._clearing.get(row.id)
-        self._clearing[row.id] = self._background.run_when_idle(lambda: self._clear(old, volume, before))
+        clearing = self._clearing.setdefault(row.id, deque())
+        before = clearing[-1] if clearing else None
+        clearing.append(self._background.clear_when_idle(lambda: self._clear(old, volume, before)))
 
     def _clear(self, old: Live | None, volume: Path | None, before: Future[None] | None) -> None:
         """When this is done, so is everything that was to be cleared away `before`."""
@@ -155,10 +162,17 @@ class Restore:
             if volume:
                 self._remains.delete(volume)
 
+    def _keep_pace(self, session_id: str) -> None:
+        """A session that is restored faster than its boxes are cleared away has to wait: each of them holds
+        memory, descriptors and disk space."""
+        clearing = self._clearing.get(session_id)
+        while clearing and (clearing[0].done() or len(clearing) >= _MOST_UNCLEARED):
+            wait((clearing.popleft(),), faults.limit(_CLEARING_SECONDS))
+
     def wait_cleared(self, session_id: str) -> None:
         """For a session that is removed: until nothing is left of the boxes it was in."""
         if clearing := self._clearing.pop(session_id, None):
-            wait((clearing,))
+            wait(clearing, faults.limit(_CLEARING_SECONDS))
 
     # ---- undo, redo --------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ class DiskSpace:
         self._turn = locks.lock("disk space")
         """Forgetting and thinning: one at a time."""
         self._notices: deque[str] = deque(maxlen=5)
+        self._watch_waits = False
 
     # ---- how full it is ----------------------------------------------------------------------
 
@@ -376,9 +377,15 @@ class DiskSpace:
         by_id = {point.id: point for point in points}
         return [by_id[name] for name in decision.forget]
 
+    def watch_when_idle(self) -> None:
+        """After a checkpoint. One look is enough, however many points were taken before it."""
+        if not self._watch_waits:
+            self._watch_waits = True
+            self._background.run_when_idle(self.watch)
+
     def watch(self) -> None:
-        """After a checkpoint: what could not be deleted before is tried again, and a pool that fills up is
-        thinned."""
+        """What could not be deleted before is tried again, and a pool that fills up is thinned."""
+        self._watch_waits = False
         self._remains.retry()
         pool = self.use()
         if pool.percent >= THIN_PERCENT and not self._has_plenty(pool):
