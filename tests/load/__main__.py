@@ -17,8 +17,6 @@ from waypoint.home import Home
 from waypoint.kernel.pool.lifecycle import close_pool
 from waypoint.kernel.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount, unshare
 
-_CALM_SECONDS = 3.0
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.load", description=__doc__)
@@ -56,7 +54,7 @@ def _run(folder: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
     served = clients.run(folder, options.operations, options.seed)
     print(f"clients: {time.monotonic() - begun:.0f} s, {served.violations}", flush=True)
     begun = time.monotonic()
-    repeated = cycles.run(folder, options.cycles, lambda: time.sleep(_CALM_SECONDS))
+    repeated = cycles.run(folder, options.cycles)
     print(f"cycles: {time.monotonic() - begun:.0f} s, {repeated.violations}", flush=True)
     large = {} if options.no_bulk else bulk.run(folder)
     violations = [*served.violations, *repeated.violations, *filter(None, large.values())]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -34,6 +35,7 @@ _WEIGHTS = {
 _REFUSALS = ("busy", "dead", "usage", "not_found", "already_exists")
 """Errors that a client may get because of what other clients do at the same time. They change nothing."""
 _MOST_POINTS = 12
+_COMPARED_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -189,17 +191,20 @@ def run(home: Path, operations: int, seed: int, *, sessions: int = 8, clients: i
             thread.start()
         for thread in threads:
             thread.join()
-        for shared in all_shared:
-            session = client.session(shared.name)
-            outcome.violations += _compare(session, shared, outcome)
-            session.remove()
+        with ThreadPoolExecutor(_COMPARED_AT_ONCE) as comparing:
+            for points, violations in comparing.map(lambda shared: _compare(home, shared), all_shared):
+                outcome.points += points
+                outcome.violations += violations
     return outcome
 
 
-def _compare(session: waypoint.Session, shared: _Shared, outcome: Outcome) -> list[str]:
+def _compare(home: Path, shared: _Shared) -> tuple[int, list[str]]:
+    """How many points of a session were looked at once more, and what was wrong. The session is removed."""
     used = {done.went_to for done in shared.history if done.went_to} | shared.copied.keys()
-    held = {point: _copied(session, point, f"{shared.name}-end") for point in sorted(used)}
-    outcome.points += len(held)
+    with contextlib.closing(waypoint.Client(home)) as client:
+        session = client.session(shared.name)
+        held = {point: _copied(session, point, f"{shared.name}-end") for point in sorted(used)}
+        session.remove()
     wrong = [
         f"{shared.name}: {point} held {before} and holds {held[point]}"
         for point, before in shared.copied.items()
@@ -207,4 +212,4 @@ def _compare(session: waypoint.Session, shared: _Shared, outcome: Outcome) -> li
     ]
     if problem := model.explain(done.operation(held) for done in shared.history):
         wrong.append(f"{shared.name}: {problem}")
-    return wrong
+    return len(held), wrong

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from waypoint.home import Home
 from waypoint.kernel import cgroups, mounts
 
 KEPT_POINTS = 4
+PARTS = 10
+"""After each of so many parts the daemon and the machine are looked at."""
+_CALM_SECONDS = 3.0
+_SETTLE_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
 _MOST_BYTES_PER_CYCLE = 2048
 """How fast the memory of the daemon and the pool may seem to grow: allocators and btrfs round up. A leak of
 one point or one box a cycle is a hundred times as much."""
@@ -64,36 +70,72 @@ class Outcome:
     violations: list[str] = field(default_factory=list)
 
 
-def run(folder: Path, cycles: int, wait: Callable[[], None]) -> Outcome:
-    """`wait` lets the daemon finish what it does in the background."""
+def run(folder: Path, cycles: int, *, sessions: int = 4) -> Outcome:
+    """So many cycles, divided among a few sessions that go on side by side."""
     outcome, home = Outcome(), Home(folder)
-    marks = {cycles * part // 10 for part in range(1, 11)}
-    with contextlib.closing(waypoint.Client(folder)) as client:
-        session = client.new("cycles", options=waypoint.BoxOptions(net="none"))
-        session.run("mkdir -p /srv; sleep 100000 &").check()
-        for number in range(1, cycles + 1):
-            session.run(
-                f"V={number}; head -c 65536 /dev/urandom >/srv/data; echo {number} >/srv/value"
-            ).check()
-            point = session.checkpoint()
-            session.run("V=lost; echo lost >/srv/value; rm /srv/data").check()
-            session.restore(point, safety=False)
-            told = (
-                session.run("echo $V $(cat /srv/value) $(stat -c %s /srv/data); jobs | wc -l").check().output
-            )
-            if told.split() != [str(number), str(number), "65536", "1"]:
-                outcome.violations.append(f"cycle {number}: {told!r}")
-            if number % KEPT_POINTS == 0:
-                session.forget(keep_last=KEPT_POINTS, keep_named=False)
-            outcome.cycles = number
-            if number in marks:
-                session.forget(keep_last=KEPT_POINTS, keep_named=False)
-                client.prune()
-                wait()
-                outcome.held[number] = look(home, client)
-        session.remove()
+    with contextlib.closing(waypoint.Client(folder)) as client, contextlib.ExitStack() as stack:
+        lines = [_Line(folder, f"cycles-{number}") for number in range(sessions)]
+        for line in lines:
+            stack.callback(line.close)
+        workers = stack.enter_context(ThreadPoolExecutor(sessions))
+        for part in range(1, PARTS + 1):
+            goal = cycles * part // PARTS // sessions
+            for told in workers.map(lambda line: line.go_on_to(goal), lines):  # noqa: B023 - used at once
+                outcome.violations += told
+            outcome.cycles = goal * sessions
+            client.prune()
+            outcome.held[outcome.cycles] = settled(home, client)
     outcome.violations += _growth(outcome.held)
     return outcome
+
+
+class _Line:
+    """The cycles of one session."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._client = waypoint.Client(folder)
+        self._session = self._client.new(name, options=waypoint.BoxOptions(net="none"))
+        self._session.run("mkdir -p /srv; sleep 100000 &").check()
+        self._done = 0
+
+    def close(self) -> None:
+        self._session.remove()
+        self._client.close()
+
+    def go_on_to(self, goal: int) -> list[str]:
+        """Cycles up to this number; what was wrong in them."""
+        violations = []
+        while self._done < goal:
+            self._done += 1
+            told = self._cycle(self._done)
+            if told != [str(self._done), str(self._done), "65536", "1"]:
+                violations.append(f"{self._session.name}, cycle {self._done}: {told}")
+            if self._done % KEPT_POINTS == 0 or self._done == goal:
+                self._session.forget(keep_last=KEPT_POINTS, keep_named=False)
+        return violations
+
+    def _cycle(self, number: int) -> list[str]:
+        run = self._session.run
+        run(f"V={number}; head -c 65536 /dev/urandom >/srv/data; echo {number} >/srv/value").check()
+        point = self._session.checkpoint()
+        run("V=lost; echo lost >/srv/value; rm /srv/data").check()
+        self._session.restore(point, safety=False)
+        told = run("echo $V $(cat /srv/value) $(stat -c %s /srv/data); jobs | wc -l").check().output
+        return told.split()
+
+
+def settled(home: Home, client: waypoint.Client) -> Held:
+    """What is held when the daemon has finished what it does in the background: nothing has changed for a
+    moment."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    held, since = look(home, client), time.monotonic()
+    while time.monotonic() < min(since + _CALM_SECONDS, deadline):
+        time.sleep(_LOOK_SECONDS)
+        now = look(home, client)
+        if any(getattr(now, name) != getattr(held, name) for name in COUNTS):
+            since = time.monotonic()
+        held = now
+    return held
 
 
 def _growth(held: dict[int, Held]) -> list[str]:
