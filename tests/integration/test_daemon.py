@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,37 @@ def test_a_killed_daemon_is_followed_by_one_that_carries_on(session: waypoint.Se
     kill_daemon(first)
     assert session.run("echo $x $PWD; jobs -r | wc -l").output == "7 /tmp\n1\n"
     assert daemon_pid() != first
+
+
+def heaps_of_threads(pid: int) -> int:
+    """glibc's heaps beside the first one: 64 MiB at a multiple of that, written to at the beginning only."""
+    heap_bytes, places = 64 << 20, []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        place, access, *_ = line.split()
+        start, _, end = place.partition("-")
+        places.append((int(start, 16), int(end, 16), access))
+    return sum(
+        access == "rw-p" and start % heap_bytes == 0 and after == (end, start + heap_bytes, "---p")
+        for (start, end, access), after in pairwise(places)
+    )
+
+
+def test_all_threads_of_a_daemon_share_one_heap(session: waypoint.Session) -> None:
+    """With one for each thread a daemon of 32 clients kept 90 MB after 5,000 operations, and went on growing;
+    with one for all it kept 73."""
+
+    def use() -> None:
+        with contextlib.closing(waypoint.Client()) as client:
+            for _ in range(5):
+                client.session(session.name).log()
+                client.session(session.name).status()
+
+    threads = [threading.Thread(target=use) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heaps_of_threads(daemon_pid()) == 0
 
 
 def test_a_control_group_that_a_killed_daemon_left_without_a_box_is_removed(

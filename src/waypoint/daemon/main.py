@@ -26,6 +26,7 @@ from waypoint.daemon.server import Server
 from waypoint.errors import DaemonError, InternalError, NotRoot, WaypointError, of_the_machine
 from waypoint.home import Home, Settings, locate
 from waypoint.kernel import faults
+from waypoint.kernel.heap import use_one_heap
 
 log = logging.getLogger("waypoint")
 
@@ -59,6 +60,7 @@ def main() -> int:
                 filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
             )
             allow_many_files()
+            use_one_heap()
             server = Server(App(home, this_machine(home, settings), settings))
         except WaypointError as error:
             _write_error(report, error)
