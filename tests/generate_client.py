@@ -8,6 +8,7 @@ checks that the files are up to date.
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import inspect
 import re
@@ -75,7 +76,10 @@ with waypoint.session("demo") as s:                 # starts it, or joins the ru
     s.run("echo two > note")
     print(point.diff())
     s.restore(point)                                # s.undo() comes back
+    s.remove()                                      # without it the session stays
 ```
+
+All examples of this page are run by the tests.
 
 - Objects are names for things that live in the daemon. They may be used from several threads and processes
   at once. The first call starts the daemon.
@@ -104,10 +108,26 @@ def reference() -> str:
             if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
         }
         parts += [f"## {name}\n\n{_first_sentences(kind.__doc__)}\n", _table(members)]
+        parts += [_example(f"`{member}`", value.__doc__) for member, value in members.items()]
+        parts.append(_example("", kind.__doc__))
     tree = inspect.getdoc(importlib.import_module("waypoint.errors")) or ""
     block = re.search(r"^    WaypointError\n(?:    .*\n)+", tree, re.MULTILINE)
     parts.append(f"## Errors\n\n```\n{inspect.cleandoc(block[0]) if block else ''}\n```\n")
-    return "\n".join(parts)
+    return "\n".join(filter(None, parts))
+
+
+def _example(of: str, text: str | None) -> str:
+    """The examples of a docstring as a block of the page. tests/integration/test_sdk.py runs the page."""
+    found = doctest.DocTestParser().get_examples(inspect.cleandoc(text or ""))
+    if not found:
+        return ""
+    shown = []
+    for example in found:
+        for number, line in enumerate(example.source.splitlines()):
+            shown.append(f"{'...' if number else '>>>'} {line}".rstrip())
+        shown += example.want.splitlines()
+    heading = f"{of}:\n\n" if of else ""
+    return f"{heading}```pycon\n" + "\n".join(shown) + "\n```\n"
 
 
 _FUNCTIONS = ("session", "sessions", "migration")

@@ -3,6 +3,7 @@
     WaypointError
     ├── UsageError            the request makes no sense as given
     │   ├── NotFound          no such session, checkpoint, base, file
+    │   │   └── CannotStart   a program that could not be started, with errno and the shell's 126 or 127
     │   ├── AlreadyExists     a name that is taken
     │   ├── InvalidName       a name that cannot be one
     │   ├── PlanStale         a plan that is no longer what would happen
@@ -16,7 +17,8 @@
     ├── SessionError
     │   ├── SessionBusy       its shell is occupied by something else
     │   ├── SessionDead       its processes are gone; `restore` brings it back
-    │   └── CommandFailed     raised by Result.check()
+    │   ├── CommandFailed     raised by Result.check()
+    │   └── TimedOut          what was waited for takes longer; it goes on
     ├── CannotCheckpoint      a process cannot be saved; names it and says why
     ├── CannotRestore         the point could not be brought to life; nothing has changed
     │   ├── BaseChanged       the base lacks what it needs; the point itself is whole
@@ -91,6 +93,13 @@ class NotFound(UsageError):
 
     code = "not_found"
     exit_status = 4
+
+
+class CannotStart(NotFound):
+    """Raised when a program could not be started. `details` has `errno` ("ENOENT") and `exit_code`: 127 when
+    it does not exist and 126 otherwise, as of a shell."""
+
+    code = "cannot_start"
 
 
 class AlreadyExists(UsageError):
@@ -184,6 +193,12 @@ class CommandFailed(SessionError):
     """Raised by `Result.check()` when the command did not exit with 0."""
 
     code = "command_failed"
+
+
+class TimedOut(SessionError, TimeoutError):
+    """Raised when a program that is waited for takes longer than it may. It goes on."""
+
+    code = "timed_out"
 
 
 class CannotCheckpoint(WaypointError):

@@ -131,9 +131,17 @@ class BoxOptions(Record, frozen=True):
     confined: bool = True
     spares: int | None = None
     """How many of its points have a spare (a copy restored ahead of time); None: the daemon's default."""
+    user: str | None = None
+    """Who runs its shell and its programs: a name or a number, and after a colon a group; None: root."""
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    """Variables that its shells and programs start with."""
 
 
 TerminalLength = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
+Pid = Annotated[int, msgspec.Meta(ge=1, le=2**22)]
+SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
 class Size(Record, frozen=True):

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import doctest
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import waypoint
 from waypoint import aio, errors
-from waypoint.client import agent, checkpoint, result, session
+from waypoint.client import agent, checkpoint, program, result, session
 from waypoint.home import Home
 
 
 @pytest.mark.parametrize(
-    "module", [aio, agent, checkpoint, result, session], ids=lambda module: module.__name__
+    "module", [aio, agent, checkpoint, program, result, session], ids=lambda module: module.__name__
 )
 def test_the_examples_in_the_docstrings_are_true(
     home: Home, sessions: Callable[..., waypoint.Session], module: ModuleType
 ) -> None:
     found = doctest.testmod(module, optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
-    assert found.attempted >= 3
+    assert found.attempted >= 2
     assert found.failed == 0
+
+
+def test_the_examples_of_the_reference_are_true(
+    home: Home, sessions: Callable[..., waypoint.Session], tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text()
+    examples = doctest.DocTestParser().get_doctest(
+        "".join(re.findall(r"^```pycon\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)), {}, "sdk.md", None, 0
+    )
+    assert len(examples.examples) >= 14
+    assert doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL).run(examples).failed == 0
+    (script,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, "/srv/note" in done.stdout) == (0, True), done.stderr
 
 
 def test_joining_a_session_by_its_name_finds_it_as_it_is(session: waypoint.Session) -> None:

@@ -550,6 +550,8 @@ def test_a_new_session_is_asked_for_as_it_was_described(
         "pids": 9,
         "spares": 0,
         "confined": False,
+        "user": None,
+        "env": {},
     }
 
 
@@ -584,7 +586,7 @@ def test_a_program_beside_the_shell_has_streams_of_its_own(
 
 
 def test_options_of_pipe_are_refused_without_it(puppet: Puppet) -> None:
-    assert main(["exec", "--cwd", "/", "ls"]) == 2
+    assert main(["exec", "--shell-env", "ls"]) == 2
     assert puppet.asked == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from waypoint import model
@@ -216,16 +216,20 @@ async def session(
     pids: int | None = None,
     spares: int | None = None,
     confined: bool = True,
+    user: str | None = None,
+    env: Mapping[str, str] | None = None,
     home: str | os.PathLike[str] | None = None,
     actor: model.Actor = "person",
     policy: str | None = None,
     temporary: bool = False,
 ) -> Session:
     """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
-    `spares`: how many of its points have a copy restored ahead of time. `actor`: who acts
-    through the object, a person or an agent. `policy`: rules of its own about commands, as the text of a
-    policy file; a session that exists keeps those it has. `temporary`: a new one, which is removed with its
-    points at the end of the `with` block (a program that is killed before leaves it: `sessions()` has it)."""
+    `spares`: how many of its points have a copy restored ahead of time. `user`: who runs its shell and its
+    programs, a name or a number in it (without: root), and `env`: variables that they start with; its
+    restores and forks keep both. `actor`: who acts through the object, a person or an agent. `policy`: rules
+    of its own about commands, as the text of a policy file. A session that exists stays as it is.
+    `temporary`: a new one, which is removed with its points at the end of the `with` block (a program that is
+    killed before leaves it: `sessions()` has it)."""
     options = model.BoxOptions(
         base=base,
         net=net,
@@ -236,6 +240,8 @@ async def session(
         pids=pids,
         spares=spares,
         confined=confined,
+        user=user,
+        env=dict(env or {}),
     )
     client = Client(home)
     made = await client.new(name, options=options, join=not temporary, policy=policy, actor=actor)

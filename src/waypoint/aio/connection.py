@@ -38,11 +38,13 @@ class Connection(socket.socket):
     """One connection. It is closed with the client that has it."""
 
     _protocol: protocol.Protocol
+    _partial: bytearray
+    """What has been read of the next message: a task that reads may be cancelled."""
 
     @classmethod
     async def open(cls, path: str) -> Connection:
         connection = cls(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        connection._protocol = protocol.Protocol()
+        connection._protocol, connection._partial = protocol.Protocol(), bytearray()
         try:
             await asyncio.get_running_loop().sock_connect(connection, path)
             # A daemon greets. One that is about to end may accept without ever reading a request.
@@ -66,7 +68,7 @@ class Connection(socket.socket):
                 return message
 
     async def _receive_exactly(self, wanted: int) -> bytes:
-        loop, parts = asyncio.get_running_loop(), bytearray()
+        loop, parts = asyncio.get_running_loop(), self._partial
         while len(parts) < wanted:
             try:
                 part = await loop.sock_recv(self, min(wanted - len(parts), 1 << 20))
@@ -75,6 +77,7 @@ class Connection(socket.socket):
             if not part:
                 raise wire.Closed
             parts += part
+        self._partial = bytearray()
         return bytes(parts)
 
     async def send_bytes(self, data: bytes) -> None:

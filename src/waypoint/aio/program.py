@@ -5,22 +5,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from waypoint import errors
 from waypoint.aio.connection import Connection
 from waypoint.api import wire
 from waypoint.client import protocol
 
+if TYPE_CHECKING:
+    from waypoint.aio.session import Session
+
+
+@contextlib.asynccontextmanager
+async def _limit(seconds: float | None, pid: int) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise errors.TimedOut(
+            f"program {pid} takes longer than {seconds:g} s", hint="wait again, or `kill` it"
+        ) from error
+
 
 class Program:
-    """A program outside the shell, with pipes of its own. Made by `Session.spawn`."""
+    """A program outside the shell, with pipes of its own. Made by `Session.spawn`.
 
-    def __init__(self, connection: Connection, pid: int, warnings: tuple[str, ...] = ()) -> None:
-        self._connection = connection
+    >>> import waypoint
+    >>> with waypoint.session(temporary=True) as s:
+    ...     server = s.spawn(["sleep", "1000"])
+    ...     server.kill()
+    ...     server.wait(timeout=10)
+    True
+    137
+    """
+
+    def __init__(
+        self, connection: Connection, pid: int, warnings: tuple[str, ...] = (), session: Session | None = None
+    ) -> None:
+        self._connection, self._session = connection, session
+        self._unread: deque[tuple[str, bytes]] = deque()
         self.pid = pid
+        """Its number in the session."""
         self.warnings = warnings
         self.exit_code: int | None = None
+        """None until its end was read; 128 plus the signal that has ended it, as of a shell."""
+        self.timed_out = False
+        """Whether it was ended because of the `timeout` of `spawn`."""
 
     async def write(self, data: bytes) -> None:
         """Writes to its standard input."""
@@ -31,32 +63,79 @@ class Program:
         await self._connection.write(b"")
 
     async def events(self) -> AsyncIterator[tuple[str, bytes]]:
-        """What it prints, as it comes: ("stdout" | "stderr", data)."""
+        """What it prints, as it comes: ("stdout" | "stderr", data). It ends with the program."""
+        while self._unread:
+            yield self._unread.popleft()
         while self.exit_code is None:
-            try:
-                message = await self._connection.receive()
-            except wire.Closed:
-                raise errors.SessionDead("the program's session was restored or ended") from None
-            match message:
-                case protocol.Data(data):
-                    yield ("stderr" if data[:1] == b"2" else "stdout"), data[1:]
-                case protocol.Refusal(error):
-                    raise error
-                case protocol.Answer(result):
-                    self.exit_code = protocol.exit_code(result)
+            if piece := await self._receive():
+                yield piece
 
-    async def communicate(self, stdin: bytes = b"") -> tuple[bytes, bytes]:
-        """Feeds it, waits for its end; returns all of its stdout and stderr."""
+    async def _receive(self) -> tuple[str, bytes] | None:
+        """The next piece of output; None when something else came."""
+        try:
+            message = await self._connection.receive()
+        except wire.Closed:
+            raise errors.SessionDead("the program's session was restored or ended") from None
+        match message:
+            case protocol.Data(data):
+                return ("stderr" if data[:1] == b"2" else "stdout"), data[1:]
+            case protocol.Refusal(error):
+                raise error
+            case protocol.Answer(result):
+                exited = protocol.exited(result)
+                self.exit_code, self.timed_out = exited.exit_code, exited.timed_out
+        return None
+
+    async def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end; returns its exit code. What it prints meanwhile is kept for `events` and
+        `communicate`. TimedOut after `timeout` seconds; the program goes on."""
+        async with _limit(timeout, self.pid):
+            while self.exit_code is None:
+                if piece := await self._receive():
+                    self._unread.append(piece)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def signal(self, signal: int | str) -> bool:
+        """Sends it a signal (`"TERM"`, `15`), and to what it has started in its process group. False when it
+        has ended."""
+        if self._session is None:
+            raise errors.UsageError("this program does not know its session", hint="use the one of `spawn`")
+        return await self._session.signal(self.pid, signal)
+
+    async def kill(self) -> bool:
+        """Ends it at once, with its process group. False when it has ended before."""
+        return await self.signal("KILL")
+
+    async def communicate(
+        self,
+        stdin: bytes = b"",
+        *,
+        timeout: float | None = None,
+        on_output: Callable[[str, bytes], object] | None = None,
+    ) -> tuple[bytes, bytes]:
+        """Feeds it, waits for its end; returns all of its stdout and stderr. `on_output` is called with each
+        piece as it comes ("stdout" or "stderr", data). TimedOut after `timeout` seconds: the program goes on,
+        and what was read is kept."""
         feeder = asyncio.create_task(self._feed(stdin))
         outputs = {"stdout": bytearray(), "stderr": bytearray()}
+        read: list[tuple[str, bytes]] = []
         try:
-            async for stream, data in self.events():
-                outputs[stream] += data
+            async with _limit(timeout, self.pid):
+                async for stream, data in self.events():
+                    read.append((stream, data))
+                    outputs[stream] += data
+                    if on_output:
+                        on_output(stream, data)
+        except errors.TimedOut:
+            self._unread.extend(read)
+            raise
         finally:
             feeder.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await feeder
-            await self.close()
+            if self.exit_code is not None:
+                await self.close()
         return bytes(outputs["stdout"]), bytes(outputs["stderr"])
 
     async def _feed(self, stdin: bytes) -> None:

@@ -100,12 +100,14 @@ class Redo(Request[model.Restored], frozen=True):
 
 
 class Fork(Request[Forks], frozen=True):
-    """Grows `n` new sessions from a point."""
+    """Grows `n` new sessions from a point; without `ref` from the session as it is now, of which a point is
+    taken. `names`: one name for each, instead of `n` and `name`."""
 
-    ref: str
+    ref: str | None = None
     session: str | None = None
     n: Count = 1
     name: str | None = None
+    names: tuple[str, ...] = ()
     actor: model.Actor = "person"
 
 

@@ -38,7 +38,7 @@ else:
 R = TypeVar("R")
 
 SUBJECTS = {
-    "sessions": "new ls session park stop rm auto exec interrupt spawn attach type screen",
+    "sessions": "new ls session park stop rm auto exec interrupt spawn signal attach type screen",
     "points": "checkpoint restore undo redo fork verify tag tags note pin",
     "history": "log show status changed diff preview ops bisect compare",
     "files": "apply export copy_in copy_out read_file write_file restore_files",

@@ -49,10 +49,17 @@ class Spawned(Result, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
+class Signalled(Result, frozen=True):
+    """Whether there was a program to send it to."""
+
+    sent: bool
+
+
 class Exited(Result, frozen=True):
     """How a spawned program ended: the second result on its connection."""
 
     exit_code: int
+    timed_out: bool = False
 
 
 class ScreenResult(Result, frozen=True):
@@ -87,9 +94,10 @@ class Session(Request[OneSession], frozen=True):
 
 
 class Park(Request[Parked], frozen=True):
-    """Takes a checkpoint of a session and stops it."""
+    """Takes a checkpoint of a session and stops it. `name`: of that checkpoint."""
 
     session: str | None = None
+    name: str | None = None
 
 
 class Stop(Request[Parked], frozen=True):
@@ -117,7 +125,9 @@ class Auto(Request[OneSession], frozen=True):
 class Exec(Request[model.RunResult], frozen=True):
     """Runs a command in the shell of a session. `stream`: the output also comes in events. `limit`: the most
     bytes of output that are kept. `on_terminal`: input and output are those of the terminal, and programs may
-    start pagers and ask questions there. `plain`: no escape sequences in the output.
+    start pagers and ask questions there. `plain`: no escape sequences in the output. `cwd`, `env`: for this
+    command only, which then runs in a subshell. `user`: who runs it, beside the shell unless it is the
+    session's own user.
 
     `on_approval`: what happens if it needs approval. By default it waits; that of an agent waits only if a
     person is attached to the session. `approval_timeout`: the longest wait. Without it `timeout` is for both,
@@ -131,9 +141,20 @@ class Exec(Request[model.RunResult], frozen=True):
     limit: Count | None = None
     stream: bool = False
     plain: bool = False
+    cwd: str | None = None
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    user: str | None = None
     actor: model.Actor = "person"
     on_approval: model.ApprovalMode | None = None
     approval_timeout: Seconds | None = None
+
+
+class Signal(Request[Signalled], frozen=True):
+    """Sends a signal to a program that `spawn` started, and to its process group."""
+
+    pid: model.Pid
+    signal: model.SignalNumber
+    session: str | None = None
 
 
 class Interrupt(Request[Interrupted], frozen=True):
@@ -144,14 +165,17 @@ class Interrupt(Request[Interrupted], frozen=True):
 
 
 class Spawn(Request[Spawned], frozen=True):
-    """Starts a program with pipes of its own; the connection carries them from then on. `on_approval`,
-    `approval_timeout`: as of Exec."""
+    """Starts a program with pipes of its own; the connection carries them from then on. `timeout`: it is
+    ended after that time, whether the client is there or not. `on_approval`, `approval_timeout`: as of
+    Exec."""
 
     argv: Some
     session: str | None = None
     cwd: str | None = None
     env: dict[str, str] = msgspec.field(default_factory=dict)
     shell_env: bool = False
+    user: str | None = None
+    timeout: Seconds | None = None
     actor: model.Actor = "person"
     on_approval: model.ApprovalMode | None = None
     approval_timeout: Seconds | None = None

@@ -9,15 +9,17 @@ native/keeper.c carries them out and becomes pid 1 of the box. The writable part
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from waypoint.api.hints import Do, Hint
+from waypoint.box.users import check_user
 from waypoint.box.volume import (
     Layer,
     examine_base,
@@ -77,6 +79,8 @@ INSIDE_IN_BOX = Path("/dev/waypoint.inside")
 """Where the daemon listens to this box alone, and answers: daemon/inside/doors.py."""
 KEPT_IN_BOX = Path("/dev/waypoint.kept")
 """Files of an earlier base that restored processes have mapped or open: core/kept.py."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_READONLY_VARIABLES = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 _SAFE = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 
@@ -271,9 +275,23 @@ def check_options(options: BoxOptions, base: Path, home: Home) -> None:
                 f"cannot bind to {bind.box}",
                 hint="the path in the box must be absolute, and not /, /proc, /sys or /dev",
             )
+    if options.user is not None:
+        check_user(options.user)
+    check_variables(options.env)
     for path in options.hide:
         if not path.startswith("/") or os.path.normpath(path) == "/":
             raise UsageError(f"cannot hide {path}", hint="give an absolute path other than /")
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """UsageError for what cannot be variables of a shell."""
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f"{name!r} cannot be a variable", hint="letters, digits and _, no digit first")
+        if name in _READONLY_VARIABLES:
+            raise UsageError(f"the variable {name} is set by the shell itself", hint="choose another name")
+        if "\0" in value:
+            raise UsageError(f"the value of {name} contains a NUL byte", hint="variables hold text")
 
 
 def resolve_binds(options: BoxOptions) -> BoxOptions:

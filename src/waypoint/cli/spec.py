@@ -248,6 +248,14 @@ def box_path(text: str) -> str:
     return text
 
 
+def variable(text: str) -> tuple[str, str]:
+    """`NAME=VALUE`."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
 def name_list(text: str) -> list[str]:
     """`a,b,c`."""
     return [name for name in text.split(",") if name]

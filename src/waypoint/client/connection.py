@@ -133,6 +133,14 @@ class Connection(socket.socket):
             if message is not None:
                 return message
 
+    def has_data(self, seconds: float) -> bool:
+        """Whether something comes, or the other side closes, within that time."""
+        import select  # here: few commands wait for so long and no longer
+
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
     def write(self, data: bytes) -> None:
         """Sends data: the input of a program or a terminal."""
         wire.send_bytes(self, protocol.data_bytes(data))

@@ -100,6 +100,30 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return path_to_wire(os.path.join(os.getcwd(), os.fspath(path)))
 
 
+def argv_to_wire(argv: Sequence[str]) -> tuple[str, ...]:
+    """The words of a program."""
+    if isinstance(argv, str | bytes):
+        raise errors.UsageError(
+            "a program is given as a list of words", hint="`s.run` takes a command line as one text"
+        )
+    return tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in argv)
+
+
+def signal_number(signal: int | str) -> int:
+    """The number of a signal: `15`, "TERM", "SIGTERM", `signal.SIGTERM`."""
+    import signal as signals
+
+    if isinstance(signal, int):
+        return int(signal)
+    name = signal.upper()
+    try:
+        return int(signals.Signals[name if name.startswith("SIG") else f"SIG{name}"])
+    except KeyError as error:
+        raise errors.UsageError(
+            f"there is no signal {signal!r}", hint="for example TERM, INT, KILL, HUP"
+        ) from error
+
+
 def content_bytes(data: str | bytes | bytearray | memoryview) -> bytes:
     """What is written to a file."""
     if isinstance(data, str):

@@ -17,6 +17,7 @@ from waypoint.model import from_json, json_decoder
 
 if TYPE_CHECKING:
     from waypoint.api.request import Request
+    from waypoint.api.sessions import Exited
 
 R = TypeVar("R")
 
@@ -120,7 +121,13 @@ def ask_by_name(verb: str, args: Mapping[str, Any]) -> Ask:
 
 
 def _ask(verb: str, args: Any) -> Ask:
-    return Ask(verb, wire.frame_json(wire.Envelope(verb, msgspec.Raw(msgspec.json.encode(args)))))
+    try:
+        body = msgspec.json.encode(args)
+    except (TypeError, UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise errors.UsageError(
+            f"an argument of {verb} cannot be sent: {error}", hint="give plain text"
+        ) from error
+    return Ask(verb, wire.frame_json(wire.Envelope(verb, msgspec.Raw(body))))
 
 
 def data_bytes(data: bytes) -> bytes:
@@ -142,11 +149,11 @@ def ended_during(verb: str) -> errors.DaemonUnreachable:
     )
 
 
-def exit_code(result: msgspec.Raw) -> int:
+def exited(result: msgspec.Raw) -> Exited:
     """How a spawned program ended: the second result on its connection."""
     from waypoint.api.sessions import Exited
 
-    return from_json(result, Exited).exit_code
+    return from_json(result, Exited)
 
 
 def pieces(data: bytes, size: int = 1 << 16) -> list[bytes]:

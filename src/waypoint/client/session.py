@@ -86,10 +86,23 @@ class Session:
         max_output_bytes: int | None = None,
         tty: bool = False,
         plain: bool = False,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
         on_approval: OnApproval | model.ApprovalMode | None = None,
         approval_timeout: float | None = None,
     ) -> Result:
         """Runs a command in the session's shell: `cd`, `export` and the like last.
+
+        `cwd`, `env`: a folder and variables for this command alone. It then runs in a subshell, so that what
+        it changes of the shell does not last. `user`: who runs it, a name or a number of the session, and
+        after a colon a group; another user than the session's own runs beside the shell, with its folder and
+        variables. NotFound when there is no such folder or user.
+
+            >>> import waypoint
+            >>> with waypoint.session(temporary=True) as s:
+            ...     s.run("echo $WHAT in $PWD as $(id -un)", cwd="/srv", env={"WHAT": "hello"}).output
+            'hello in /srv as root\\n'
 
         Its stdin is empty unless `stdin` is given. Pagers are `cat` for this command, and git and apt do not
         ask (PAGER, GIT_PAGER, MANPAGER, SYSTEMD_PAGER, GIT_TERMINAL_PROMPT, DEBIAN_FRONTEND and
@@ -115,6 +128,9 @@ class Session:
             on_terminal=tty,
             stream=on_output is not None,
             plain=plain,
+            cwd=None if cwd is None else os.fspath(cwd),
+            env=dict(env or {}),
+            user=user,
             actor=self.actor,
             on_approval=payloads.approval_mode(on_approval),
             approval_timeout=approval_timeout,
@@ -138,21 +154,34 @@ class Session:
         self,
         argv: Sequence[str],
         *,
-        cwd: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         shell_env: bool = False,
+        user: str | None = None,
+        timeout: float | None = None,
         on_approval: OnApproval | model.ApprovalMode | None = None,
         approval_timeout: float | None = None,
     ) -> Program:
         """Starts a program outside the shell: no terminal, separate streams. It belongs to the session and to
         its checkpoints like everything else. `shell_env`: with the shell's present folder and variables.
-        `on_approval`, `approval_timeout`: as for `run`."""
+        `user`: who runs it (without: the session's own user). `timeout`: it is ended after that time, also
+        when this client is gone. `on_approval`, `approval_timeout`: as for `run`. CannotStart, with `errno`
+        and the shell's 126 or 127 as `exit_code` in its `details`, when it cannot be started.
+
+            >>> import waypoint
+            >>> with waypoint.session(temporary=True) as s:
+            ...     sorter = s.spawn(["sort", "-n"], cwd="/srv")
+            ...     sorter.communicate(b"10\\n9\\n"), sorter.exit_code
+            ((b'9\\n10\\n', b''), 0)
+        """
         request = requests.Spawn(
-            argv=tuple(argv),
+            argv=payloads.argv_to_wire(argv),
             session=self.name,
-            cwd=cwd,
+            cwd=None if cwd is None else os.fspath(cwd),
             env=dict(env or {}),
             shell_env=shell_env,
+            user=user,
+            timeout=timeout,
             actor=self.actor,
             on_approval=payloads.approval_mode(on_approval),
             approval_timeout=approval_timeout,
@@ -161,7 +190,13 @@ class Session:
 
         on_approval = on_approval if callable(on_approval) else None
         connection, answer = self._client.open(request, on_approval=on_approval)
-        return Program(connection, answer.pid, answer.warnings)
+        return Program(connection, answer.pid, answer.warnings, self)
+
+    def signal(self, pid: int, signal: int | str) -> bool:
+        """Sends a signal (`"TERM"`, `15`) to a program that `spawn` started, and to its process group. False
+        when it has ended."""
+        request = requests.Signal(session=self.name, pid=pid, signal=payloads.signal_number(signal))
+        return self._client.ask(request).sent
 
     def attach(self, rows: int = 24, columns: int = 80) -> Terminal:
         """Its terminal, as a person at a screen of this size has it."""
@@ -297,9 +332,28 @@ class Session:
         request = requests.Redo(session=self.name, actor=self.actor)
         return self._restored(self._client.ask(request))
 
-    def fork(self, n: int = 1, *, ref: str = "@", name: str | None = None) -> list[Session]:
-        """`n` new live sessions grown from a point of this one (`@`: the last)."""
-        answer = self._client.ask(requests.Fork(ref=ref, session=self.name, n=n, name=name, actor=self.actor))
+    def fork(
+        self,
+        n: int = 1,
+        *,
+        ref: Checkpoint | str | None = None,
+        name: str | None = None,
+        names: Sequence[str] = (),
+    ) -> list[Session]:
+        """`n` new live sessions grown from this one as it is now, of which a point is taken; `ref`: from one
+        of its points. `name`: with several NAME-1, NAME-2, …; `names`: one for each.
+
+            >>> import waypoint
+            >>> with waypoint.session(temporary=True) as s:
+            ...     _ = s.run("x=5")
+            ...     left, right = s.fork(names=["left", "right"])
+            ...     left.run("echo $x").output, [one.remove().removed for one in (left, right)]
+            ('5\\n', [('left',), ('right',)])
+        """
+        request = requests.Fork(
+            ref=ref_of(ref), session=self.name, n=n, name=name, names=tuple(names), actor=self.actor
+        )
+        answer = self._client.ask(request)
         return [Session(self._client, fork.name, self.actor) for fork in answer.sessions]
 
     def forget(
@@ -333,9 +387,9 @@ class Session:
         """What its points take on disk."""
         return self._client.ask(requests.Du(session=self.name))
 
-    def park(self) -> Checkpoint:
-        """Takes a checkpoint and stops, freeing memory; `restore` brings it back."""
-        answer = self._client.ask(requests.Park(session=self.name))
+    def park(self, name: str | None = None) -> Checkpoint:
+        """Takes a checkpoint, of that name, and stops, freeing memory; `restore` brings it back."""
+        answer = self._client.ask(requests.Park(session=self.name, name=name))
         return Checkpoint(self._client, answer.checkpoint)
 
     def stop(self, *, discard: bool = False) -> Checkpoint:
@@ -687,8 +741,8 @@ class Session:
     ) -> model.FileWritten:
         """Writes one of its files, text as UTF-8, without running a program of the session. A reader sees the
         old content or the new one. A file that exists keeps its owner, and its mode unless `mode` is given; a
-        new one has 0o644. Folders that are missing are made, unless `parents` is off. Up to 128 MB: `copy_in`
-        takes more."""
+        new one belongs to the session's user and has 0o644. Folders that are missing are made, unless
+        `parents` is off. Up to 128 MB: `copy_in` takes more."""
         request = requests.WriteFile(
             path=path_to_wire(os.fspath(path)),
             data=payloads.content_bytes(data),

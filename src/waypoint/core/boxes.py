@@ -18,6 +18,8 @@ import msgspec
 from waypoint.agent.trajectory import Trajectory
 from waypoint.box.box import Box
 from waypoint.box.keeper import Keeper
+from waypoint.box.starter import start
+from waypoint.box.users import User
 from waypoint.core.auto import AutoPoints
 from waypoint.core.background import Background
 from waypoint.core.builder import BoxBuilder, BoxFacts
@@ -83,8 +85,11 @@ class Boxes:
         box = self._builder.build(volume, name, options, base, size, facts)
         with contextlib.ExitStack() as undo:
             undo.callback(self._builder.remove, box)
-            live = self._connect(session_id, box, size)
+            live = self._connect(session_id, box, size, options)
             undo.callback(self._let_go, live)
+            if options.user:
+                with contextlib.suppress(WaypointError):  # it may be gone from the files of a point
+                    live.terminal.give_to(live.user().uid)
             live.terminal.feed(live.terminal.events.serve())
             self._serve(live)
             faults.reach("box.served")
@@ -100,7 +105,7 @@ class Boxes:
             picture = from_json(self._picture_path(box.id).read_bytes(), TerminalState)
         with contextlib.ExitStack() as undo:
             undo.callback(box.close)
-            live = self._connect(row.id, box, picture.size if picture else Size())
+            live = self._connect(row.id, box, picture.size if picture else Size(), row.options)
             undo.callback(self._let_go, live)
             printed = live.terminal.events.serve()
             undo.callback(self.remember_terminal, live)  # the keeper tells only once what was printed
@@ -115,7 +120,7 @@ class Boxes:
             undo.pop_all()
         return live
 
-    def _connect(self, session_id: str, box: Box, size: Size) -> Live:
+    def _connect(self, session_id: str, box: Box, size: Size, options: BoxOptions) -> Live:
         hello = box.hello()
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, hello.master)
@@ -124,7 +129,7 @@ class Boxes:
             undo.pop_all()
         terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
         stream = self._trajectory.open(session_id, lambda: _redactor(box, terminal))
-        live = Live(session_id, box, terminal, stream, self._engine.track_memory())
+        live = Live(session_id, box, terminal, stream, self._engine.track_memory(), options)
         terminal.on_event = lambda event: self._terminal_event(live, event)
         return live
 
@@ -205,17 +210,20 @@ class Boxes:
                 return
             self.start_shell(live, gone.cwd)
 
-    def start_shell(self, live: Live, cwd: str) -> None:
-        """A fresh interactive bash on the terminal."""
-        key = secrets.token_hex(8)
+    def start_shell(self, live: Live, cwd: str | None = None) -> None:
+        """A fresh interactive bash on the terminal; without a folder in the home of its user."""
+        key, user = secrets.token_hex(8), live.user()
+        if cwd is None:
+            cwd = user.home if live.has_folder(user.home) else "/"
+        _give_state(live.box, user)
         # Known before it runs: its first mark may come before its pid does.
         live.terminal.announce_shell(Shell(pid=0, key=key, cwd=cwd))
         hello = live.box.hello()
         try:
-            variables = {**start_environment(), "WAYPOINT_KEY": key}
+            variables = {**start_environment(user, live.options), "WAYPOINT_KEY": key}
             words = [f"{name}={value}" for name, value in variables.items()]
             argv = ["/bin/bash", "--rcfile", _RCFILE, "-i"]
-            pid = live.box.keeper.start("shell", cwd, argv, words, (hello.slave,) * 3)
+            pid = start(live.box.keeper, "shell", cwd, argv, words, (hello.slave,) * 3, user)
         finally:
             os.close(hello.master)
             os.close(hello.slave)
@@ -287,6 +295,14 @@ class Boxes:
         for live in self._registry.lives():
             self.remember_terminal(live)
             live.terminal.flush_recording()
+
+
+def _give_state(box: Box, user: User) -> None:
+    """Lets the user's shell write what it reports."""
+    if not user.is_root:
+        folder = box.volume / "state"
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, user.uid, user.gid, follow_symlinks=False)
 
 
 def _redactor(box: Box, terminal: Terminal) -> Redactor | None:

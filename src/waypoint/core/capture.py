@@ -153,19 +153,21 @@ class Capture:
 
     def checkpoint(self, row: SessionRow, wish: Wish) -> Checkpoint:
         """Takes a point of a session that runs."""
-        if wish.name is not None:
-            refs.check_name(wish.name, "checkpoint")
         with self._registry.steady(row) as live:
             row = self._registry.find(row.id)
-            name = wish.name
-            if name is not None and (
-                self._store.points.name_taken(row.id, name) or name in self._store.points.tags(row.id)
-            ):
-                raise AlreadyExists(
-                    f"session {row.name!r} has a checkpoint {name!r} already",
-                    hint=Hint("choose another name; ", Do("log", session=row.name), " lists them"),
-                )
+            self.check_name(row, wish.name)
             return self.take(row, live, wish)
+
+    def check_name(self, row: SessionRow, name: str | None) -> None:
+        """Refuses a name that a new point of the session cannot have."""
+        if name is None:
+            return
+        refs.check_name(name, "checkpoint")
+        if self._store.points.name_taken(row.id, name) or name in self._store.points.tags(row.id):
+            raise AlreadyExists(
+                f"session {row.name!r} has a checkpoint {name!r} already",
+                hint=Hint("choose another name; ", Do("log", session=row.name), " lists them"),
+            )
 
     def take(self, row: SessionRow, live: Live, wish: Wish) -> Checkpoint:
         """The walk of a capture. The caller holds `live.state`."""

@@ -112,7 +112,7 @@ class Copies:
             faults.reach("copy.fresh")
             live.box.keeper.start_anchor()
             faults.reach("copy.anchored")
-            self._boxes.start_shell(live, "/root")
+            self._boxes.start_shell(live)
             undo.pop_all()
         return Copy(live, changes)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from waypoint.core.boxes import Boxes
+from waypoint.core.capture import Capture, Wish
 from waypoint.core.copies import Copies
 from waypoint.core.live import Live, new_id
 from waypoint.core.registry import Registry
@@ -24,19 +26,34 @@ _MOST_FORKS = 256
 class Fork:
     """Forks the sessions of one home."""
 
-    def __init__(self, registry: Registry, boxes: Boxes, copies: Copies, remains: Remains) -> None:
+    def __init__(
+        self, registry: Registry, boxes: Boxes, copies: Copies, remains: Remains, capture: Capture
+    ) -> None:
         self._registry, self._boxes, self._copies, self._remains = registry, boxes, copies, remains
+        self._capture = capture
 
     def grow(
-        self, row: SessionRow, ref: str, n: int = 1, name: str | None = None, actor: Actor = "person"
+        self,
+        row: SessionRow,
+        ref: str | None,
+        n: int = 1,
+        name: str | None = None,
+        names: Sequence[str] = (),
+        actor: Actor = "person",
     ) -> list[Forked]:
-        """`n` new live sessions from a point."""
+        """New live sessions from a point; without one from the session as it is now."""
+        if names and (name is not None or n not in (1, len(names))):
+            raise UsageError("either names for all forks, or a number", hint="leave the one or the other out")
+        n = len(names) or n
         if not 1 <= n <= _MOST_FORKS:
             raise UsageError(f"cannot make {n} forks", hint=f"between 1 and {_MOST_FORKS}")
-        point = self._registry.point(row, ref)
+        point = self._registry.point(row, ref) if ref else None
+        origin = (self._registry.store.sessions.find(point.session) if point else None) or row
+        new = self._names(name, names, n, origin.name)  # before a point is taken for them
+        if point is None:
+            point = self._present(row, new, actor)
         with self._registry.using(point, arriving=True) as point:
-            origin = self._registry.store.sessions.find(point.session) or row
-            forks, failures = self._bring_up(origin, point, self._names(name, n, origin.name))
+            forks, failures = self._bring_up(origin, point, new)
             try:
                 if failures:
                     raise failures[0]
@@ -53,6 +70,13 @@ class Fork:
                     raise CannotRestore(f"the fork failed: {error}") from error
                 raise
         return [fork for _, fork in forks]
+
+    def _present(self, row: SessionRow, names: Sequence[str], actor: Actor) -> Checkpoint:
+        """A point of the session as it is now. One that does not run stands at its last point."""
+        if row.state != "live" and row.head:
+            return self._registry.point(row, "@")
+        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        return self._capture.checkpoint(row, Wish(f"forked as {shown}", actor=actor))
 
     def _bring_up(
         self, origin: SessionRow, point: Checkpoint, names: list[str]
@@ -97,13 +121,16 @@ class Fork:
         self._registry.add(live)
         self._registry.trajectory.adopt(live.stream)
 
-    def _names(self, name: str | None, n: int, origin: str) -> list[str]:
+    def _names(self, name: str | None, given: Sequence[str], n: int, origin: str) -> list[str]:
         taken = {row.name for row in self._registry.store.sessions.all()}
-        if name is None:
+        if name is None and not given:
             free = (f"{origin}-{number}" for number in itertools.count(1))
             return list(itertools.islice((name for name in free if name not in taken), n))
-        refs.check_name(name, "session")
-        names = [name] if n == 1 else [f"{name}-{number}" for number in range(1, n + 1)]
+        if name is not None:
+            given = [name] if n == 1 else [f"{name}-{number}" for number in range(1, n + 1)]
+        names = [refs.check_name(one, "session") for one in given]
+        if len(set(names)) < len(names):
+            raise UsageError("two forks cannot have one name", hint="give each a name of its own")
         for clash in filter(taken.__contains__, names):
             raise AlreadyExists(f"there is a session {clash!r} already", hint="choose another name")
         return names

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -468,6 +469,14 @@ def _refused(asker: Asker, live: Live) -> str:
     if asker.on_approval is None and asker.actor == "agent" and not live.terminal.is_watched:
         return "no person is there to give it"
     return ""
+
+
+def in_place(command: str, cwd: str | None, env: Mapping[str, str]) -> str:
+    """A command line with its own folder and variables, as one that a policy can judge and a person can
+    approve."""
+    steps = [f"cd -- {shlex.quote(cwd)}"] if cwd is not None else []
+    steps += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    return "\n".join([*steps, command])
 
 
 def _text(stdin: bytes | None) -> str | None:

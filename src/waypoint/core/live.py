@@ -14,8 +14,11 @@ import msgspec
 
 from waypoint.agent.trajectory import Stream
 from waypoint.box.box import Box
+from waypoint.box.users import ROOT, User, find_user
 from waypoint.core.engine import HeldTree, TrackedMemory
+from waypoint.errors import SessionDead
 from waypoint.kernel import locks
+from waypoint.kernel.placement import Folder
 from waypoint.model import BoxOptions, Checkpoint
 from waypoint.terminal.terminal import Terminal
 
@@ -28,16 +31,15 @@ def new_id() -> str:
     return secrets.token_hex(6)
 
 
-def start_environment() -> dict[str, str]:
+def start_environment(user: User = ROOT, options: BoxOptions | None = None) -> dict[str, str]:
     """What the shell and the programs of a session start with."""
     return {
-        "HOME": "/root",
-        "USER": "root",
-        "LOGNAME": "root",
+        **user.environment,
         "SHELL": "/bin/bash",
         "PATH": _PATH,
         "TERM": "xterm-256color",
         "LANG": "C.UTF-8",
+        **(options.env if options else {}),
     }
 
 
@@ -48,6 +50,7 @@ class Program:
     pid: int
     pipes: tuple[int, ...]
     """The inodes of its three pipes: their other ends are outside the tree."""
+    box: Box
     ended: threading.Event = field(default_factory=threading.Event)
     exit_code: int | None = None
 
@@ -60,9 +63,17 @@ class Live:
     """
 
     def __init__(
-        self, session_id: str, box: Box, terminal: Terminal, stream: Stream, memory: TrackedMemory
+        self,
+        session_id: str,
+        box: Box,
+        terminal: Terminal,
+        stream: Stream,
+        memory: TrackedMemory,
+        options: BoxOptions,
     ) -> None:
         self.session_id = session_id
+        self.options = options
+        """What its box is made of, and who runs its shell."""
         self.stream = stream
         """What happens in it, on its way into the trajectory."""
         self.state = locks.rlock("session state")
@@ -79,6 +90,26 @@ class Live:
         """Set when this object no longer stands for anything that runs."""
         self.cleared = False
         """Whether its end has begun. Its descriptors may be reused by other boxes from then on."""
+
+    def user(self, name: str | None = None) -> User:
+        """A user of the box, as its files name them now; without a name the one that the session is run by.
+        NotFound when there is none."""
+        text = name or self.options.user
+        if text is None:
+            return ROOT
+        try:
+            with Folder.root_of(self.box.pid) as root:
+                return find_user(root, text)
+        except OSError as error:
+            raise SessionDead("the session has just ended") from error
+
+    def has_folder(self, path: str) -> bool:
+        """Whether there is a folder of this path in the box. Links are followed."""
+        try:
+            with Folder.root_of(self.box.pid) as root, root.enter(path):
+                return True
+        except OSError:
+            return False
 
 
 class Doors(Protocol):

@@ -81,7 +81,7 @@ class Sessions:
             undo.callback(self._boxes.end, live, "the session could not be started")
             live.box.keeper.start_anchor()
             faults.reach("new.anchored")
-            self._boxes.start_shell(live, "/root" if (base / "root").is_dir() else "/")
+            self._boxes.start_shell(live)
             faults.reach("new.shell")
             live.terminal.wait_ready()
             faults.reach("new.ready")
@@ -103,13 +103,14 @@ class Sessions:
             undo.pop_all()
         return self._registry.describe(row)
 
-    def park(self, row: SessionRow) -> tuple[Session, Checkpoint]:
+    def park(self, row: SessionRow, name: str | None = None) -> tuple[Session, Checkpoint]:
         """A checkpoint, and when that is durable the processes end: memory is free, a restore brings it
         back."""
         with self._registry.moving(row.id), self._registry.steady(row) as live:
             row = self._registry.find(row.id)
+            self._capture.check_name(row, name)
             point = self._capture.take(
-                row, live, Wish("parked", kind="park", actor="automatic", durable=True)
+                row, live, Wish("parked", name=name, kind="park", actor="automatic", durable=True)
             )
             faults.reach("park.taken")
             self._prove(point)

@@ -395,14 +395,15 @@ class Transfer:
         one is given. A link is followed, inside the session. `parents`: folders that are missing are made."""
         with _translated(), self._registry.steady(row) as live, self._root(live) as root:
             faults.reach("write_file.opened")
-            path = posixpath.join(live.terminal.cwd, path)
-            folder, name = _place_for(root, path, parents=parents)
+            path, user = posixpath.join(live.terminal.cwd, path), live.user()
+            owner = (user.uid, user.gid)
+            folder, name = _place_for(root, path, owner if parents else None)
             with folder:
                 there = folder.look(name)
                 if there and not there.is_file:
                     number = errno.EISDIR if there.is_folder else errno.EINVAL
                     raise OSError(number, os.strerror(number), path)
-                metadata = Metadata(0o644 if mode is None else mode, (0, 0))
+                metadata = Metadata(0o644 if mode is None else mode, owner)
                 if there:
                     with folder.at(name) as where:
                         present = portable_attributes(files.attributes(where))
@@ -452,29 +453,30 @@ def _copy_bytes(fd: int, path: str, write: Callable[[bytes], object], limit: int
     return done
 
 
-def _place_for(root: Folder, path: str, *, parents: bool) -> tuple[Folder, str]:
-    """The folder in which a file of this path belongs, and its name there."""
+def _place_for(root: Folder, path: str, owner: tuple[int, int] | None) -> tuple[Folder, str]:
+    """The folder in which a file of this path belongs, and its name there. With an owner for them, folders
+    that are missing are made."""
     try:
         return root.destination(path)
     except FileNotFoundError:
-        if not parents:
+        if owner is None:
             raise NotFound(
                 f"there is no folder {printable(posixpath.dirname(path))}",
                 hint="make it first, or let parents be made",
                 errno="ENOENT",
             ) from None
-    _make_folders(root, posixpath.dirname(path.rstrip("/"))).close()
+    _make_folders(root, posixpath.dirname(path.rstrip("/")), owner).close()
     return root.destination(path)
 
 
-def _make_folders(root: Folder, path: str) -> Folder:
+def _make_folders(root: Folder, path: str, owner: tuple[int, int]) -> Folder:
     """A folder, made with those above it where it is missing."""
     try:
         return root.enter(path)
     except FileNotFoundError:
         head, name = posixpath.split(path.rstrip("/"))
-        with _make_folders(root, head) as above, contextlib.suppress(PlaceChanged):
-            above.put_folder(name, Metadata(0o755, (0, 0)), instead_of=None)
+        with _make_folders(root, head, owner) as above, contextlib.suppress(PlaceChanged):
+            above.put_folder(name, Metadata(0o755, owner), instead_of=None)
         return root.enter(path)
 
 

@@ -166,7 +166,7 @@ class App:
         self.restore = Restore(
             registry, self.boxes, self.copies, self.capture, self.remains, self.spares, background
         )
-        self.fork = Fork(registry, self.boxes, self.copies, self.remains)
+        self.fork = Fork(registry, self.boxes, self.copies, self.remains, self.capture)
         self.sessions = Sessions(
             registry,
             builder,

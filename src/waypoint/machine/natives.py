@@ -16,6 +16,7 @@ _STATIC = ("-static", *_WARNINGS)
 PROGRAMS = {
     "keeper.c": ("bin/keeper", _STATIC),
     "anchor.c": ("bin/anchor", _STATIC),
+    "start.c": ("bin/start", _STATIC),
     "relock.c": ("bin/relock", _STATIC),
     "peers.c": ("bin/peers", _STATIC),
     "inside.c": ("bin/inside/waypoint", _STATIC),

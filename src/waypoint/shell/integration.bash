@@ -53,7 +53,7 @@ __waypoint_prompt() {
     builtin set +euxv
     if [[ -n $__waypoint_busy ]]; then
         __waypoint_status=$__waypoint_code __waypoint_busy=
-        builtin local __waypoint_where=${PWD//[[:cntrl:]]/?}
+        builtin local "__waypoint_where=${PWD//[[:cntrl:]]/?}"
         [[ -n $__waypoint_run || -z $__waypoint_number ]] || __waypoint_report_line
         __waypoint_number=$HISTCMD
         builtin printf '\e]133;D;%s;k=%s;r=%s;p=%s\a' "$__waypoint_code" "$__waypoint_key" "$__waypoint_run" \

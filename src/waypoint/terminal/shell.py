@@ -7,8 +7,9 @@ mark carries the shell's key, so that no program's output can be mistaken for on
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -161,9 +162,20 @@ def history_command(mark: Mark) -> str | None:
 # ---- typing a command -----------------------------------------------------------------------------
 
 
-def keys_for(run_id: str, command: str, stdin: bytes | None, *, on_terminal: bool, silent: bool) -> bytes:
-    """What is typed to run a command: one line, pasted, after the user's own line was put aside."""
-    if len(command) + len(stdin or b"") > _MAX_TYPED_BYTES:
+def keys_for(
+    run_id: str,
+    command: str,
+    stdin: bytes | None,
+    *,
+    on_terminal: bool,
+    silent: bool,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> bytes:
+    """What is typed to run a command: one line, pasted, after the user's own line was put aside. With a
+    folder or variables of its own the command runs in a subshell."""
+    env = env or {}
+    if len(command) + len(stdin or b"") + sum(map(len, env.values())) > _MAX_TYPED_BYTES:
         raise UsageError(
             "too much for a command and its input, which are typed into the shell",
             hint=Hint(Do("spawn", "argv"), " takes any amount of input"),
@@ -177,15 +189,20 @@ def keys_for(run_id: str, command: str, stdin: bytes | None, *, on_terminal: boo
         source = "" if on_terminal else " </dev/null"
     # `command` keeps the variables until the end of the eval, and `builtin` only until its first command. A
     # variable that the command names is left to it: what it exports has to last.
-    variables = "" if on_terminal or silent else _unattended(command)
-    evaluate = f'{variables}command eval "$__waypoint_command"{source}'
+    variables = "" if on_terminal or silent else _unattended(command, env)
+    evaluate = f'{variables}command eval "$__waypoint_command"'
+    steps = [f"builtin cd -- {_quoted(os.fsencode(cwd))}"] if cwd is not None else []
+    if env:
+        assignments = (f"{name}={_quoted(os.fsencode(value))}" for name, value in env.items())
+        steps.append(f"builtin export {' '.join(assignments)}")
+    evaluate = (f"( {' && '.join([*steps, evaluate])} )" if steps else evaluate) + source
     condition = f"if __waypoint_again; then {evaluate}; else {evaluate}; fi"
     line = f" {words}; {condition}; {{ __waypoint_prompt first; }} 2>/dev/null"
     return STASH + _PASTE + line.encode() + _PASTE_END + b"\r"
 
 
-def _unattended(command: str) -> str:
-    names = [name for name in UNATTENDED if not re.search(rf"\b{name}\b", command)]
+def _unattended(command: str, env: Mapping[str, str]) -> str:
+    names = [name for name in UNATTENDED if name not in env and not re.search(rf"\b{name}\b", command)]
     return "".join(f"{name}={UNATTENDED[name]} " for name in names)
 
 

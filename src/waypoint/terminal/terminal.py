@@ -18,7 +18,7 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -450,13 +450,15 @@ class Terminal:
         silent: bool = False,
         plain: bool = False,
         actor: Actor = "person",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> RunResult:
         """Runs a command in the shell and waits for its end. One at a time; others wait for their turn.
         `silent`: neither shown to watchers nor kept in the shell's history. `plain`: no escape sequences in
-        the output."""
+        the output. `cwd`, `env`: for this command only, in a subshell."""
         if "\0" in command:
             raise UsageError("a command cannot contain a NUL byte")
-        keys = keys_for(run_id, command, stdin, on_terminal=on_terminal, silent=silent)
+        keys = keys_for(run_id, command, stdin, on_terminal=on_terminal, silent=silent, cwd=cwd, env=env)
         with self._turn:
             stripper = escapes.Stripper() if plain else None
             run = Run(run_id, command, limit, on_output, silent=silent, actor=actor, stripper=stripper)
@@ -587,6 +589,10 @@ class Terminal:
             watchers, other.watchers = other.watchers, []
         for watcher in watchers:
             self.watch(watcher)
+
+    def give_to(self, uid: int) -> None:
+        """Makes a user of the box the owner of the terminal: programs open it by its name."""
+        os.fchown(self._slave, uid, -1)
 
     @property
     def size(self) -> Size:

@@ -17,6 +17,7 @@ from waypoint import errors
 from waypoint.api.request import Result
 from waypoint.api.sessions import Exec, Spawn, Type
 from waypoint.cli import render
+from waypoint.cli.console import report
 from waypoint.cli.spec import (
     SESSION,
     argument,
@@ -25,6 +26,7 @@ from waypoint.cli.spec import (
     flag,
     positive,
     remainder,
+    variable,
     verb,
 )
 
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 _TIMED_OUT = 124
 _CTRL_C = b"\x03"
-_TERMINATE_SECONDS = 2.0
 _READ_BYTES = 1 << 16
 
 
@@ -51,13 +52,6 @@ class ProgramResult(Result, frozen=True):
     timed_out: bool
     truncated: bool = False
     base64: str | UnsetType = UNSET
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
 
 
 _ON_APPROVAL = (
@@ -95,20 +89,25 @@ _ON_APPROVAL = (
         "--pipe",
         help="run a program beside the shell, without a terminal, with its own stdin, stdout, stderr",
     ),
-    argument("--cwd", metavar="DIR", type=box_path, help="with --pipe: its working folder"),
+    argument("--cwd", metavar="DIR", type=box_path, help="run it in this folder"),
     argument(
         "--env",
         metavar="K=V",
         action="append",
         default=[],
-        type=_variable,
-        help="with --pipe: a variable of its environment",
+        type=variable,
+        help="a variable for this command alone",
+    ),
+    argument(
+        "--user",
+        metavar="USER[:GROUP]",
+        help="run it as this user of the session (a name or a number)",
     ),
     flag("--shell-env", help="with --pipe: use the shell's working folder and variables"),
     command("the command; several words are joined with spaces, as ssh does"),
     examples=(
         "waypoint exec -s work 'cd /srv && export TOKEN=abc'",
-        "waypoint exec -s work --timeout 60 make test",
+        "waypoint exec -s work --timeout 60 --cwd /srv --env CI=1 make test",
         "tar c . | waypoint exec -s work --pipe tar x -C /srv",
     ),
     about="It is the same shell that `waypoint shell` shows: the effects of earlier `cd` and `export` are"
@@ -116,7 +115,10 @@ _ON_APPROVAL = (
     " given. Without --tty, pagers and questions of git and apt are off for this command (PAGER, GIT_PAGER,"
     " MANPAGER and SYSTEMD_PAGER are cat, GIT_TERMINAL_PROMPT is 0, DEBIAN_FRONTEND is noninteractive,"
     " APT_LISTCHANGES_FRONTEND is none); a variable of these that the command names is left as it is. Ctrl-C"
-    " interrupts the command; a second Ctrl-C stops waiting for it. Options stand before the command.",
+    " interrupts the command; a second Ctrl-C stops waiting for it. With --cwd or --env a subshell runs it:"
+    " what it changes of the shell does not last. With --user it runs beside the shell, unless that is the"
+    " session's own user. A program that cannot be started (--pipe) makes the exit status 127 when it does"
+    " not exist and 126 otherwise. Options stand before the command.",
     json={"": "exec", "--pipe": ProgramResult},
 )
 def exec_(console: Console) -> int:
@@ -130,10 +132,8 @@ def exec_(console: Console) -> int:
 
 
 def _refuse_pipe_options(arguments: argparse.Namespace) -> None:
-    pipe_options = {"--cwd": arguments.cwd, "--env": arguments.env, "--shell-env": arguments.shell_env}
-    for option, value in pipe_options.items():
-        if value:
-            raise errors.UsageError(f"{option} needs --pipe", hint="in the shell, use `cd` and `export`")
+    if arguments.shell_env:
+        raise errors.UsageError("--shell-env needs --pipe", hint="in the shell it is so without it")
 
 
 # In the shell ---------------------------------------------------------------------------------------------
@@ -149,6 +149,9 @@ def _run_in_shell(console: Console, command: str) -> int:
         on_terminal=arguments.tty,
         stream=not console.json,
         plain=arguments.plain,
+        cwd=arguments.cwd,
+        env=dict(arguments.env),
+        user=arguments.user,
         actor=console.actor,
         on_approval=_approval_mode(console),
         approval_timeout=arguments.approval_timeout,
@@ -267,29 +270,22 @@ def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
         cwd=arguments.cwd,
         env=dict(arguments.env),
         shell_env=arguments.shell_env,
+        user=arguments.user,
+        timeout=arguments.timeout,
         actor=console.actor,
         on_approval=_approval_mode(console),
-        approval_timeout=arguments.approval_timeout or arguments.timeout,
+        approval_timeout=arguments.approval_timeout,
     )
-    connection, answer = console.transport.open(
-        request, on_approval=lambda approval: _ask_approval(console, approval)
-    )
+    try:
+        connection, answer = console.transport.open(
+            request, on_approval=lambda approval: _ask_approval(console, approval)
+        )
+    except errors.CannotStart as error:
+        report(error, json=console.json)
+        return int(error.details.get("exit_code", error.exit_status))
     program = Program(connection, answer.pid, answer.warnings)
     _show_warnings(console, program.warnings)
     threading.Thread(target=_forward_stdin, args=(program,), daemon=True).start()
-    timed_out = threading.Event()
-
-    def end_program() -> None:
-        timed_out.set()
-        _send_signal(console, session.name, program.pid, "TERM")
-        time.sleep(_TERMINATE_SECONDS)
-        _send_signal(console, session.name, program.pid, "KILL")
-
-    waited = 0.0 if arguments.approval_timeout else time.monotonic() - started
-    timer = threading.Timer(max(0.0, (arguments.timeout or 0) - waited), end_program)
-    timer.daemon = True
-    if arguments.timeout:
-        timer.start()
     output = {"stdout": bytearray(), "stderr": bytearray()}
     interrupt = _on_interrupt(lambda: _send_signal(console, session.name, program.pid, "INT"))
     with interrupt, contextlib.closing(program):
@@ -300,11 +296,10 @@ def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
                 file = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
                 file.write(data)
                 file.flush()
-    timer.cancel()
     if console.json:
         duration_ms = round((time.monotonic() - started) * 1000, 3)
-        console.result(_program_result(program, output, duration_ms, timed_out=timed_out.is_set()), None)
-    if timed_out.is_set():
+        console.result(_program_result(program, output, duration_ms, timed_out=program.timed_out), None)
+    if program.timed_out:
         console.say(f"timed out after {arguments.timeout:g} s")
         return _TIMED_OUT
     code = program.exit_code
@@ -339,7 +334,7 @@ def _send_signal(console: Console, session: str, pid: int, name: str) -> None:
 
     transport = console.another_transport()
     with contextlib.closing(transport), contextlib.suppress(errors.WaypointError):
-        Session(transport, session).spawn(["sh", "-c", f"kill -s {name} {pid}"]).communicate()
+        Session(transport, session).signal(pid, name)
 
 
 # The policy -----------------------------------------------------------------------------------------------

@@ -116,12 +116,22 @@ def auto(console: Console) -> int:
 
 @verb(
     "fork",
-    "start new sessions from a point",
+    "start new sessions from a point, or from a session as it is now",
     SESSION,
-    REF,
+    argument("ref", metavar="REF", nargs="?", help="a point (default: now, of which a point is taken)"),
     argument("-n", "--number", metavar="N", type=count, default=1, help="how many (default: 1)"),
-    argument("--name", metavar="NAME", help="the name; several are called NAME-1, NAME-2, …"),
-    examples=("waypoint fork -s work up -n 3 --name try", "waypoint fork @"),
+    argument(
+        "--name",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="the name; with -n NAME-1, NAME-2, …; given several times one for each",
+    ),
+    examples=(
+        "waypoint fork -s work up -n 3 --name try",
+        "waypoint fork -s work --name left --name right",
+        "waypoint fork @",
+    ),
     about="From then on each has its own files, processes and network.",
 )
 def fork(console: Console) -> int:
@@ -130,7 +140,8 @@ def fork(console: Console) -> int:
         session=console.session,
         ref=arguments.ref,
         n=arguments.number,
-        name=arguments.name,
+        name=arguments.name[0] if len(arguments.name) == 1 else None,
+        names=tuple(arguments.name) if len(arguments.name) > 1 else (),
         actor=console.actor,
     )
     result = console.send(request, f"forking {render.plural(arguments.number, 'session')}")

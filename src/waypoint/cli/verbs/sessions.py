@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 from waypoint.api.sessions import Ls, New, Park, Rm, Stop
 from waypoint.cli import render
 from waypoint.cli.console import terminal_size
-from waypoint.cli.spec import SESSION_FIRST, YES, argument, box_path, byte_count, count, flag, positive, verb
+from waypoint.cli.spec import (
+    SESSION_FIRST,
+    YES,
+    argument,
+    box_path,
+    byte_count,
+    count,
+    flag,
+    positive,
+    variable,
+    verb,
+)
 from waypoint.errors import ConfirmationNeeded
 from waypoint.model import Bind, BoxOptions, Session, Size
 from waypoint.text.removal import describe_handed_over, describe_removal
@@ -79,13 +90,26 @@ def _bind(text: str) -> Bind:
         type=_spares,
         help="how many of its points are kept restored ahead of time: restoring one takes milliseconds",
     ),
+    argument(
+        "--user",
+        metavar="USER[:GROUP]",
+        help="who runs its shell and its programs: a name or a number of the session (default: root)",
+    ),
+    argument(
+        "--env",
+        metavar="K=V",
+        action="append",
+        default=[],
+        type=variable,
+        help="a variable that its shell and its programs start with",
+    ),
     flag("--auto", help="take a point after each command that changed something"),
     argument("--policy", metavar="FILE", help="a TOML file with rules for the commands of this session"),
     flag("--privileged", help="without the restrictions of a container: only for programs that you trust"),
     examples=(
         "waypoint new work",
         "waypoint new web --net none --memory 2G",
-        "waypoint new old --base debian-12",
+        "waypoint new old --base debian-12 --user www-data --env LANG=C",
     ),
     about="It sees this machine's files; what it writes goes to its own layer. The first session on a machine"
     " runs `waypoint setup`.",
@@ -126,6 +150,8 @@ def _box_options(arguments: argparse.Namespace) -> BoxOptions:
         pids=arguments.pids,
         spares=arguments.spares,
         confined=not arguments.privileged,
+        user=arguments.user,
+        env=dict(arguments.env),
     )
 
 
@@ -171,11 +197,12 @@ def _listing(sessions: Sequence[Session], labels: Mapping[str, str], paint: rend
     "park",
     "take a checkpoint of a session and stop it, which frees its memory",
     *SESSION_FIRST,
-    examples=("waypoint park work",),
+    argument("--name", metavar="NAME", help="the name of the checkpoint"),
+    examples=("waypoint park work", "waypoint park work --name before-lunch"),
     about="`waypoint restore -s work @` brings it back.",
 )
 def park(console: Console) -> int:
-    result = console.send(Park(session=console.session), "parking")
+    result = console.send(Park(session=console.session, name=console.arguments.name), "parking")
     name = result.session.name
     console.result(result, f"{name} is parked at {render.point_title(result.checkpoint, console.paint)}")
     console.hint(f"waypoint restore -s {name} @   brings it back")

@@ -73,7 +73,7 @@ def redo(app: App, _: Connection, request: api.Redo) -> Restored:
 
 def fork(app: App, _: Connection, request: api.Fork) -> api.Forks:
     row = app.registry.find_for(request.session, request.ref)
-    forks = app.fork.grow(row, request.ref, request.n, request.name, request.actor)
+    forks = app.fork.grow(row, request.ref, request.n, request.name, request.names, request.actor)
     return api.Forks(sessions=tuple(forks))
 
 

@@ -13,7 +13,8 @@ import msgspec
 from waypoint.api import sessions as api
 from waypoint.api import wire
 from waypoint.api.request import Nothing
-from waypoint.core.gate import Asker
+from waypoint.core.commands import end_program
+from waypoint.core.gate import Asker, in_place
 from waypoint.core.live import Live
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.streams import ProgramStreams, forward_output, serve_terminal
@@ -51,7 +52,7 @@ def session(app: App, _: Connection, request: api.Session) -> api.OneSession:
 
 
 def park(app: App, _: Connection, request: api.Park) -> api.Parked:
-    session, point = app.sessions.park(app.registry.find(request.session))
+    session, point = app.sessions.park(app.registry.find(request.session), request.name)
     return api.Parked(session=session, checkpoint=point)
 
 
@@ -104,8 +105,14 @@ def _run(
 ) -> RunResult:
     row, timeout, started = app.registry.find(request.session), request.timeout, time.monotonic()
     patience = timeout if request.approval_timeout is None else request.approval_timeout
-    asker = _asker(connection, request, patience, lambda live: live.terminal.require_free())
-    with app.gate.passing(row, request.command, asker, stdin=request.stdin) as passed:
+
+    def require_free(live: Live) -> None:
+        if request.user is None:  # another user's command runs beside the shell
+            live.terminal.require_free()
+
+    asker = _asker(connection, request, patience, require_free)
+    line = in_place(request.command, request.cwd, request.env)
+    with app.gate.passing(row, line, asker, stdin=request.stdin) as passed:
         if timeout is not None and request.approval_timeout is None:
             timeout = max(0.0, timeout - (time.monotonic() - started))
         faults.reach("exec.passed")
@@ -119,6 +126,9 @@ def _run(
             on_output=on_output,
             plain=request.plain,
             actor=request.actor,
+            cwd=request.cwd,
+            env=request.env,
+            user=request.user,
         )
         faults.reach("exec.ended")
         passed.ended(result.exit_code, timed_out=result.timed_out)
@@ -142,13 +152,24 @@ def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
         if request.shell_env:  # the shell says what it exports
             live.terminal.require_free()
 
-    asker = _asker(connection, request, request.approval_timeout, require_free)
-    with app.gate.passing(row, argv, asker) as passed:
-        program, pipes = app.commands.spawn(row, argv, request.cwd, request.env, shell_env=request.shell_env)
+    timeout, started = request.timeout, time.monotonic()
+    patience = timeout if request.approval_timeout is None else request.approval_timeout
+    asker = _asker(connection, request, patience, require_free)
+    judged = ["env", *(f"{name}={value}" for name, value in request.env.items()), *argv]
+    timed_out = False
+    with app.gate.passing(row, judged if request.env else argv, asker) as passed:
+        program, pipes = app.commands.spawn(
+            row, argv, request.cwd, request.env, shell_env=request.shell_env, user=request.user
+        )
         connection.result(api.Spawned(pid=program.pid, warnings=passed.warnings))
         streams = ProgramStreams(connection, pipes, output)
-        program.ended.wait()
-        passed.ended(program.exit_code)
+        if timeout is not None and request.approval_timeout is None:
+            timeout = max(0.0, timeout - (time.monotonic() - started))
+        if not program.ended.wait(timeout):
+            timed_out = True
+            end_program(program)
+            program.ended.wait()
+        passed.ended(program.exit_code, timed_out=timed_out)
     streams.finish()
     event = output.record(program.exit_code)
     with contextlib.suppress(WaypointError):
@@ -156,10 +177,15 @@ def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
         live.stream.add(event.kind, event.body, actor=request.actor, data=event.data)
     with contextlib.suppress(wire.Closed, OSError):
         if program.exit_code is not None:
-            connection.result(api.Exited(exit_code=program.exit_code))
+            connection.result(api.Exited(exit_code=program.exit_code, timed_out=timed_out))
         # The thread that feeds the program reads from here: neither side would notice a mere close.
         connection.socket.shutdown(socket.SHUT_RDWR)
     return Answered()
+
+
+def signal(app: App, _: Connection, request: api.Signal) -> api.Signalled:
+    row = app.registry.find(request.session)
+    return api.Signalled(sent=app.commands.signal(row, request.pid, request.signal))
 
 
 # ---- the terminal --------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ class CommandTools:
             float, Field(description="Seconds until it is interrupted.", gt=0, le=86_400)
         ] = _RUN_SECONDS,
         stdin: Annotated[str, Field(description="Its standard input.")] = "",
+        cwd: Annotated[str, Field(description="Its folder; then `cd` and `export` do not last.")] = "",
         max_characters: Annotated[
             int, Field(description="How much output is shown.", ge=200, le=100_000)
         ] = PAGE_CHARACTERS,
@@ -114,6 +115,7 @@ class CommandTools:
                 stream=True,
                 limit=_MAX_OUTPUT_BYTES,
                 plain=not raw,
+                cwd=cwd or None,
                 actor="agent",
                 on_approval=self._backend.on_approval or ("wait" if _can_ask(ctx) else None),
                 approval_timeout=_MAX_APPROVAL_SECONDS,

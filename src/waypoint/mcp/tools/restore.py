@@ -93,17 +93,21 @@ class RestoreTools:
         self,
         ctx: Context[Any, Any],
         *,
-        ref: Ref = "@",
+        ref: Ref = "",
         n: Annotated[int, Field(description="How many.", ge=1, le=_MAX_FORKS)] = 1,
         name: Annotated[str, Field(description="Their name; with several: name-1, name-2, …")] = "",
         session: SessionName = "",
     ) -> Answer:
-        """Start new live sessions from a point, to try several ways at once. Each continues from exactly that
-        moment, with its own files, processes and ports."""
+        """Start new live sessions from a point (without `ref`: from now), to try several ways at once. Each
+        continues from exactly that moment, with its own files, processes and ports."""
         target = self._backend.session(session)
-        forks = await self._backend.ask(lambda: target.fork(n, ref=ref, name=name or None), ctx, "forking")
+        forks = await self._backend.ask(
+            lambda: target.fork(n, ref=ref or None, name=name or None), ctx, "forking"
+        )
         names = [fork.name for fork in forks]
-        return Answer(f"Live forks of {ref}: {', '.join(names)}", {"sessions": names, "ref": ref})
+        return Answer(
+            f"Live forks of {ref or 'the present'}: {', '.join(names)}", {"sessions": names, "ref": ref}
+        )
 
     @tool("Compare forks or points", ADDS, requests.Compare)
     async def compare(
