@@ -142,6 +142,8 @@ POINTS: dict[str, str] = {
     "back.planned": "which files come back is known",
     "back.stored": "the operation is stored, no file is back",
     "back.done": "the files are back",
+    "read_file.opened": "the root of a session is open for reading one file",
+    "write_file.opened": "the root of a session is open for writing one file",
     "copy_in.opened": "the root of a session is open for copying",
     "copy_out.opened": "the same for copying out",
     # The database.
