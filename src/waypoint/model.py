@@ -129,6 +129,8 @@ class BoxOptions(Record, frozen=True):
     cpus: float | None = None
     pids: int | None = None
     confined: bool = True
+    build: bool = False
+    """Whether it builds a base: its points are what `base import` has done of a Dockerfile."""
     spares: int | None = None
     """How many of its points have a spare (a copy restored ahead of time); None: the daemon's default."""
     user: str | None = None
@@ -521,6 +523,10 @@ class VolumeUse(Record, frozen=True):
     session: str
     unique_bytes: int
     exact: bool = True
+
+
+Builder = Literal["auto", "buildah", "podman", "waypoint"]
+"""What carries a Dockerfile out."""
 
 
 class ImageConfig(Record, frozen=True):

@@ -24,15 +24,30 @@ class Bases:
         self._client = client
 
     async def import_(
-        self, name: str, file: str | os.PathLike[str], *, on_progress: Callable[[str], None] | None = None
+        self,
+        name: str,
+        file: str | os.PathLike[str],
+        *,
+        on_progress: Callable[[str], None] | None = None,
+        context: str | os.PathLike[str] | None = None,
+        arguments: Mapping[str, str] | None = None,
+        builder: model.Builder = "auto",
     ) -> model.Base:
-        """Imports a tar, an image (an archive or an OCI folder) or a folder."""
+        """Imports a tar, an image (an archive or an OCI folder), a folder or a Dockerfile. For a Dockerfile:
+        `context`, the folder of its files if it is not the one it is in; `arguments`, values of its ARGs;
+        `builder`, what carries it out (buildah or podman if installed, else Waypoint)."""
 
         def on_event(event: Any) -> None:
             if on_progress:
                 on_progress(event["progress"])
 
-        request = requests.BaseImport(name=name, file=os.path.abspath(file))
+        request = requests.BaseImport(
+            name=name,
+            file=os.path.abspath(file),
+            context=os.path.abspath(context) if context is not None else None,
+            arguments=dict(arguments or {}),
+            builder=builder,
+        )
         return (await self._client.ask(request, on_event=on_event)).base
 
     async def list(self) -> list[model.Base]:

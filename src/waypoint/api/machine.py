@@ -122,11 +122,17 @@ class Recover(Request[model.Recovered], frozen=True):
 
 
 class BaseImport(Request[BaseImported], frozen=True):
-    """Imports a root file system: a tar, an image (an archive or an OCI folder) or a folder. Progress comes
-    in events."""
+    """Imports a root file system: a tar, an image (an archive or an OCI folder), a folder or a Dockerfile.
+    Progress comes in events. For a Dockerfile: `context` is the folder of its files (by default the one it is
+    in), `arguments` are values of its ARGs. `builder` carries it out: buildah or podman if one is installed,
+    else Waypoint itself, and always Waypoint where a file begins with an imported base."""
 
     name: str
     file: str
+    context: str | None = None
+    arguments: dict[str, str] = msgspec.field(default_factory=dict)
+    builder: model.Builder = "auto"
+    actor: model.Actor = "person"
 
 
 class BaseLs(Request[Bases], frozen=True):

@@ -34,7 +34,7 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, cast
@@ -282,8 +282,10 @@ def path_parts(path: str, name: str) -> list[str]:
 class Unpacker:
     """Applies tars to a folder, one after the other. Call `finish` after the last one."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = os.open(root, _FOLDER)
+    def __init__(self, root: Path | int, *, leave: Collection[str] = ()) -> None:
+        """`root`: a folder, or a descriptor of one. `leave`: what it has under these names stays as it is."""
+        self._root = os.open(root, _FOLDER) if isinstance(root, Path) else os.dup(root)
+        self._leave = frozenset(leave)
         self._name = ""
         """The archive or layer that is being applied, for errors."""
         self._placed: set[tuple[int, str]] = set()
@@ -304,6 +306,8 @@ class Unpacker:
             for tar, member in members(stream, name):
                 count += 1
                 parts = path_parts(member.name, name)
+                if parts and parts[0] in self._leave:
+                    continue
                 if parts and whiteouts and parts[-1].startswith(WHITEOUT):
                     self._hide(parts)
                 else:

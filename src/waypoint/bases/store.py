@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,27 +86,42 @@ def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = la
     Device nodes are left out and counted. An archive that is malicious or damaged is refused with a
     UsageError that names the reason, and leaves nothing behind.
     """
-    _check_name(name)
     source = Path(file)
     if not source.exists():
         raise NotFound(f"there is no file {source}", path=str(source))
     if not (source.is_file() or source.is_dir()):
         raise import_error(source.name, "it is neither a file nor a folder")
-    if (pool.root / "bases" / name).exists():
-        raise AlreadyExists(
-            f"there is a base {name!r} already",
-            hint=Hint("choose another name, or remove that one with ", Do("base_rm", name=name)),
-        )
+
+    def fill(staged: Path) -> Base:
+        if source.is_dir() and not is_image_folder(source):
+            return _import_folder(pool.root.parent, name, source, staged, progress)
+        return _import_archive(name, source, staged, progress)
+
+    return make_base(pool, name, source.name, fill, progress)
+
+
+def make_base(
+    pool: Pool,
+    name: str,
+    source: str,
+    fill: Callable[[Path], Base],
+    progress: Progress = lambda _: None,
+    *,
+    start: Path | None = None,
+) -> Base:
+    """A base from what `fill` puts into the folder `files` of the folder that it is called with. `start`: a
+    tree of the pool that it begins as a copy of."""
+    require_free(pool, name)
     staged = pool.root / "staging" / f"base-{name}-{secrets.token_hex(4)}"
     try:
-        with translated(f"import {source.name} as the base {name}"):
+        with translated(f"import {source} as the base {name}"):
             staged.mkdir(mode=0o700)
-            pool.create(staged / "files")
-            faults.reach("base.staged")
-            if source.is_dir() and not is_image_folder(source):
-                base = _import_folder(pool.root.parent, name, source, staged, progress)
+            if start:
+                pool.snapshot(start, staged / "files", readonly=False)
             else:
-                base = _import_archive(name, source, staged, progress)
+                pool.create(staged / "files")
+            faults.reach("base.staged")
+            base = fill(staged)
             faults.reach("base.unpacked")
             _write_record(staged / RECORD, base)
             progress("making it durable")
@@ -123,6 +138,25 @@ def import_base(pool: Pool, name: str, file: str | Path, progress: Progress = la
     return base
 
 
+def require_free(pool: Pool, name: str) -> None:
+    """Raises unless a base of this name can be made."""
+    _check_name(name)
+    if (pool.root / "bases" / name).exists():
+        raise AlreadyExists(
+            f"there is a base {name!r} already",
+            hint=Hint("choose another name, or remove that one with ", Do("base_rm", name=name)),
+        )
+
+
+def empty_base(pool: Pool, name: str) -> Base:
+    """The base without any files of that name, made when it is first needed."""
+    with contextlib.suppress(AlreadyExists):
+        make_base(
+            pool, name, name, lambda staged: describe(staged / "files", name, "empty", name, empty=True)
+        )
+    return read_base(pool, name)
+
+
 def _import_archive(name: str, source: Path, staged: Path, progress: Progress) -> Base:
     files = staged / "files"
     with ThreadPoolExecutor(1) as hasher:
@@ -134,11 +168,11 @@ def _import_archive(name: str, source: Path, staged: Path, progress: Progress) -
         warnings = []
         if unpacker.lost_attributes:
             warnings.append(f"{unpacker.lost_attributes} extended attributes cannot be kept in this pool")
-        return _describe(
+        return describe(
             files,
             name,
             unpacked.format,
-            source,
+            source.name,
             warnings,
             digest=digest.result(),
             skipped_devices=unpacker.skipped_devices,
@@ -166,7 +200,7 @@ def _import_folder(home: Path, name: str, source: Path, staged: Path, progress: 
     copytree.copy_tree(source, files, reflink=True, skip=skip, omit=lambda attribute: not is_kept(attribute))
     for path in mounted:
         (files / path).mkdir(mode=0o755)  # an empty mount point
-    return _describe(files, name, "folder", source, [], digest="", skipped_devices=devices)
+    return describe(files, name, "folder", source.name or str(source), skipped_devices=devices)
 
 
 def _file_digest(path: Path) -> str:
@@ -174,26 +208,28 @@ def _file_digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _describe(
+def describe(
     files: Path,
     name: str,
     image_format: str,
-    source: Path,
-    warnings: list[str],
+    source: str,
+    warnings: Sequence[str] = (),
     *,
-    digest: str,
-    skipped_devices: int,
+    digest: str = "",
+    skipped_devices: int = 0,
     image: ImageConfig = ImageConfig(),  # noqa: B008 - it is frozen
+    empty: bool = False,
 ) -> Base:
+    """The record of a tree that is complete. `empty`: whether it may be without files."""
     count, size, tree_digest = _survey(files, with_digest=not digest)
-    if not count:
-        raise import_error(source.name, "it contains no files")
-    if not _has_bash(files):
-        warnings.append("there is no /bin/bash in it, which sessions need for their shell")
+    if not (count or empty):
+        raise import_error(source, "it contains no files")
+    if not has_bash(files):
+        warnings = (*warnings, "there is no /bin/bash in it, which sessions need for their shell")
     return Base(
         name=name,
         format=image_format,
-        source=source.name or str(source),
+        source=source,
         digest=digest or tree_digest,
         size_bytes=size,
         file_count=count,
@@ -251,7 +287,7 @@ def _content(folder: int, name: str, status: os.stat_result) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _has_bash(root: Path) -> bool:
+def has_bash(root: Path) -> bool:
     """Whether /bin/bash is there for a box: symbolic links are resolved inside the tree."""
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -29,6 +29,7 @@ from waypoint.home import Home
 from waypoint.kernel import atomic, faults, homes, processes, readiness
 from waypoint.kernel.homes import KnownHome
 from waypoint.kernel.mounts import Mount, mounts, parse_mountinfo
+from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 
 log = logging.getLogger("waypoint")
 
@@ -162,6 +163,20 @@ class Box:
 
     def hello(self) -> Hello:
         return self.keeper.hello()
+
+    def has_bash(self) -> bool:
+        """Whether a shell can be started in it. Only a session that builds a base may have none."""
+        try:
+            root = os.open(f"/proc/{self.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            os.close(openat2(root, "bin/bash", os.O_PATH | os.O_CLOEXEC, resolve=RESOLVE_IN_ROOT))
+        except OSError:
+            return False
+        finally:
+            os.close(root)
+        return True
 
     def host_pid(self, pid: int) -> int | None:
         """The host's number of a process of the box."""

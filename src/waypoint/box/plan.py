@@ -247,7 +247,7 @@ def _make_inside(folder: Path) -> None:
 # ---- options --------------------------------------------------------------------------------------
 
 
-def check_options(options: BoxOptions, base: Path, home: Home) -> None:
+def check_options(options: BoxOptions, base: Path, home: Home, *, needs_shell: bool = True) -> None:
     """Refuses what cannot become a box, before anything is made."""
     if not base.is_dir():
         raise NotFound(
@@ -256,7 +256,7 @@ def check_options(options: BoxOptions, base: Path, home: Home) -> None:
                 "give a folder with a root file system, or the name of a base that ", Do("base_ls"), " lists"
             ),
         )
-    if not any(os.path.lexists(base / shell) for shell in ("bin/bash", "usr/bin/bash")):
+    if needs_shell and not any(os.path.lexists(base / shell) for shell in ("bin/bash", "usr/bin/bash")):
         raise UsageError(
             f"the base {base} has no /bin/bash", hint="a session's shell is bash: install it in the base"
         )

@@ -211,7 +211,10 @@ class Boxes:
             self.start_shell(live, gone.cwd)
 
     def start_shell(self, live: Live, cwd: str | None = None) -> None:
-        """A fresh interactive bash on the terminal; without a folder in the home of its user."""
+        """A fresh interactive bash on the terminal; without a folder in the home of its user. None is started
+        where there is no bash."""
+        if not live.box.has_bash():
+            return
         key, user = secrets.token_hex(8), live.user()
         if cwd is None:
             cwd = user.home if live.has_folder(user.home) else "/"

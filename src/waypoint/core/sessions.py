@@ -55,9 +55,17 @@ class Sessions:
         self._copies = copies
         self._remains, self._spares, self._comparison = remains, spares, comparison
 
-    def new(self, name: str | None, options: BoxOptions, size: Size, *, join: bool = False) -> Session:
+    def new(
+        self,
+        name: str | None,
+        options: BoxOptions,
+        size: Size,
+        *,
+        join: bool = False,
+        needs_shell: bool = True,
+    ) -> Session:
         """Starts a session: a box over its base with a shell at its prompt. `join`: one of that name that
-        exists is returned as it is."""
+        exists is returned as it is. `needs_shell`: a base without bash is refused."""
         if name and join and (row := self._store.sessions.find(name)):
             return self._registry.describe(row)
         if name is None:
@@ -70,7 +78,7 @@ class Sessions:
                 hint=Hint("attach to it with ", Do("attach", session=name), ", or choose another name"),
             )
         base = self._registry.base_of(options)
-        check_options(options, base, self._home)
+        check_options(options, base, self._home, needs_shell=needs_shell)
         options = resolve_binds(options)
         volume = self._home.sessions / new_id()
         with contextlib.ExitStack() as undo:
@@ -83,7 +91,8 @@ class Sessions:
             faults.reach("new.anchored")
             self._boxes.start_shell(live)
             faults.reach("new.shell")
-            live.terminal.wait_ready()
+            if live.terminal.shell:
+                live.terminal.wait_ready()
             faults.reach("new.ready")
             beginning = self._home.beginnings / live.session_id
             undo.callback(self._remains.delete, beginning)

@@ -242,6 +242,24 @@ class Transfer:
             began.append(born[0] * 1_000_000_000 + born[1])
         return min(began)
 
+    def land_all(self, row: SessionRow, point: Checkpoint, root: Folder) -> list[str]:
+        """Makes a copy of a session's base what a point of it holds, in every detail; returns what it cannot
+        hold, one sentence each. What Waypoint itself has put into the session stays out."""
+        with (
+            _translated(),
+            self._comparison.moment(row, BASE) as old,
+            self._comparison.moment(row, point.id) as new,
+        ):
+            before = PointView.bare(new.view) if old.view.volume is None else old.view
+            selection = landing.select(self._comparison.changes(old, new), new.view, "/")
+            rules = LandingRules(delete=True, judge=False, outside=landing.NOT_FILES)
+            plan = landing.plan_landing(selection, before, new.view, root, "/", rules)
+            _refuse(plan.landing, force=False)
+            for _ in carry_out(plan.steps, new.view, root, times=True, insist=False):
+                pass
+        missing = (left for left in plan.landing.left_out if not left.path.startswith(landing.NOT_FILES))
+        return [f"{left.path}: {left.why}" for left in missing]
+
     def export(
         self,
         row: SessionRow,

@@ -31,6 +31,7 @@ from waypoint.core.contacts import Contacts
 from waypoint.core.copies import Copies
 from waypoint.core.dedupe import Dedupe
 from waypoint.core.digests import Digests
+from waypoint.core.dockerfiles import Dockerfiles
 from waypoint.core.durability import Durability
 from waypoint.core.engine import CriuEngine, Engine
 from waypoint.core.fork import Fork
@@ -187,6 +188,18 @@ class App:
             registry, self.comparison, self.capture, self.trials, self.gate, self.space
         )
         self.transfer = Transfer(registry, self.comparison, self.capture)
+        self.dockerfiles = Dockerfiles(
+            registry,
+            self.pool,
+            self.sessions,
+            self.capture,
+            self.restore,
+            self.fork,
+            self.removals,
+            self.commands,
+            self.transfer,
+            self.gate,
+        )
         self.journal = Journal(registry, self.capture, self.restore, self.cards, self.gate)
 
         adoption = Adoption(home, store, self.pool, self.remains)

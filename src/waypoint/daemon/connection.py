@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -48,6 +49,12 @@ class Connection:
         size = struct.calcsize("3i")
         pid, _, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return int(pid)
+
+    def is_gone(self) -> bool:
+        """Whether the client has closed its end: it waits for no answer any more."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
 
 class Answered:

@@ -26,15 +26,47 @@ _NAME = argument("name", metavar="NAME", help="the name of the base")
     argument(
         "file",
         metavar="FILE",
-        help="a tar, a `docker export`, a `docker save`, an OCI archive or OCI folder, or a folder",
+        help="a tar, a `docker export`, a `docker save`, an OCI archive or folder, a folder, or a Dockerfile",
     ),
-    examples=("docker export box > box.tar; waypoint base import box box.tar",),
+    argument(
+        "--context", metavar="DIR", help="the files of a Dockerfile (default: the folder that it is in)"
+    ),
+    argument(
+        "--arg",
+        metavar="NAME=VALUE",
+        dest="arguments",
+        action="append",
+        default=[],
+        help="the value of an ARG of a Dockerfile; may be given several times",
+    ),
+    argument(
+        "--builder",
+        choices=("auto", "buildah", "podman", "waypoint"),
+        default="auto",
+        help="what carries a Dockerfile out (default: buildah or podman if installed, else waypoint itself)",
+    ),
+    examples=(
+        "docker export box > box.tar; waypoint base import box box.tar",
+        "waypoint base import app ./Dockerfile --arg VERSION=2",
+    ),
+    about="Waypoint carries a Dockerfile out in the session `build-NAME`, with a point after each step that"
+    " changes files: importing it again does only what is new since. `FROM` names an imported base, `scratch`"
+    " or an OCI folder.",
 )
 def base_import(console: Console) -> int:
     name, file = console.arguments.name, console.arguments.file
     if not os.path.exists(file):
         raise errors.NotFound(f"no such file: {file}", hint="name a tar, or the output of `docker save`")
     console.prepare()
+    context = console.arguments.context
+    request = BaseImport(
+        name=name,
+        file=os.path.abspath(file),
+        context=os.path.abspath(context) if context else None,
+        arguments=dict(map(_argument, console.arguments.arguments)),
+        builder=console.arguments.builder,
+        actor=console.actor,
+    )
 
     with console.progress(f"importing {os.path.basename(file)}") as update:
 
@@ -42,12 +74,19 @@ def base_import(console: Console) -> int:
             if "progress" in event:
                 update(render.shown(event["progress"]))
 
-        result = console.transport.ask(BaseImport(name=name, file=os.path.abspath(file)), on_event=on_event)
+        result = console.transport.ask(request, on_event=on_event)
     console.result(result, name)
     for warning in result.base.warnings:
         console.say(render.shown(warning))
     console.hint(f"waypoint new --base {name}   starts a session on it")
     return 0
+
+
+def _argument(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not (name and equals):
+        raise errors.UsageError(f"{word!r} is not NAME=VALUE", hint="as in `--arg VERSION=2`")
+    return name, value
 
 
 @verb("base ls", "list the imported bases", examples=("waypoint base ls",))

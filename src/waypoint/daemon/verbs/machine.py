@@ -14,7 +14,10 @@ from waypoint import __version__
 from waypoint.api import machine as api
 from waypoint.api import wire
 from waypoint.api.request import Nothing
+from waypoint.bases import dockerfile
 from waypoint.bases import store as bases
+from waypoint.core.dockerfiles import Build
+from waypoint.core.gate import Asker
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.verbs.points import find_point
 from waypoint.errors import InternalError, UsageError, WaypointError, of_the_machine
@@ -23,7 +26,17 @@ from waypoint.history.retention import RetentionPolicy, parse_duration
 from waypoint.home import Home
 from waypoint.kernel import faults
 from waypoint.kernel.pool.lifecycle import close_pool
-from waypoint.model import Base, Checked, DiskUse, Forgotten, ImageConfig, Pruned, Recovered, from_plain
+from waypoint.model import (
+    Approval,
+    Base,
+    Checked,
+    DiskUse,
+    Forgotten,
+    ImageConfig,
+    Pruned,
+    Recovered,
+    from_plain,
+)
 from waypoint.store.database import iso
 
 if TYPE_CHECKING:
@@ -89,7 +102,27 @@ def base_import(app: App, connection: Connection, request: api.BaseImport) -> ap
     def progress(text: str) -> None:
         connection.event({"progress": text})
 
-    return api.BaseImported(base=bases.import_base(app.pool, request.name, request.file, progress))
+    file = Path(request.file)
+    if not dockerfile.is_one(file):
+        if request.context or request.arguments:
+            raise UsageError(f"{file.name} is no Dockerfile", hint="only one has a context and arguments")
+        return api.BaseImported(base=bases.import_base(app.pool, request.name, file, progress))
+
+    def announce(approval: Approval) -> None:
+        if approval.state == "waiting":
+            progress(f"waiting for approval {approval.id} of: {approval.command}")
+
+    build = Build(
+        name=request.name,
+        file=file,
+        context=Path(request.context) if request.context else file.parent,
+        arguments=request.arguments,
+        asker=Asker(request.actor, connection.socket.fileno(), announce),
+        progress=progress,
+        builder=request.builder,
+        gone=connection.is_gone,
+    )
+    return api.BaseImported(base=app.dockerfiles.build(build))
 
 
 def base_ls(app: App, _: Connection, __: api.BaseLs) -> api.Bases:
