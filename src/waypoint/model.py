@@ -137,6 +137,8 @@ class BoxOptions(Record, frozen=True):
     """Who runs its shell and its programs: a name or a number, and after a colon a group; None: root."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Variables that its shells and programs start with."""
+    cwd: str | None = None
+    """The folder that its shells and programs start in; None: the home of their user."""
 
 
 TerminalLength = Annotated[int, msgspec.Meta(ge=1, le=1000)]

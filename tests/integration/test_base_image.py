@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import waypoint
+from waypoint import errors
 from waypoint.home import Home
 
 
@@ -44,6 +45,9 @@ def image(home: Home, make_root: Callable[[Path], None], tmp_path_factory: pytes
     """A base that was imported from an image."""
     folder = tmp_path_factory.mktemp("image")
     make_root(folder / "root")
+    (folder / "root/srv/app").mkdir(parents=True)
+    (folder / "root/opt/bin").mkdir(parents=True)
+    (folder / "root/etc/passwd").write_text("root:x:0:0::/root:/bin/bash\napp:x:1000:1000::/srv:/bin/bash\n")
     config = {
         "Env": [
             "PATH=/opt/bin:/bin",
@@ -76,3 +80,21 @@ def test_info_names_the_sessions_over_a_base(
     assert wp("base", "info", image, "--json", check=True).json["sessions"] == []
     sessions("over", base=image, net="none")
     assert wp("base", "info", image, "--json", check=True).json["sessions"] == ["over"]
+
+
+def test_a_session_over_an_image_starts_as_the_image_says(
+    image: str, sessions: Callable[..., waypoint.Session]
+) -> None:
+    session = sessions("app", base=image, net="none")
+    said = "echo $UID; pwd; echo $HOME $GREETING $PATH"
+    own = "1000\n/srv/app\n/srv good morning /dev/waypoint/bin/inside:/opt/bin:/bin\n"
+    assert session.run(said).output == own
+    assert session.spawn(["/bin/bash", "-c", said], shell_env=False).communicate()[0] == own.encode()
+    session.run("cd /; exit")
+    assert session.run("echo $GREETING").output == "good morning\n"
+    [fork] = session.checkpoint().fork(1)
+    assert fork.run(said).output.startswith("1000\n")
+    other = sessions("root", base=image, net="none", user="root", env={"GREETING": "hello"}, cwd="/etc")
+    assert other.run(said).output == ("0\n/etc\n/root hello /dev/waypoint/bin/inside:/opt/bin:/bin\n")
+    with pytest.raises(errors.NotFound, match="no folder /nowhere"):
+        sessions("lost", base=image, net="none", cwd="/nowhere")

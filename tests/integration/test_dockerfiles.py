@@ -93,13 +93,15 @@ def test_a_file_is_carried_out_and_becomes_a_base(build: Build, context: Path) -
         SHELL ["/bin/bash", "-ec"]
         RUN [[ -e said ]] && ln hello.txt again
         EXPOSE 80 53/udp
+        RUN chown app /srv/app
         USER app
+        RUN echo "$EUID:$GROUPS $HOME" > who
         ENTRYPOINT ["/bin/serve"]
         CMD ["--now"]
         """,
         arguments={"VERSION": "7"},
     )
-    assert [step.split(":")[0] for step in steps] == [f"step {n} of 8" for n in range(1, 9)]
+    assert [step.split(":")[0] for step in steps] == [f"step {n} of 10" for n in range(1, 11)]
     base = waypoint.Client().bases.info("app")
     assert (base.format, base.source, base.warnings) == ("dockerfile", "Dockerfile", ())
     assert base.image == waypoint.ImageConfig(
@@ -117,14 +119,14 @@ def test_a_file_is_carried_out_and_becomes_a_base(build: Build, context: Path) -
         "stat -c '%u:%g %a' /opt/renamed /opt/tree",
         "cat /opt/tree/link; echo '' $(ls /opt/tree)",
         "stat -c %h /srv/app/hello.txt",
-        "ls /opt/a; echo $?",
+        "cat /srv/app/who; stat -c %U /srv/app/who; pwd; echo $USER $PLACE; type -p waypoint",
     ) == [
         "good morning 7 /srv/app\nhello",
         "hostname hosts passwd",
         "1000:50 750\n0:0 755",
         "deep inner link",
         "2",
-        "0",
+        "1000:1000 /srv\napp\n/srv/app\napp 7/x\n/dev/waypoint/bin/inside/waypoint",
     ]
     assert waypoint.Client().session("build-app").info.state == "stopped"
     names = [point.info.intent for point in waypoint.Client().session("build-app").log()]
@@ -214,7 +216,7 @@ def test_a_base_of_nothing_but_copied_files(home: Home, build: Build, context: P
         ("FROM small\nCOPY leads/shadow /\n", "line 2: there is no leads/shadow"),
         ("FROM small\nFORM x\n", "line 2: there is no instruction 'FORM'"),
         ("FROM small\nENV A\n", "line 2: ENV A has no value"),
-        ("FROM small\nCOPY --chown=nobody . /\n", "line 2: there is no user 'nobody' yet"),
+        ("FROM small\nCOPY --chown=nobody . /\n", "line 2: there is no user 'nobody' in the session"),
         ("FROM small\nRUN echo ${BROKEN\nENV A=${BROKEN\n", "line 3: "),
     ],
 )

@@ -233,6 +233,7 @@ async def session(
     confined: bool = True,
     user: str | None = None,
     env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
     home: str | os.PathLike[str] | None = None,
     actor: model.Actor = "person",
     policy: str | None = None,
@@ -240,9 +241,10 @@ async def session(
 ) -> Session:
     """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
     `spares`: how many of its points have a copy restored ahead of time. `user`: who runs its shell and its
-    programs, a name or a number in it (without: root), and `env`: variables that they start with; its
-    restores and forks keep both. `actor`: who acts through the object, a person or an agent. `policy`: rules
-    of its own about commands, as the text of a policy file. A session that exists stays as it is.
+    programs, a name or a number in it (without: root), `env`: variables that they start with, `cwd`: the
+    folder they start in; its restores and forks keep them. What is not given is as the image of the base
+    says, if it has one. `actor`: who acts through the object, a person or an agent. `policy`: rules of its
+    own about commands, as the text of a policy file. A session that exists stays as it is.
     `temporary`: a new one, which is removed with its points at the end of the `with` block (a program that is
     killed before leaves it: `sessions()` has it)."""
     options = model.BoxOptions(
@@ -257,6 +259,7 @@ async def session(
         confined=confined,
         user=user,
         env=dict(env or {}),
+        cwd=cwd,
     )
     client = Client(home)
     made = await client.new(name, options=options, join=not temporary, policy=policy, actor=actor)

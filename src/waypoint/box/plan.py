@@ -277,10 +277,23 @@ def check_options(options: BoxOptions, base: Path, home: Home, *, needs_shell: b
             )
     if options.user is not None:
         check_user(options.user)
+    if options.cwd is not None and not options.cwd.startswith("/"):
+        raise UsageError(
+            f"the folder {options.cwd} is not absolute", hint="give it from the root of the session"
+        )
     check_variables(options.env)
     for path in options.hide:
         if not path.startswith("/") or os.path.normpath(path) == "/":
             raise UsageError(f"cannot hide {path}", hint="give an absolute path other than /")
+
+
+def usable_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of an image that a shell can have."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if _VARIABLE.fullmatch(name) and name not in _READONLY_VARIABLES and "\0" not in value
+    }
 
 
 def check_variables(variables: Mapping[str, str]) -> None:

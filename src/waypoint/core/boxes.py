@@ -211,13 +211,13 @@ class Boxes:
             self.start_shell(live, gone.cwd)
 
     def start_shell(self, live: Live, cwd: str | None = None) -> None:
-        """A fresh interactive bash on the terminal; without a folder in the home of its user. None is started
-        where there is no bash."""
+        """A fresh interactive bash on the terminal; without a folder where the session starts. Nothing is
+        started where there is no bash."""
         if not live.box.has_bash():
             return
         key, user = secrets.token_hex(8), live.user()
         if cwd is None:
-            cwd = user.home if live.has_folder(user.home) else "/"
+            cwd = live.first_folder(user)
         _give_state(live.box, user)
         # Known before it runs: its first mark may come before its pid does.
         live.terminal.announce_shell(Shell(pid=0, key=key, cwd=cwd))

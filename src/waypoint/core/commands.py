@@ -152,10 +152,8 @@ class Commands:
         if shell_env:
             environment = _shell_environment(live) | (someone.environment if user is not None else {})
         if cwd is None:
-            if shell_env and live.terminal.shell:
-                cwd = live.terminal.shell.cwd
-            else:
-                cwd = someone.home if someone.is_root or live.has_folder(someone.home) else "/"
+            shell = live.terminal.shell if shell_env else None
+            cwd = shell.cwd if shell else live.first_folder(someone)
         words = [f"{name}={value}" for name, value in {**environment, **env}.items()]
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             ends: list[int] = []

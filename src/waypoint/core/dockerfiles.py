@@ -32,12 +32,12 @@ from waypoint.api.hints import Do, Hint
 from waypoint.bases import dockerfile, store, tools
 from waypoint.bases.dockerfile import Copy, Ignored, MakeFolder, Recipe, Run, Step
 from waypoint.bases.images import Unpacker, decompress, is_image_folder
+from waypoint.box.users import find_user
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.commands import Commands
 from waypoint.core.fork import Fork
 from waypoint.core.gate import Asker, Gate
 from waypoint.core.live import Live, new_id
-from waypoint.core.observe import read_in_box
 from waypoint.core.registry import Registry
 from waypoint.core.removal import Removals
 from waypoint.core.restore import Restore
@@ -64,7 +64,6 @@ _CACHE_NAME = "step-"
 _OF_THE_BOX = ("dev", "proc", "sys")
 """Folders of the root that belong to the box: a base has nothing in them."""
 _PROGRAM_ENVIRONMENT = {
-    "HOME": "/root",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 }
 
@@ -267,8 +266,7 @@ class Dockerfiles:
                 if isinstance(action, MakeFolder):
                     _make_folders(root, action.path)
                 else:
-                    _copy(context, action, step, root, _Owners(live), where)
-        faults.reach("build.done")
+                    _copy(context, action, step, root, where)
         name = key
         if self._registry.store.points.name_taken(row.id, key):  # of a point that cannot be used
             name = f"{key}-{self._registry.store.points.next_number(row.id)}"
@@ -307,7 +305,9 @@ class Dockerfiles:
         environment = {**_PROGRAM_ENVIRONMENT, **run.env}
         with _root(live) as root:
             _make_folders(root, run.workdir)  # an image may name one that it does not have
-        program, pipes = self._commands.spawn(row, run.argv, run.workdir, environment, shell_env=False)
+        program, pipes = self._commands.spawn(
+            row, run.argv, run.workdir, environment, shell_env=False, user=run.user or "root"
+        )
         deadline = time.monotonic() + STEP_SECONDS
         with contextlib.ExitStack() as held:
             for fd in pipes[1:]:
@@ -456,39 +456,6 @@ def _make_folders(root: Folder, path: str, owner: tuple[int, int] = (0, 0)) -> N
                 folder.put_folder(name, Metadata(0o755, owner))
 
 
-class _Owners:
-    """The users and groups of a session, by name."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def find(self, said: str, where: str) -> tuple[int, int]:
-        """The numbers of `USER:GROUP`; root for an empty one."""
-        user, _, group = said.partition(":")
-        if not user:
-            return 0, 0
-        uid = self._number("passwd", user, where)
-        if group:
-            return uid, self._number("group", group, where)
-        return uid, next((int(line[3]) for line in self._lines("passwd") if line[2] == str(uid)), uid)
-
-    def _number(self, table: str, name: str, where: str) -> int:
-        if name.isdigit():
-            return int(name)
-        for line in self._lines(table):
-            if line[0] == name:
-                return int(line[2])
-        kind = "user" if table == "passwd" else "group"
-        raise NotFound(f"{where}: there is no {kind} {name!r} yet", hint="make it with RUN before this line")
-
-    def _lines(self, table: str) -> Iterator[list[str]]:
-        with contextlib.suppress(OSError):
-            for line in read_in_box(self._live.box, f"/etc/{table}").decode(errors="replace").splitlines():
-                fields = line.split(":")
-                if len(fields) > 3 and fields[2].isdigit() and (table == "group" or fields[3].isdigit()):
-                    yield fields
-
-
 class _Context:
     """The folder whose files COPY and ADD take. No link leads out of it."""
 
@@ -585,9 +552,9 @@ def _content(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _copy(context: _Context, copy: Copy, step: Step, root: Folder, owners: _Owners, where: str) -> None:
+def _copy(context: _Context, copy: Copy, step: Step, root: Folder, where: str) -> None:
     """Copies files of the context into a session, as COPY and ADD do."""
-    owner = owners.find(copy.owner, where)
+    owner = _owner(root, copy.owner, where)
     into = copy.target
     sources = context.sources(step, copy)
     only = sources[0] if len(sources) == 1 and not sources[0].entry.is_folder else None
@@ -612,6 +579,16 @@ def _unpack(data: str, folder: Folder, name: str, *, leave: Collection[str]) -> 
     with contextlib.closing(unpacker), open(files.open_file(data), "rb", buffering=0) as raw:
         unpacker.apply(decompress(raw, name), name, whiteouts=False)
         unpacker.finish()
+
+
+def _owner(root: Folder, said: str, where: str) -> tuple[int, int]:
+    if not said:
+        return 0, 0
+    try:
+        user = find_user(root, said)
+    except NotFound as error:
+        raise NotFound(f"{where}: {error.message}", hint="make it with RUN before this line") from error
+    return user.uid, user.gid
 
 
 def _put(

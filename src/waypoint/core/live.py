@@ -22,8 +22,9 @@ from waypoint.kernel.placement import Folder
 from waypoint.model import BoxOptions, Checkpoint
 from waypoint.terminal.terminal import Terminal
 
-# The first entry wins over a Waypoint that the base may contain: that one does not work in a box.
-_PATH = "/dev/waypoint/bin/inside:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+INSIDE_PATH = "/dev/waypoint/bin/inside"
+"""It comes first, before a Waypoint that the base may contain: that one does not work in a box."""
+_PATH = f"{INSIDE_PATH}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def new_id() -> str:
@@ -102,6 +103,11 @@ class Live:
                 return find_user(root, text)
         except OSError as error:
             raise SessionDead("the session has just ended") from error
+
+    def first_folder(self, user: User) -> str:
+        """Where the shells and programs of a user start."""
+        wanted = (self.options.cwd, user.home)
+        return next((folder for folder in wanted if folder and self.has_folder(folder)), "/")
 
     def has_folder(self, path: str) -> bool:
         """Whether there is a folder of this path in the box. Links are followed."""

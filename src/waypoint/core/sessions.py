@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 
+import msgspec
+
 from waypoint.api.hints import Arg, Do, Hint
-from waypoint.box.plan import check_options, resolve_binds
+from waypoint.bases import store as bases
+from waypoint.box.plan import check_options, resolve_binds, usable_variables
 from waypoint.core.boxes import Boxes
 from waypoint.core.builder import BoxBuilder
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.comparison import Comparison
 from waypoint.core.copies import Copies
-from waypoint.core.live import Twin, new_id
+from waypoint.core.live import INSIDE_PATH, Twin, new_id
 from waypoint.core.observe import look_at_shell
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
@@ -21,6 +24,7 @@ from waypoint.errors import (
     AlreadyExists,
     CannotRestore,
     ConfirmationNeeded,
+    NotFound,
     UsageError,
     WaypointError,
 )
@@ -79,7 +83,8 @@ class Sessions:
             )
         base = self._registry.base_of(options)
         check_options(options, base, self._home, needs_shell=needs_shell)
-        options = resolve_binds(options)
+        given_cwd = options.cwd
+        options = self._with_image(resolve_binds(options))
         volume = self._home.sessions / new_id()
         with contextlib.ExitStack() as undo:
             undo.callback(self._remains.delete, volume)
@@ -89,6 +94,8 @@ class Sessions:
             undo.callback(self._boxes.end, live, "the session could not be started")
             live.box.keeper.start_anchor()
             faults.reach("new.anchored")
+            if given_cwd and not live.has_folder(given_cwd):
+                raise NotFound(f"there is no folder {given_cwd} in the session", hint="leave the folder out")
             self._boxes.start_shell(live)
             faults.reach("new.shell")
             if live.terminal.shell:
@@ -111,6 +118,21 @@ class Sessions:
             self._registry.trajectory.adopt(live.stream)
             undo.pop_all()
         return self._registry.describe(row)
+
+    def _with_image(self, options: BoxOptions) -> BoxOptions:
+        """What the image says that a base was imported from holds where the options say nothing."""
+        if options.build or options.base.startswith("/"):
+            return options
+        image = bases.read_base(self._registry.pool, options.base).image
+        env = usable_variables(image.env)
+        if "PATH" in env:
+            env["PATH"] = f"{INSIDE_PATH}:{env['PATH']}"
+        return msgspec.structs.replace(
+            options,
+            user=options.user or image.user or None,
+            env={**env, **options.env},
+            cwd=options.cwd or image.workdir or None,
+        )
 
     def park(self, row: SessionRow, name: str | None = None) -> tuple[Session, Checkpoint]:
         """A checkpoint, and when that is durable the processes end: memory is free, a restore brings it

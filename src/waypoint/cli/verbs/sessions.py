@@ -103,6 +103,7 @@ def _bind(text: str) -> Bind:
         type=variable,
         help="a variable that its shell and its programs start with",
     ),
+    argument("--cwd", metavar="DIR", help="the folder that its shell and its programs start in"),
     flag("--auto", help="take a point after each command that changed something"),
     argument("--policy", metavar="FILE", help="a TOML file with rules for the commands of this session"),
     flag("--privileged", help="without the restrictions of a container: only for programs that you trust"),
@@ -111,8 +112,9 @@ def _bind(text: str) -> Bind:
         "waypoint new web --net none --memory 2G",
         "waypoint new old --base debian-12 --user www-data --env LANG=C",
     ),
-    about="It sees this machine's files; what it writes goes to its own layer. The first session on a machine"
-    " runs `waypoint setup`.",
+    about="It sees this machine's files; what it writes goes to its own layer. Over a base that was imported"
+    " from an image it starts with the user, the variables and the folder that the image names. The first"
+    " session on a machine runs `waypoint setup`.",
 )
 def new(console: Console) -> int:
     arguments = console.arguments
@@ -151,6 +153,7 @@ def _box_options(arguments: argparse.Namespace) -> BoxOptions:
         spares=arguments.spares,
         confined=not arguments.privileged,
         user=arguments.user,
+        cwd=arguments.cwd,
         env=dict(arguments.env),
     )
 
