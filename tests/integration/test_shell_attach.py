@@ -2,105 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import select
 import shutil
 import signal
-import struct
-import subprocess
-import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.person import DETACH, SECONDS, House, Person
 
-from waypoint.terminal.screen import Screen
+import waypoint
+from waypoint import errors
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
-SECONDS = 20.0
-DETACH = b"\x1dd"
-
-
-class Person:
-    """Runs a program on a terminal of their own, and sees what a person would see on it."""
-
-    def __init__(self, argv: list[str], rows: int = 24, columns: int = 80) -> None:
-        self._master, self._slave = os.openpty()
-        self.screen = Screen(rows, columns)
-        self.resize(rows, columns)
-        self.mode = termios.tcgetattr(self._slave)
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", *argv],
-            env={**os.environ, "TERM": "xterm-256color"},
-            stdin=self._slave,
-            stdout=self._slave,
-            stderr=self._slave,
-        )
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.screen.resize(rows, columns)
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._master, keys)
-
-    def look(self, seconds: float = 0.0) -> str:
-        """What the terminal shows, after reading on for that long."""
-        deadline = time.monotonic() + seconds
-        while select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            with contextlib.suppress(OSError):
-                self.screen.feed(os.read(self._master, 1 << 16))
-        return self.screen.text()
-
-    def sees(self, what: str | Callable[[str], bool]) -> str:
-        """Waits until it is to be seen."""
-        deadline = time.monotonic() + SECONDS
-        while True:
-            shown = self.look(0.02)
-            if what in shown if isinstance(what, str) else what(shown):
-                return shown
-            assert time.monotonic() < deadline, f"{what!r} is not to be seen:\n{shown}"
-
-    def leaves(self) -> int:
-        """The program's exit status; its last words are read."""
-        deadline = time.monotonic() + SECONDS
-        while self.process.poll() is None:
-            self.look(0.02)
-            assert time.monotonic() < deadline, f"it does not end:\n{self.look()}"
-        self.look(0.05)
-        return self.process.returncode
-
-    def terminal_is_as_before(self) -> bool:
-        return termios.tcgetattr(self._slave) == self.mode
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._master)
-        os.close(self._slave)
-
-
-class House:
-    """The command line, and the people at their terminals."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self._run = run
-        self.people: list[Person] = []
-
-    def __call__(self, *words: str) -> str:
-        printed: str = self._run(*words, check=True).out
-        return printed
-
-    def person(self, *words: str, rows: int = 24, columns: int = 80) -> Person:
-        self.people.append(Person([sys.executable, "-P", "-m", "waypoint", *words], rows, columns))
-        return self.people[-1]
 
 
 @pytest.fixture(name="wp")
@@ -109,6 +26,12 @@ def house(wp: Callable[..., Any]) -> Iterator[House]:
     yield made
     for person in made.people:
         person.close()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as workers:
+        yield workers
 
 
 @pytest.fixture
@@ -142,7 +65,7 @@ def test_attaching_typing_detaching(wp: House, work: str) -> None:
 def test_the_banner_goes_by_itself_and_what_it_covered_comes_back(wp: House, work: str) -> None:
     wp("exec", "-s", work, "seq 100 140")
     person = attached(wp, work)
-    person.sees(lambda text: text.splitlines()[0].endswith("C-] d detaches"))
+    person.sees(lambda text: text.splitlines()[0].endswith("C-] ? helps"))
     shown = person.sees(lambda text: "C-] d detaches" not in text)
     lines = shown.rstrip("\n").splitlines()
     assert lines[-2:] == ["140", "ready>"]
@@ -264,6 +187,110 @@ def test_who_is_attached_stays_attached_through_a_restore(wp: House, work: str) 
     person.sees(lambda shown: shown.startswith("the good state") and "a mess" not in shown)
     person.type(b"echo [$kept]\r")
     person.sees("[before]")
+
+
+def test_the_menu_takes_a_checkpoint_and_the_screen_is_as_before(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.type(b"seq 100 120; printf half\r")
+    before = person.sees(lambda shown: "halfready>" in shown and "C-] d" not in shown)
+    person.type(b"\x1d")
+    person.sees("c checkpoint · l log · r restore")
+    person.type(b"\x1b")
+    person.sees(lambda shown: shown == before)
+    person.type(b"\x1dc")
+    person.sees("in a few words")
+    person.type(b"good stax\x7fte\r")
+    person.sees('c1 "good state", taken in')
+    person.type(b"\x1dl")
+    shown = person.sees("any key goes back")
+    assert "good state" in shown
+    assert "121" not in shown
+    person.type(b" ")
+    person.sees(lambda shown: shown == before)
+    person.type(b"\x1d?")
+    person.sees(f"`waypoint stop {work}` ends the session")
+    person.type(b"q")
+    person.sees(lambda shown: shown == before)
+    person.type(b"\x1dc\x1b")
+    person.sees(lambda shown: shown == before)
+    person.type(b"echo $((40+2))\r")
+    person.sees("42")
+    assert wp("exec", "-s", work, "echo alive") == "alive\n"
+
+
+def test_the_menu_restores_after_its_plan(wp: House, work: str) -> None:
+    wp("exec", "-s", work, "kept=before")
+    wp("checkpoint", "-s", work, "all is well", "--name", "well")
+    person = attached(wp, work)
+    person.type(b"kept=after; sleep 1000\r")
+    person.sees("sleep 1000")
+    person.type(b"\x1dr")
+    person.sees("to which point?")
+    person.type(b"nothing\r")
+    person.sees("any key goes back")
+    person.type(b" \x1drwell\r")
+    shown = person.sees("Restore? [y/N]")
+    assert 'c1 well "all is well"' in shown
+    person.type(b"n")
+    person.sees(lambda shown: "sleep 1000" in shown and "Restore?" not in shown)
+    person.type(b"\x1drwell\r")
+    person.sees("Restore? [y/N]")
+    person.type(b"y")
+    person.sees("restored to c1; C-] r c2 goes back")
+    person.type(b"echo [$kept]\r")
+    person.sees("[before]")
+    person.type(DETACH)
+    assert person.leaves() == 0
+    assert person.terminal_is_as_before()
+
+
+def test_who_is_attached_sees_what_waits_for_approval_and_answers(
+    wp: House, work: str, elsewhere: ThreadPoolExecutor
+) -> None:
+    session = waypoint.Session(waypoint.Client(), work, "agent")
+    session.set_policy(
+        '[[rule]]\ncommand = "touch"\nclass = "irreversible"\ndecision = "ask"\nwhy = "a launch"\n'
+    )
+    person = attached(wp, work)
+    running = elsewhere.submit(lambda: session.run("touch /srv/up"))
+    person.sees("C-] a approves: touch /srv/up")
+    person.type(b"\r")
+    person.sees(lambda shown: shown.count("ready>") == 2 and "C-] a approves" in shown)
+    person.type(b"\x1da")
+    shown = person.sees("y runs it once")
+    assert "an agent wants to run" in shown
+    assert "a launch" in shown
+    person.type(b"y")
+    assert running.result(SECONDS).ok
+    person.sees(lambda shown: "touch /srv/up" in shown and "C-] a" not in shown)
+    running = elsewhere.submit(lambda: session.run("touch /srv/down"))
+    person.sees("C-] a approves: touch /srv/down")
+    session.deny(session.approvals()[0])
+    with pytest.raises(errors.NotApproved):
+        running.result(SECONDS)
+    person.sees(lambda shown: "C-] a" not in shown)
+
+
+def test_the_smaller_of_two_windows_sets_the_size(wp: House, work: str) -> None:
+    large = attached(wp, work, rows=30, columns=120)
+    small = attached(wp, work, rows=20, columns=70)
+    large.type(b"stty size; seq 1 50; printf '%0100d' 7\r")
+    small.sees(lambda shown: "ready>" in shown.splitlines()[-1] and "0007" in shown)
+    shown = large.sees(lambda shown: "0007" in shown and shown.rstrip().endswith("ready>"))
+    assert shown.splitlines()[:20] == small.look(0.1).splitlines()
+    assert [len(line) for line in shown.splitlines() if line.startswith("0")] == [70, 36]
+    small.type(DETACH)
+    assert small.leaves() == 0
+    large.type(b"clear; stty size\r")
+    large.sees("30 120")
+
+
+def test_exit_says_what_happens(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.type(b"exit\r")
+    person.sees("the shell ended, a new one was started; C-] d detaches")
+    person.type(b"echo $((40+2))\r")
+    person.sees("42")
 
 
 def test_a_session_that_ends_says_so(wp: House, work: str) -> None:

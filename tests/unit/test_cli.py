@@ -23,9 +23,10 @@ from waypoint import __version__, errors
 from waypoint.api import wire
 from waypoint.cli import help as help_text
 from waypoint.cli import main, render, spec, verbs
-from waypoint.cli.attach import KeyFilter
 from waypoint.cli.keys import encode_keys
+from waypoint.cli.menu import Choice, Menu, Overlay
 from waypoint.cli.reference import reference
+from waypoint.client.connection import Transport
 from waypoint.home import Home
 from waypoint.model import Bind, BoxOptions, Checkpoint, RunResult, Session
 
@@ -215,26 +216,52 @@ def test_literal_keys_are_letters_only() -> None:
     assert encode_keys(["Enter", "\\n"], literal=True) == b"Enter\\n"
 
 
+def pressing(*pieces: bytes) -> Overlay:
+    """A terminal at which these keys are pressed; what is drawn on it is not looked at."""
+    left = list(pieces)
+    return Overlay(lambda _: left.pop(0) if left else b"", lambda _: None, b"")
+
+
 @pytest.mark.parametrize(
-    ("pieces", "sent", "detached"),
+    ("pieces", "keys"),
     [
-        ([b"ls\r"], b"ls\r", False),
-        ([b"ls\x1dd"], b"ls", True),
-        ([b"\x1d", b"d"], b"", True),
-        ([b"\x1d\x1d"], b"\x1d", False),
-        ([b"\x1dx"], b"\x1dx", False),
-        ([b"\x1d", b"\x1d", b"d"], b"\x1dd", False),
-        ([b"\x1b[93;5ud"], b"", True),
-        ([b"\x1b[27;5;93~", b"\x1b[100u"], b"", True),
-        ([b"\x1dDrest"], b"", True),
+        ([b"ab"], ["a", "b"]),
+        ([b"\x1b"], ["\x1b"]),
+        ([b"\x1b", b"[A"], ["\x1b[A"]),
+        ([b"\x1b[1;5C\r"], ["\x1b[1;5C", "\r"]),
+        ([b"\x1bOPx"], ["\x1bOP", "x"]),
+        ([b"\xc3", b"\xa4!"], ["ä", "!"]),
+        ([b"\x1b[100u\x1b[93;5u\x1d\x1b[27;5;93~"], ["d", "\x1d", "\x1d", "\x1d"]),
     ],
 )
-def test_the_detach_key(pieces: list[bytes], sent: bytes, detached: bool) -> None:
-    keys, data, ended = KeyFilter(), b"", False
-    for piece in pieces:
-        part, ended = keys.feed(piece)
-        data += part
-    assert (data, ended) == (sent, detached)
+def test_input_is_read_key_by_key(pieces: list[bytes], keys: list[str]) -> None:
+    overlay = pressing(*pieces)
+    assert [overlay.key() for _ in keys] == keys
+
+
+@pytest.mark.parametrize(
+    ("pieces", "choice"),
+    [
+        ([b"d"], Choice(detach=True)),
+        ([b"D"], Choice(detach=True)),
+        ([b"\x1b[100u"], Choice(detach=True)),
+        ([b"\x1d"], Choice(keys=b"\x1d")),
+        ([b"x"], Choice(keys=b"\x1dx")),
+        ([b"\x1b[A"], Choice(keys=b"\x1d\x1b[A")),
+        ([b"\x1b"], Choice()),
+        ([b"\r"], Choice()),
+    ],
+)
+def test_the_menu(pieces: list[bytes], choice: Choice) -> None:
+    overlay = pressing(*pieces)
+    menu = Menu(Transport(start=False), "0", "work", "person", PLAIN)
+    assert menu.run(overlay, b"\x1d") == choice
+
+
+def test_a_line_is_typed_and_edited() -> None:
+    assert pressing(b"hellp\x7fo ", b"w\xc3\xb6rld\x1b[A\r").ask("? ") == "hello wörld"
+    assert pressing(b"gone\x15kept\r").ask("? ") == "kept"
+    assert pressing(b"no\x1b").ask("? ") is None
 
 
 def checkpoint(**fields: Any) -> Checkpoint:

@@ -1,8 +1,9 @@
 """`waypoint shell`: shows a session's terminal in the local terminal.
 
-Keys go to the daemon unchanged, and the output of the session's terminal comes back unchanged. Only the
-detach key is handled here. The daemon first sends a redraw of the screen. If the daemon dies, the client
-attaches to the next one, which sends a redraw too: the user sees at most a flicker.
+Keys go to the daemon unchanged, and the output of the session's terminal comes back unchanged. Only C-] is
+handled here: it opens the menu (menu.py). The daemon first sends a redraw of the screen, and another one when
+something was drawn over it. If the daemon dies, the client attaches to the next one, which sends a redraw
+too: the user sees at most a flicker.
 
 The local terminal is left in the state it was in before, however the attachment ends.
 """
@@ -10,8 +11,8 @@ The local terminal is left in the state it was in before, however the attachment
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import re
 import select
 import signal
 import socket
@@ -20,37 +21,32 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from waypoint import errors
+from waypoint import errors, model
 from waypoint.api import wire
 from waypoint.api.sessions import Attach, Session
 from waypoint.cli.console import terminal_size
+from waypoint.cli.menu import MODES_OFF, PREFIX, Choice, Menu, Overlay
+from waypoint.cli.render import cut, shown, width
+from waypoint.model import from_plain
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from waypoint.cli.console import Console
-    from waypoint.client.connection import Transport
 
 _READ_BYTES = 1 << 16
 _BANNER_SECONDS = 4.0
+_COVERED_SECONDS = 0.2
+"""After output: when the banner about an approval is drawn again."""
 _LEAVE_SECONDS = 0.3
 """How long the client waits for the sequence that resets the local terminal."""
 _ATTEMPTS, _RETRY_SECONDS = 5, 0.2
 
-# C-] as terminals send it: plain, and in the two encodings that a program may have switched on.
-_PREFIX = re.compile(rb"\x1d|\x1b\[93;5u|\x1b\[27;5;93~")
-_DETACH = re.compile(rb"[dD]|\x1b\[100(?:;1)?u")
-
-# If the daemon does not reply: switches off everything that a program may have switched on.
-_RESET = (
-    b"\x18\x1b\\"  # cancels an unfinished sequence
-    b"\x1b[?1049l\x1b[r\x1b[?6l\x1b[4l\x1b[20l\x1b[?7h\x1b>"
-    b"\x1b[?1l\x1b[?9l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1004l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?2026l"
-    b"\x1b[<99u\x1b[>4m\x1b(B\x1b)B\x0f\x1b[m\x1b[0 q\x1b[?25h\x1b[999;1H\r\n"
-)
+_RESET = MODES_OFF + b"\x1b[999;1H\r\n"
+"""If the daemon does not reply."""
 
 
 class _Terminated(Exception):
@@ -68,6 +64,14 @@ class End(NamedTuple):
     why: str = ""
 
 
+class _Ended(Exception):
+    """Raised when the session ends while the menu is open."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end)
+        self.end = end
+
+
 def attach(console: Console) -> int:
     """Attaches until the user detaches or the session ends. Returns the exit status."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -77,10 +81,9 @@ def attach(console: Console) -> int:
         )
     session = console.send(Session(session=console.session), "waiting for the daemon").session
     name = session.name
-    try:
-        end = Attachment(console.transport, session.id, name).run()
-    except _Terminated as termination:
-        return 128 + termination.number
+    end = Attachment(console, session).run_to_end()
+    if isinstance(end, int):
+        return end
     if end.detached:
         console.aside(f"[detached from {name}; `waypoint shell {name}` attaches again]")
     else:
@@ -88,50 +91,51 @@ def attach(console: Console) -> int:
     return 0
 
 
-class KeyFilter:
-    """Finds the detach key, C-] d, in the input. C-] C-] sends one C-]; before any other key C-] is sent."""
-
-    def __init__(self) -> None:
-        self._prefix = b""
-
-    def feed(self, data: bytes) -> tuple[bytes, bool]:
-        """The input to send to the session, and whether to detach after that."""
-        out = bytearray()
-        while data:
-            if self._prefix:
-                if match := _DETACH.match(data):
-                    return bytes(out), True
-                match = _PREFIX.match(data)
-                out += self._prefix if match else self._prefix + data[:1]
-                data = data[match.end() if match else 1 :]
-                self._prefix = b""
-            elif match := _PREFIX.search(data):
-                out += data[: match.start()]
-                self._prefix, data = match[0], data[match.end() :]
-            else:
-                out += data
-                break
-        return bytes(out), False
-
-
 class Attachment:
     """The local terminal while it shows a session."""
 
-    def __init__(self, transport: Transport, session: str, name: str) -> None:
-        self._transport = transport
-        self._session, self._name = session, name
+    def __init__(
+        self,
+        console: Console,
+        session: model.Session,
+        *,
+        until: int | None = None,
+        on_attached: Callable[[], object] = lambda: None,
+        ends_with_shell: bool = False,
+    ) -> None:
+        """It also ends when the descriptor `until` becomes readable, and (`ends_with_shell`) with the shell.
+        `on_attached` is called once, when the session is shown."""
+        self._until = [] if until is None else [until]
+        self._on_attached, self._ends_with_shell = on_attached, ends_with_shell
+        self._transport = console.transport
+        self._session, self._name = session.id, session.name
+        self._menu = Menu(self._transport, session.id, session.name, console.actor, console.paint)
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
-        self._keys = KeyFilter()
         self._unsent = b""
         self._resized = False
-        self._covered: bytes | None = None
-        """The redraw that is below the banner, while the banner is shown."""
-        self._banner_until = 0.0
+        self._waiting: dict[str, model.Approval] = {}
+        """Commands of the session that wait for approval."""
+        self._notice = f"{self._name}: C-] d detaches, C-] ? helps"
+        """What the banner says when the screen was drawn next; empty for no banner."""
+        self._banner_until: float | None = None
+        """How long the banner is shown, while there is one."""
+        self._redraw_at: float | None = None
+        """When a redraw is to be requested, because output may have covered the banner."""
+        self._redraw_comes = False
+        """Whether the next data is a redraw."""
 
-    def run(self) -> End:
-        """Returns when the user detaches or the session ends."""
+    def run_to_end(self) -> End | int:
+        """Returns how it has ended, or the exit status after a signal that ends this process."""
+        try:
+            return self._run()
+        except _Terminated as termination:
+            return 128 + termination.number
+
+    def _run(self) -> End:
+        """Returns when the user detaches, when the session ends, or when it is told to."""
         with _signals(self._on_resize) as wakeup:
             connection = self._attach()
+            self._on_attached()
             is_reset = False
             with _raw(self._in):
                 try:
@@ -139,7 +143,7 @@ class Attachment:
                         try:
                             with connection:
                                 end = self._exchange(connection, wakeup)
-                                is_reset = end.detached and self._detach(connection)
+                                is_reset = not end.why and self._detach(connection)
                                 return end
                         except wire.Closed:
                             connection = self._attach()
@@ -155,66 +159,146 @@ class Attachment:
             size = terminal_size()
             request = Attach(session=self._session, rows=size.lines, columns=size.columns)
             try:
-                connection, _ = self._transport.open(request)
+                connection, answer = self._transport.open(request)
             except errors.DaemonUnreachable:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 time.sleep(_RETRY_SECONDS)
             else:
                 self._resized = False
-                self._covered = None
+                self._banner_until = self._redraw_at = None
+                self._redraw_comes = True
+                self._waiting = {approval.id: approval for approval in answer.session.approvals}
                 return connection
         raise AssertionError
 
     def _exchange(self, connection: socket.socket, wakeup: int) -> End:
         while True:
             self._send_keys(connection)
-            timeout = None if self._covered is None else max(0.0, self._banner_until - time.monotonic())
-            ready, _, _ = select.select([self._in, connection, wakeup], [], [], timeout)
-            if not ready:
-                self._remove_banner()
-            if wakeup in ready:
-                os.read(wakeup, _READ_BYTES)
-            if self._resized:
-                self._resized = False
-                self._remove_banner()
-                size = terminal_size()
-                wire.send_data(connection, b"r" + struct.pack(">HH", size.lines, size.columns))
+            times = [at for at in (self._banner_until, self._redraw_at) if at is not None and at != math.inf]
+            timeout = max(0.0, min(times) - time.monotonic()) if times else None
+            watched = [self._in, connection, wakeup, *self._until]
+            ready, _, _ = select.select(watched, [], [], timeout)
+            if self._until and self._until[0] in ready:
+                self._show_end(connection)
+                return End(detached=False)
+            if times and time.monotonic() >= min(times):
+                self._request_redraw(connection)
+            self._forward_size(connection, wakeup)
             if connection in ready and (end := self._receive(connection)):
                 return end
             if self._in in ready:
                 data = os.read(self._in, _READ_BYTES)
                 if not data:
                     return End(detached=True)
-                keys, detach = self._keys.feed(data)
-                self._unsent += keys
-                if detach:
-                    self._send_keys(connection)
-                    return End(detached=True)
+                while match := PREFIX.search(data):
+                    self._unsent += data[: match.start()]
+                    try:
+                        choice, data = self._open_menu(connection, wakeup, match[0], data[match.end() :])
+                    except _Ended as ended:
+                        return ended.end
+                    self._unsent += choice.keys
+                    if choice.detach:
+                        self._send_keys(connection)
+                        return End(detached=True)
+                self._unsent += data
+
+    def _open_menu(
+        self, connection: socket.socket, wakeup: int, prefix: bytes, rest: bytes
+    ) -> tuple[Choice, bytes]:
+        """Shows the menu; returns the user's choice, and the input that came after it."""
+        self._send_keys(connection)
+
+        def read(seconds: float | None) -> bytes:
+            while True:
+                ready, _, _ = select.select([self._in, connection, wakeup], [], [], seconds)
+                self._forward_size(connection, wakeup)
+                if connection in ready and (end := self._receive(connection, shown=False)):
+                    raise _Ended(end)
+                if self._in in ready:
+                    if data := os.read(self._in, _READ_BYTES):
+                        return data
+                    raise _Ended(End(detached=True))
+                if not ready:
+                    return b""
+
+        overlay = Overlay(read, self._write, rest)
+        choice = self._menu.run(overlay, prefix)
+        if overlay.is_drawn or choice.notice:
+            self._notice = choice.notice
+            self._request_redraw(connection)
+        return choice, overlay.rest
+
+    def _forward_size(self, connection: socket.socket, wakeup: int) -> None:
+        """Tells the daemon when the window has another size."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(wakeup, _READ_BYTES)
+        if self._resized:
+            self._resized = False
+            self._remove_banner(connection)
+            size = terminal_size()
+            wire.send_data(connection, b"r" + struct.pack(">HH", size.lines, size.columns))
 
     def _send_keys(self, connection: socket.socket) -> None:
         """Sends the input. It is kept until it was sent: if the daemon dies, the next one gets it."""
         if self._unsent:
-            self._remove_banner()
+            if self._banner_until != math.inf:
+                self._remove_banner(connection)
             wire.send_data(connection, b"i" + self._unsent)
             self._unsent = b""
 
-    def _receive(self, connection: socket.socket) -> End | None:
-        """Handles one frame of the daemon."""
+    def _receive(self, connection: socket.socket, *, shown: bool = True) -> End | None:
+        """Handles one frame of the daemon. `shown`: whether the session is to be seen; else all of its screen
+        will be drawn later."""
         kind, body = wire.receive(connection)
         if kind == wire.DATA:
-            if self._banner_until == 0.0:
+            if shown:
                 self._write(body)
-                self._show_banner(body)
-            else:
-                self._remove_banner()
-                self._write(body)
+                if self._redraw_comes:
+                    self._show_banner()
+                elif self._banner_until is not None and self._redraw_at is None:
+                    self._redraw_at = time.monotonic() + (_COVERED_SECONDS if self._waiting else 0.0)
+            self._redraw_comes = False
             return None
         message = wire.decode(body)
         if "error" in message:
             raise errors.from_dict(message["error"])
-        ended = message.get("event", {}).get("ended")
+        event = message.get("event", {})
+        if "redraw" in event:
+            self._redraw_comes = True
+        elif "approval" in event:
+            self._note_approval(connection, from_plain(event["approval"], model.Approval))
+        elif "shell_ended" in event and self._ends_with_shell:
+            return End(detached=False)
+        elif "shell_ended" in event:
+            self._notice = "the shell ended, a new one was started; C-] d detaches"
+            self._request_redraw(connection)
+        ended = event.get("ended")
         return End(detached=False, why=str(ended)) if ended else None
+
+    def _note_approval(self, connection: socket.socket, approval: model.Approval) -> None:
+        """A command has begun to wait for approval, or does not wait any more."""
+        if approval.state == "waiting":
+            self._waiting[approval.id] = approval
+        else:
+            self._waiting.pop(approval.id, None)
+        self._request_redraw(connection)
+
+    def _request_redraw(self, connection: socket.socket) -> None:
+        """Has the daemon draw the whole screen again."""
+        self._banner_until = self._redraw_at = None
+        wire.send_data(connection, b"s")
+
+    def _show_end(self, connection: socket.socket) -> None:
+        """What was printed last may still be on its way."""
+        with contextlib.suppress(wire.Closed, TimeoutError):
+            connection.settimeout(_LEAVE_SECONDS)
+            self._notice, self._waiting = "", {}
+            self._request_redraw(connection)
+            comes = False
+            while not comes:
+                comes = self._redraw_comes
+                self._receive(connection)
 
     def _detach(self, connection: socket.socket) -> bool:
         """Gets from the daemon the sequence that resets the local terminal. False if there was no reply."""
@@ -234,19 +318,25 @@ class Attachment:
 
     # ---- the local terminal ------------------------------------------------------------------
 
-    def _show_banner(self, redraw: bytes) -> None:
-        """Shows how to detach, in the upper right corner, until something else happens. `redraw` brings back
-        what the banner covers."""
-        self._banner_until = time.monotonic() + _BANNER_SECONDS
-        self._covered = redraw
+    def _show_banner(self) -> None:
+        """After a redraw: shows the notice in the upper right corner, for a while; without one the command
+        that waits for approval, as long as it waits. The next redraw removes it."""
+        if self._notice:
+            words, self._notice = self._notice, ""
+            self._banner_until = time.monotonic() + _BANNER_SECONDS
+        elif self._waiting:
+            words = f"C-] a approves: {shown(next(iter(self._waiting.values())).command)}"
+            self._banner_until = math.inf
+        else:
+            return
         columns = terminal_size().columns
-        text = f" {self._name}: C-] d detaches "[:columns]
-        self._write(f"\x18\x1b\\\x1b7\x1b[?6l\x1b[1;{columns - len(text) + 1}H\x1b[0;7m{text}\x1b8".encode())
+        text = cut(f" {words} ", columns)
+        place = f"\x1b[1;{columns - width(text) + 1}H"
+        self._write(f"\x18\x1b\\\x1b7\x1b[?6l{place}\x1b[0;7m{text}\x1b8".encode())
 
-    def _remove_banner(self) -> None:
-        if self._covered is not None:
-            redraw, self._covered = self._covered, None
-            self._write(redraw)
+    def _remove_banner(self, connection: socket.socket) -> None:
+        if self._banner_until is not None:
+            self._request_redraw(connection)
 
     def _on_resize(self) -> None:
         self._resized = True

@@ -13,6 +13,7 @@ from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.cli.render import Paint
+    from waypoint.client.connection import Transport
 
 _NARROW = 60
 """On a terminal with fewer columns only the sign of a verdict is shown."""
@@ -27,6 +28,19 @@ class _Entry(NamedTuple):
     dot: Dot
     points: tuple[Point, ...]
     folded: bool = False
+
+
+def read_timeline(
+    transport: Transport, session: str, paint: Paint, width: int, *, limit: int | None = None
+) -> Timeline:
+    """The timeline of a session, up to the present."""
+    import msgspec
+
+    from waypoint.api.history import Log, Status
+
+    log = msgspec.to_builtins(transport.ask(Log(session=session, family="tips")))
+    status = views.Status(msgspec.to_builtins(transport.ask(Status(session=session))))
+    return Timeline(log, status, paint, width, limit=limit)
 
 
 class Timeline:

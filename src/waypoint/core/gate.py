@@ -261,6 +261,7 @@ class Gate:
 
         def announce(approval: Approval) -> None:
             self._record_approval(row, approval)
+            live.terminal.notify({"approval": approval})
             asker.announce(approval)
 
         approval = self.approvals.ask(
@@ -278,6 +279,7 @@ class Gate:
             announce=announce,
             refused=refused,
         )
+        live.terminal.notify({"approval": approval})
         self._record_approval(row, approval)
         if approval.state == "approved" and not live.ended.is_set():
             asker.announce(approval)

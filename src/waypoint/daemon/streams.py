@@ -14,8 +14,9 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from waypoint.api import wire
 from waypoint.core.live import Live
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _WATCHER_LIMIT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 _MOST_TERMINAL_LENGTH = 1000
+_REDRAW_SECONDS = 0.02
+"""The least time between two redraws of a client."""
 
 
 # ---- the output of a command ---------------------------------------------------------------------
@@ -131,8 +134,7 @@ class ProgramStreams:
 def serve_terminal(app: App, connection: Connection, session_id: str, live: Live, size: Size) -> None:
     """Shows a terminal to a client and types what it sends, until either of them goes away. A restore puts
     another terminal in its place; the client stays."""
-    screen = _Screen(connection, lambda: _current(app, session_id))
-    live.terminal.resize(size)
+    screen = _Screen(connection, size, lambda: _current(app, session_id))
     live.terminal.watch(screen.watcher)
     screen.start()
     try:
@@ -145,7 +147,9 @@ def serve_terminal(app: App, connection: Connection, session_id: str, live: Live
             if command == b"i":
                 current.terminal.write(rest)
             elif command == b"r" and len(rest) == 4:
-                current.terminal.resize(_terminal_size(rest))
+                current.terminal.resize_watcher(screen.watcher, _terminal_size(rest))
+            elif command == b"s":
+                screen.watcher.redraw()
             elif command == b"d":
                 screen.stop()
                 with current.terminal.lock:
@@ -176,13 +180,14 @@ def _current(app: App, session_id: str) -> Live | None:
 class _Screen:
     """What an attached client is still to be sent. A client that cannot keep up gets the screen redrawn."""
 
-    def __init__(self, connection: Connection, current: Callable[[], Live | None]) -> None:
+    def __init__(self, connection: Connection, size: Size, current: Callable[[], Live | None]) -> None:
         self._connection, self._current = connection, current
         self._ready = locks.condition("watcher")
         self._unsent = bytearray()
+        self._news: list[Any] = []
         self._stale = False
         self._stopped = False
-        self.watcher = Watcher(self._add, self._end)
+        self.watcher = Watcher(self._add, self._redraw, self._notify, self._end, size)
 
     def _add(self, data: bytes) -> None:
         with self._ready:
@@ -191,6 +196,17 @@ class _Screen:
                 self._stale = True
             else:
                 self._unsent += data
+            self._ready.notify()
+
+    def _redraw(self) -> None:
+        with self._ready:
+            self._unsent.clear()
+            self._stale = True
+            self._ready.notify()
+
+    def _notify(self, body: Any) -> None:
+        with self._ready:
+            self._news.append(body)
             self._ready.notify()
 
     def _end(self, why: str) -> None:
@@ -211,13 +227,23 @@ class _Screen:
         with contextlib.suppress(wire.Closed):
             while True:
                 with self._ready:
-                    while not (self._unsent or self._stale or self._stopped):
+                    while not (self._unsent or self._stale or self._news or self._stopped):
                         self._ready.wait()
                     if self._stopped:
                         return
                     data, self._unsent = bytes(self._unsent), bytearray()
                     stale, self._stale = self._stale, False
+                    news, self._news = self._news, []
+                for body in news:
+                    self._connection.event(body)
                 if stale and (live := self._current()):
+                    # What came before `redraw` was taken is in it; what comes after it follows it.
                     with live.terminal.lock:
+                        with self._ready:
+                            self._unsent.clear()
                         data = live.terminal.screen.redraw()
-                self._connection.data(data)
+                    self._connection.event({"redraw": True})
+                if data:
+                    self._connection.data(data)
+                if stale:
+                    time.sleep(_REDRAW_SECONDS)

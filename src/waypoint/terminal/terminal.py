@@ -59,10 +59,16 @@ class TerminalState(Record, frozen=True):
 
 @dataclass(eq=False)
 class Watcher:
-    """A client that is shown the terminal. Neither call may block."""
+    """A client that is shown the terminal. No call may block."""
 
     send: Callable[[bytes], None]
+    redraw: Callable[[], None]
+    """All of the screen is to be sent again, as it is by then."""
+    notify: Callable[[Any], None]
+    """Something that the user should know has happened."""
     ended: Callable[[str], None]
+    size: Size
+    """Of the client's own terminal. That of the session is as small as its smallest client."""
 
 
 class Terminal:
@@ -147,7 +153,10 @@ class Terminal:
         self._recording.show(data)
         self.screen.feed(data)
         for watcher in list(self.watchers):
-            watcher.send(data)
+            if watcher.size == self.size:
+                watcher.send(data)
+            else:
+                watcher.redraw()  # a terminal of another size would wrap and scroll in other places
 
     def _emit(self, event: TerminalEvent) -> None:
         if self.on_event:
@@ -303,6 +312,7 @@ class Terminal:
             if os.WIFSIGNALED(status):
                 self._end_orphans(self.shell.pid)
             self._reset_modes()
+            self.notify({"shell_ended": True})
             self._last_cwd = self.shell.cwd
             self.shell = None
             self._state_changed.notify_all()
@@ -575,13 +585,39 @@ class Terminal:
     def watch(self, watcher: Watcher) -> None:
         """Shows the present screen to a watcher, and everything from now on."""
         with self.lock:
-            watcher.send(self.screen.redraw())
             self.watchers.append(watcher)
+            self._fit()
+            watcher.send(self.screen.redraw())
 
     def unwatch(self, watcher: Watcher) -> None:
         with self.lock:
             if watcher in self.watchers:
                 self.watchers.remove(watcher)
+                self._fit()
+
+    def resize_watcher(self, watcher: Watcher, size: Size) -> None:
+        """The window of a client has another size."""
+        with self.lock:
+            watcher.size = size
+            self._fit()
+            watcher.redraw()
+
+    def _fit(self) -> None:
+        """Makes the terminal as small as the smallest of its watchers."""
+        if not self.watchers:
+            return
+        rows = min(watcher.size.rows for watcher in self.watchers)
+        columns = min(watcher.size.columns for watcher in self.watchers)
+        if (fitting := Size(rows=rows, columns=columns)) != self.size:
+            self.resize(fitting)
+            for watcher in self.watchers:
+                watcher.redraw()
+
+    def notify(self, body: Any) -> None:
+        """Tells all watchers."""
+        with self.lock:
+            for watcher in self.watchers:
+                watcher.notify(body)
 
     def take_watchers(self, other: Terminal) -> None:
         """The watchers of the other terminal watch this one from now on."""

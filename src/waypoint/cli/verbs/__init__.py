@@ -14,8 +14,8 @@ from waypoint.errors import UsageError
 
 GROUPS: dict[str, dict[str, str]] = {
     "Sessions": {
-        "new": "sessions", "exec": "commands", "ls": "sessions", "park": "sessions", "stop": "sessions",
-        "rm": "sessions",
+        "run": "run", "new": "sessions", "exec": "commands", "ls": "sessions", "park": "sessions",
+        "stop": "sessions", "rm": "sessions",
     },
     "Points in time": {
         "checkpoint": "points", "log": "history", "show": "history", "status": "history", "diff": "history",
@@ -53,7 +53,7 @@ _SYNONYMS = {
     "clone": "fork", "commit": "checkpoint", "copy": "cp", "create": "new", "delete": "rm", "fsck": "check",
     "gc": "prune", "history": "log", "install": "setup", "kill": "rm", "list": "ls", "plan": "preview",
     "ps": "ls", "remove": "rm", "repair": "recover", "reset": "restore", "rollback": "restore",
-    "run": "exec", "save": "checkpoint",
+    "save": "checkpoint",
     "send-keys": "type", "start": "new", "stop": "park", "test": "verify",
 }  # fmt: skip
 """Words that users of git, tmux and docker type, and the verb that does this here."""

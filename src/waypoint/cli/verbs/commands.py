@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from waypoint import errors
 from waypoint.api.request import Result
-from waypoint.api.sessions import Exec, Spawn, Type
+from waypoint.api.sessions import Exec, Signal, Spawn, Type
 from waypoint.cli import render
 from waypoint.cli.console import report
 from waypoint.cli.spec import (
@@ -252,10 +252,7 @@ def _on_interrupt(interrupt: Callable[[], None]) -> Iterator[None]:
 
 
 def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
-    import threading
     import time
-
-    from waypoint.client.program import Program
 
     arguments = console.arguments
     if arguments.tty:
@@ -276,32 +273,53 @@ def _run_beside_shell(console: Console, argv: Sequence[str]) -> int:
         on_approval=_approval_mode(console),
         approval_timeout=arguments.approval_timeout,
     )
+    output = {"stdout": bytearray(), "stderr": bytearray()}
     try:
-        connection, answer = console.transport.open(
-            request, on_approval=lambda approval: _ask_approval(console, approval)
-        )
+        program = pass_through(console, request, kept=output if console.json else None)
     except errors.CannotStart as error:
         report(error, json=console.json)
         return int(error.details.get("exit_code", error.exit_status))
-    program = Program(connection, answer.pid, answer.warnings)
-    _show_warnings(console, program.warnings)
-    threading.Thread(target=_forward_stdin, args=(program,), daemon=True).start()
-    output = {"stdout": bytearray(), "stderr": bytearray()}
-    interrupt = _on_interrupt(lambda: _send_signal(console, session.name, program.pid, "INT"))
-    with interrupt, contextlib.closing(program):
-        for stream, data in program.events():
-            if console.json:
-                output[stream] += data
-            else:
-                file = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-                file.write(data)
-                file.flush()
     if console.json:
         duration_ms = round((time.monotonic() - started) * 1000, 3)
         console.result(_program_result(program, output, duration_ms, timed_out=program.timed_out), None)
     if program.timed_out:
         console.say(f"timed out after {arguments.timeout:g} s")
         return _TIMED_OUT
+    return program_status(program)
+
+
+def pass_through(
+    console: Console, request: Spawn, *, stdin: bool = True, kept: Mapping[str, bytearray] | None = None
+) -> Program:
+    """Runs a program to its end, with the streams of this process. `stdin`: else its input is empty; `kept`:
+    takes its output instead."""
+    import threading
+
+    from waypoint.client.program import Program
+
+    connection, answer = console.transport.open(
+        request, on_approval=lambda approval: _ask_approval(console, approval)
+    )
+    program = Program(connection, answer.pid, answer.warnings)
+    _show_warnings(console, program.warnings)
+    if stdin:
+        threading.Thread(target=_forward_stdin, args=(program,), daemon=True).start()
+    else:
+        program.close_stdin()
+    interrupt = _on_interrupt(lambda: _send_signal(console, request.session, program.pid, "INT"))
+    with interrupt, contextlib.closing(program):
+        for stream, data in program.events():
+            if kept is not None:
+                kept[stream] += data
+            else:
+                file = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+                file.write(data)
+                file.flush()
+    return program
+
+
+def program_status(program: Program) -> int:
+    """The exit status of a program as a shell has it."""
     code = program.exit_code
     return 1 if code is None else code if code >= 0 else 128 - code
 
@@ -329,12 +347,11 @@ def _forward_stdin(program: Program) -> None:
         program.close_stdin()
 
 
-def _send_signal(console: Console, session: str, pid: int, name: str) -> None:
-    from waypoint.client.session import Session
-
+def _send_signal(console: Console, session: str | None, pid: int, name: str) -> None:
     transport = console.another_transport()
+    request = Signal(session=session, pid=pid, signal=signal.Signals[f"SIG{name}"])
     with contextlib.closing(transport), contextlib.suppress(errors.WaypointError):
-        Session(transport, session).signal(pid, name)
+        transport.ask(request)
 
 
 # The policy -----------------------------------------------------------------------------------------------

@@ -89,14 +89,14 @@ def apply(console: Console) -> int:
             console.confirm(f"Apply {landing_count(plan)}?", action="applying changes")
     with console.progress("applying"):
         done = session.apply(arguments.to, arguments.paths, dry_run=False, **options)
-    console.result(Applied(landing=done), _applied(done))
+    console.result(Applied(landing=done), applied(done))
     unsolved = [conflict for conflict in done.conflicts if not conflict.forcible]
     for conflict in unsolved:
         console.say(f"{render.shown(conflict.path)} was not replaced: {conflict.why}")
     return 1 if unsolved else 0
 
 
-def _applied(done: Landing) -> str:
+def applied(done: Landing) -> str:
     if not done.items:
         same = f" ({render.plural(done.unchanged, 'file')} already the same)" if done.unchanged else ""
         return f"nothing to do{same}"

@@ -38,8 +38,8 @@ class InstalledHooks(Result, frozen=True):
     hooks: dict[str, list[str]]
 
 
-_AGENTS = ("claude", "codex")
-_AGENT = argument("agent", choices=_AGENTS, help="the coding agent")
+AGENTS = ("claude", "codex")
+_AGENT = argument("agent", choices=AGENTS, help="the coding agent")
 _FOLDER = argument(
     "--dir", metavar="DIR", default=".", help="the project, or your home folder for all projects (default: .)"
 )
@@ -203,7 +203,7 @@ def hooks_uninstall(console: Console) -> int:
 @verb(
     "hooks show",
     "show which hooks and servers of Waypoint are configured",
-    argument("agent", choices=_AGENTS, nargs="?", help="the coding agent (default: both)"),
+    argument("agent", choices=AGENTS, nargs="?", help="the coding agent (default: both)"),
     _FOLDER,
     examples=("waypoint hooks show", "waypoint hooks show codex --dir ~/project"),
     json=InstalledHooks,
@@ -212,7 +212,7 @@ def hooks_show(console: Console) -> int:
     from waypoint.hooks.config import installed
 
     arguments = console.arguments
-    agents = [arguments.agent] if arguments.agent else _AGENTS
+    agents = [arguments.agent] if arguments.agent else AGENTS
     hooks = {agent: installed(agent, Path(arguments.dir)) for agent in agents}
     text = "\n".join(line for lines in hooks.values() for line in lines)
     console.result(InstalledHooks(hooks=hooks), text or None)
@@ -226,7 +226,7 @@ def _installation(console: Console) -> Installation:
     from waypoint.hooks.config import Installation
 
     arguments, home = console.arguments, str(console.home.path)
-    command = _launcher() if home == DEFAULT_HOME else (*_launcher(), "--home", home)
+    command = launcher() if home == DEFAULT_HOME else (*launcher(), "--home", home)
     return Installation(
         command,
         console.session,
@@ -236,7 +236,7 @@ def _installation(console: Console) -> Installation:
     )
 
 
-def _launcher() -> tuple[str, ...]:
+def launcher() -> tuple[str, ...]:
     """The command that starts this Waypoint."""
     import shutil
 

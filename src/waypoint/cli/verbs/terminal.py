@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     "attach to a session's terminal",
     *SESSION_FIRST,
     examples=("waypoint shell", "waypoint shell work"),
-    about="C-] d detaches, and the session goes on; C-] C-] types one C-]. Several clients can be attached at"
-    " once.",
+    about="C-] opens a menu: c takes a checkpoint, l shows the log, r restores, a answers a command that"
+    " waits for approval, ? helps, d detaches, and the session goes on. C-] C-] types one C-]. Several"
+    " clients can be attached at once; the terminal has the size of the smallest one.",
     json={},
 )
 def shell(console: Console) -> int:
