@@ -66,7 +66,7 @@ integration: .venv/.dev-stamp engine programs
 	$(PYTHON) -m pytest --basetemp=.cache/i -n $(WORKERS) --dist loadfile tests/integration $(PYTEST_ARGS)
 
 # The environment with the tools of requirements-dev.txt on top.
-.venv/.dev-stamp: requirements.txt requirements-dev.txt waypoint
+.venv/.dev-stamp: requirements.txt requirements-mcp.txt requirements-dev.txt waypoint
 	./waypoint --bootstrap
 	$(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check -r requirements-dev.txt
 	touch $@

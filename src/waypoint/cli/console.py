@@ -19,6 +19,7 @@ from waypoint import errors
 from waypoint.api import hints
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from socket import socket
 
     from waypoint.api.request import Request
@@ -46,6 +47,8 @@ class Console:
         self.arguments = arguments
         self.json = json
         self.quiet = quiet
+        self.was_set_up = False
+        """Whether this verb has set the machine up."""
         self._home = home
         self._transports: list[Transport] = []
 
@@ -119,6 +122,21 @@ class Console:
         if setup.current_engine(setup.engine_dir(home.path)) is None:
             self.say("setting this machine up (once)")
             setup.set_up(home.path, self.step)
+            self.was_set_up = True
+
+    def offer_link(self) -> Path | None:
+        """Asks whether `waypoint` should be a command, where it is none and a terminal is there to ask on.
+        For the end of a verb: the user may have gone away while the machine was set up."""
+        from waypoint.machine import link
+
+        if not link.is_offered():
+            return None
+        if not self.can_ask:
+            self.say(f"`{link.command()} setup --link` makes `waypoint` a command")
+            return None
+        if not self.ask(f"Make `waypoint` a command, by a link in {link.FOLDER}?"):
+            return None
+        return link.make(self.home.path)
 
     # ---- output ------------------------------------------------------------------------------
 

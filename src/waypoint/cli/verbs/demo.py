@@ -74,6 +74,8 @@ def demo(console: Console) -> int:
         figures = _Demo(console, prefix).run()
     if console.json:
         console.result(Figures(figures=figures), None)
+    if console.was_set_up:
+        console.offer_link()
     return 0
 
 
@@ -216,7 +218,10 @@ class _Demo:
         self._print("")
         for what, figure in rows:
             self._print(f"  {what.ljust(14)} {self._paint.bold(figure)}")
-        self._print(f"\nThis took {seconds:.0f} s. Start your own:  waypoint new work && waypoint shell work")
+        from waypoint.machine.link import command
+
+        own = command()
+        self._print(f"\nThis took {seconds:.0f} s. Start your own:  {own} new work && {own} shell work")
 
     # ---- output ------------------------------------------------------------------------------
 

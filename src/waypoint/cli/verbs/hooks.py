@@ -76,6 +76,9 @@ _ON_APPROVAL = argument(
 )
 def mcp(console: Console) -> int:
     from waypoint.client.client import Client
+    from waypoint.machine.extras import require_mcp
+
+    require_mcp(console.say)
     from waypoint.mcp.server import serve  # a large library, which no other verb should pay for
 
     console.hint("this speaks MCP on stdin and stdout; an agent starts it from its configuration")

@@ -43,10 +43,11 @@ class Diagnosis(Result, frozen=True):
 
 
 class SetupDone(Result, frozen=True):
-    """The engine that was installed, and the pool."""
+    """The engine that was installed, the pool, and the link that was made or was there."""
 
     engine: dict[str, Any]
     pool: PoolStatus
+    link: str | None
 
 
 class Uninstalled(Result, frozen=True):
@@ -119,22 +120,41 @@ def _finding_lines(finding: Finding, width: int, paint: render.Paint) -> list[st
 @verb(
     "setup",
     "install what Waypoint needs on this machine",
-    examples=("waypoint setup",),
-    about="`waypoint new` runs it when needed. Running it twice does no harm.",
+    argument(
+        "--link",
+        metavar="DIR",
+        nargs="?",
+        const="/usr/local/bin",
+        help="make `waypoint` a command: a link to this clone in a folder of PATH (default: /usr/local/bin)",
+    ),
+    examples=("waypoint setup", "waypoint setup --link", "waypoint setup --link ~/bin"),
+    about="`waypoint new` runs it when needed. Running it twice does no harm. On a terminal it offers the"
+    " link. Nothing that has the name already is replaced, and `waypoint uninstall` removes the link.",
     json=SetupDone,
 )
 def setup(console: Console) -> int:
+    from pathlib import Path
+
+    from waypoint.machine import link
     from waypoint.machine.setup import set_up
 
     home = console.home.path
+    wanted = console.arguments.link
+    linked = (
+        link.make(home, Path(os.path.expanduser(wanted))) if wanted else None
+    )  # a mistake is told at once
     engine = set_up(home, console.step)
     pool = console.send(DaemonStatus(), "starting the daemon").pool
+    linked = linked or console.offer_link()
     lines = [
         f"engine  {engine.folder} · CRIU {engine.criu.version} ({engine.criu.source})",
         f"pool    {home} · {pool.kind} · {render.size(pool.free_bytes)} free",
-        "ready: `waypoint demo` shows what it does, `waypoint new` starts a session",
+        *([f"link    {linked}"] if linked else []),
+        f"ready: `{link.command()} demo` shows what it does, `{link.command()} new` starts a session",
     ]
-    value = SetupDone(engine=msgspec.to_builtins(engine, enc_hook=str), pool=pool)
+    value = SetupDone(
+        engine=msgspec.to_builtins(engine, enc_hook=str), pool=pool, link=str(linked) if linked else None
+    )
     console.result(value, "\n".join(lines))
     return 0
 
@@ -147,7 +167,7 @@ def setup(console: Console) -> int:
     json=Uninstalled,
 )
 def uninstall(console: Console) -> int:
-    from waypoint.machine import setup
+    from waypoint.machine import link, setup
 
     home = console.home
     if not home.path.exists():
@@ -159,6 +179,8 @@ def uninstall(console: Console) -> int:
     if os.path.exists(home.socket) or setup.current_engine(setup.engine_dir(home.path)) is not None:
         with console.progress("ending the sessions"):
             console.transport.ask(DaemonStop(sessions=True))
+    for path in link.remove(home.path):
+        console.step(f"removing {path}")
     setup.uninstall(home.path, console.step)
     console.result(Uninstalled(removed=True), f"removed {home.path}")
     return 0

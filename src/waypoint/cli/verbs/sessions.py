@@ -137,6 +137,8 @@ def new(console: Console) -> int:
     console.result(result, name)
     console.hint(f"waypoint shell {name}   attaches to it")
     console.hint(f"waypoint exec -s {name} CMD   runs a command in it")
+    if console.was_set_up:
+        console.offer_link()
     return 0
 
 
