@@ -577,8 +577,10 @@ def test_a_new_session_is_asked_for_as_it_was_described(
         "pids": 9,
         "spares": 0,
         "confined": False,
+        "build": False,
         "user": None,
         "env": {},
+        "cwd": None,
     }
 
 
