@@ -10,7 +10,16 @@ import msgspec
 import pytest
 
 from waypoint.api.difference import Change, ChangeKind, Changes
-from waypoint.api.findings import Analysis, DatabaseChange, Finding, PackageChange, RepositoryChange
+from waypoint.api.findings import (
+    AccountChange,
+    Analysis,
+    CronChange,
+    DatabaseChange,
+    Finding,
+    PackageChange,
+    RepositoryChange,
+    SystemChange,
+)
 from waypoint.box.volume import note_hidden, noted_hidden
 from waypoint.errors import UsageError
 from waypoint.history.changes import (
@@ -183,6 +192,17 @@ def test_what_a_finding_explains_is_not_named_again() -> None:
     system = [change("/usr/bin/jq"), change("/var/lib/dpkg/status", "modified"), change("/etc/motd")]
     assert named(*system, findings=[package("apt", "/")]) == "+ /etc/motd"
     assert named(*system) == "+ /etc/motd, + /usr/bin/jq and 1 more file (~1)"
+
+
+def test_files_of_users_and_groups_are_told_with_them() -> None:
+    files = [change(f"/etc/{name}", "modified") for name in ("passwd", "passwd-", "shadow", "profile")]
+    account = AccountChange(name="ann", change="created")
+    assert named(*files, findings=[account]) == "~ /etc/profile"
+    assert named(*files) == "~ /etc/passwd, ~ /etc/passwd- and 2 more files"
+    job = CronChange(path="/etc/cron.d/job", change="created")
+    keys = SystemChange(subject="keys", name="/root/.ssh/authorized_keys", change="changed")
+    both = [change("/etc/cron.d/job"), change("/root/.ssh/authorized_keys", "modified")]
+    assert named(*both, change("/x"), findings=[job, keys]) == "+ /x"
 
 
 def test_caches_and_what_a_shell_does_at_its_start_need_no_word_beside_others() -> None:

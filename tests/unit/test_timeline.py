@@ -22,14 +22,17 @@ from waypoint.api.difference import (
     Way,
 )
 from waypoint.api.findings import (
+    AccountChange,
     Analysis,
     BranchMove,
     Commit,
+    CronChange,
     DatabaseChange,
     PackageChange,
     PackageMove,
     RefMove,
     RepositoryChange,
+    SystemChange,
     TableChange,
 )
 from waypoint.cli import main, render
@@ -772,6 +775,12 @@ def ended(command: str, code: int) -> Event:
         # The exit code is that of the last command of a line.
         ([("pytest -q; true", 0), ("pytest | tee log", 0)], ""),
         ([("pytest -q | tee log", 2)], "pytest -q | tee log exit 2"),
+        # A test run is a command and not a word in one.
+        ([("printf '[tool.pytest.ini_options]' > pyproject.toml", 0), ("grep -r 'a && pytest' .", 0)], ""),
+        ([("git commit -qm 'npm test passes'", 0), ("pip install pytest", 0), ("vim make/test.py", 0)], ""),
+        ([(".venv/bin/pytest -q", 0)], ".venv/bin/pytest -q exit 0"),
+        ([("CI=1 timeout 60 python3.11 -m pytest -x", 0)], "CI=1 timeout 60 python3.11 -m pytest -x exit 0"),
+        ([("uv run --frozen pytest", 0), ("npx jest", 0)], "uv run --frozen pytest exit 0 · npx jest exit 0"),
         ([("make && make test", 2)], "make && make test exit 2"),
         # `no` is an answer, and an interrupt is no failure.
         ([("grep -q x y", 1), ("cd /a; LC_ALL=C diff a b", 1), ("sleep 9", 130)], ""),
@@ -996,6 +1005,37 @@ def test_a_plan_names_its_gaps_and_what_else_happened_to_branches() -> None:
         f"processes  postgres ×3 resume with their memory of {NOW - timedelta(minutes=58):%H:%M}",
         "missing: files: they are gone",
     ]
+
+
+def test_a_plan_names_users_passwords_and_what_runs_by_itself() -> None:
+    findings = (
+        AccountChange(name="ann", change="created", uid=1001),
+        CronChange(path="/etc/cron.d/job", change="changed"),
+        SystemChange(subject="group", name="ops", change="removed"),
+        SystemChange(subject="password", name="root", change="changed", details=("locked",)),
+        SystemChange(subject="keys", name="/k", change="changed", details=("+a", "+b", "-c")),
+        SystemChange(subject="unit", name="a.timer", change="changed", details=("enabled",)),
+        SystemChange(subject="capability", name="/bin/x", change="created", details=("cap_x+ep",)),
+    )
+    text = plan_text(lost=msgspec.structs.replace(NOTHING, analysis=Analysis(findings=findings)))
+    assert [re.sub(r"^ *(system)? *", "", line) for line in text.splitlines()[1:-3]] == [
+        "user ann will be lost",
+        "cron job will be as it was then",
+        "group ops will be back",
+        "password of root will be as it was then",
+        "2 keys in /k will be lost",
+        "1 key in /k will be back",
+        "unit a.timer will be disabled",
+        "capabilities of /bin/x will be as they were then",
+    ]
+
+
+def test_beside_a_command_caches_need_no_word() -> None:
+    caches = Changes(changes=(change("/root/.npm/x"),))
+    found = msgspec.structs.replace(NOTHING, files=caches)
+    commands = outcomes([ended("npm test", 0)])
+    assert write_card("x", "given", found, (), commands=commands).summary == "npm test exit 0"
+    assert write_card("x", "given", found, ()).summary == "caches only: +1 file (/root/.npm)"
 
 
 def test_folders_that_changed_themselves_are_in_a_plan() -> None:

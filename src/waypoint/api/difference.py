@@ -306,6 +306,8 @@ class PlanWords(Record, frozen=True):
     """`2 commits of app will be lost: "fix it", "try it"`."""
     databases: tuple[str, ...] = ()
     """`app.db: 12 rows of orders will be lost`."""
+    system: tuple[str, ...] = ()
+    """`user ann will be lost`, `password of root will be as it was then`."""
     ends: tuple[str, ...] = ()
     """Programs that run now and not then."""
     resumes: tuple[str, ...] = ()

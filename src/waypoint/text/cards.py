@@ -17,9 +17,9 @@ _NAMED = 3
 NOTHING = "no change found"
 
 
-def summarize(difference: Difference, outside: Sequence[Effect] = ()) -> str:
+def summarize(difference: Difference, outside: Sequence[Effect] = (), *, beside: bool = False) -> str:
     """One line that a person can read in a log: what tells most comes first, files by name and what was only
-    talked to come last."""
+    talked to come last. `beside`: more is told in the same line."""
     live = difference.live
     phrases = [
         *summarize_findings(difference.analysis),
@@ -28,7 +28,7 @@ def summarize(difference: Difference, outside: Sequence[Effect] = ()) -> str:
         _outside(outside),
         *summarize_shell(live),
     ]
-    files = name_files(difference.files, difference.analysis, beside=any(phrases))
+    files = name_files(difference.files, difference.analysis, beside=beside or any(phrases))
     phrases += [files, describe_contacts(difference.contacts)]
     return " · ".join(filter(None, phrases)) or NOTHING
 
@@ -83,7 +83,7 @@ def write_card(
     add("tasks", "claimed", *done)
     ran = summarize_outcomes(commands, intent if intent_from == "command" else "")
     add("commands", "observed", *ran)
-    changed = summarize(difference, outside)
+    changed = summarize(difference, outside, beside=bool(ran))
     return Card(
         intent=intent,
         intent_from=intent_from,

@@ -19,9 +19,15 @@ _IN_A_LOG = 2
 
 _SEPARATOR = re.compile(r"\s*(?:&&|\|\||;|\n)\s*")
 _TESTS = re.compile(
-    r"\b(?:pytest|unittest|tox|nox|jest|vitest|mocha|ctest|rspec|phpunit)\b"
-    r"|\b(?:npm|yarn|pnpm|bun|deno|cargo|go|make|just|mix|gradlew?|mvn|dotnet)\b.*\b(?:test|tests|check)\b"
+    r"(?:\w+=\S*\s+)*"
+    r"(?:(?:sudo|time|nice|env|command|timeout\s+[\d.]+\w?|python[\d.]*\s+-m|coverage\s+run|(?:uv|poetry|pdm|pipenv|hatch)\s+run"
+    r"|uvx|npx|bunx|(?:npm|pnpm|bundle)\s+exec|yarn)(?:\s+-[-\w=]+)*\s+|\w+=\S*\s+)*"
+    r"(?:\S*/)?"
+    r"(?:(?:pytest|py\.test|unittest|tox|nox|jest|vitest|mocha|ctest|rspec|phpunit)\b"
+    r"|(?:npm|yarn|pnpm|bun|deno|cargo|go|make|just|mix|gradlew?|mvn|dotnet)\b.*\b(?:test|tests|check)\b)"
 )
+"""The beginning of a command that runs tests, with what may stand before it."""
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*\"""")
 _ANSWERS_WITH_1 = re.compile(
     r"\s*(?:\w+=\S*\s+)*(?:grep|egrep|fgrep|rg|diff|cmp|test|\[|\[\[|which|command|type|pgrep|expr|git\s+diff)(?:\s|$)"
 )
@@ -82,7 +88,8 @@ def _lines(found: Sequence[CommandOutcome]) -> Iterator[SectionLine]:
 
 def _is_test(command: str) -> bool:
     """Whether the exit code of a line is that of a test run: the last command of the line is one."""
-    return "|" not in command.replace("||", "") and bool(_TESTS.search(_SEPARATOR.split(command.strip())[-1]))
+    words = _QUOTED.sub("''", command.strip())
+    return "|" not in words.replace("||", "") and bool(_TESTS.match(_SEPARATOR.split(words)[-1]))
 
 
 def _has_failed(outcome: CommandOutcome) -> bool:

@@ -12,7 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from waypoint.api.difference import Change, Changes
-from waypoint.api.findings import Analysis, DatabaseChange, PackageChange, RepositoryChange, ServerChange
+from waypoint.api.findings import (
+    AccountChange,
+    Analysis,
+    CronChange,
+    DatabaseChange,
+    PackageChange,
+    RepositoryChange,
+    ServerChange,
+    SystemChange,
+)
 from waypoint.history.changes import Fold, Folded, Summary, Thing, fold_noisy, is_cache, thing, total
 from waypoint.text.units import plural
 
@@ -47,6 +56,12 @@ _OF_SERVERS = {"postgresql": ("/dev/shm/PostgreSQL.", "/run/postgresql/.s.PGSQL.
 """Shared memory and sockets that belong to a running server."""
 _ENVIRONMENT = "/pyvenv.cfg"
 """The file that makes a folder a Python environment."""
+_ACCOUNTS = frozenset(
+    f"/etc/{name}{end}"
+    for name in ("passwd", "shadow", "group", "gshadow", "subuid", "subgid")
+    for end in ("", "-")
+)
+"""What a change of a user or a group writes, with the backups that are made of it."""
 _SYSTEM = ("/bin/", "/boot/", "/etc/", "/lib/", "/opt/", "/run/", "/sbin/", "/usr/", "/var/")
 _BY_THE_WAY = frozenset({".lock", ".log", ".out", ".pid", ".sock", ".swp", ".tmp"})
 
@@ -165,14 +180,21 @@ class _Explained:
     """What needs no name, because a finding tells it or because it is a cache."""
 
     def __init__(self, analysis: Analysis, changes: Sequence[Change]) -> None:
-        self._databases: set[str] = set()
+        self._files: set[str] = set()
         self._below: set[str] = set()
         for finding in analysis.findings:
             if isinstance(finding, DatabaseChange):
-                self._databases |= {f"{finding.path}{end}" for end in _ASIDE}
+                self._files |= {f"{finding.path}{end}" for end in _ASIDE}
             elif isinstance(finding, ServerChange):
-                self._databases.add(finding.path)
+                self._files.add(finding.path)
                 self._below |= set(_OF_SERVERS.get(finding.server, ()))
+            elif isinstance(finding, CronChange):
+                self._files.add(finding.path)
+            elif isinstance(finding, AccountChange):
+                self._files |= _ACCOUNTS
+            elif isinstance(finding, SystemChange):
+                self._files |= _ACCOUNTS if finding.subject in ("group", "password") else set()
+                self._files |= {finding.name} if finding.subject == "keys" else set()
             elif isinstance(finding, PackageChange):
                 top = finding.environment.rstrip("/")
                 self._below |= {f"{top}{part}" for part in _BY_PACKAGES.get(finding.ecosystem, ())}
@@ -181,7 +203,7 @@ class _Explained:
                 self._below.add(f"{posixpath.dirname(change.path)}/")
 
     def covers(self, path: str) -> bool:
-        if path in self._databases or is_cache(path):
+        if path in self._files or is_cache(path):
             return True
         return not path.endswith(_ENVIRONMENT) and f"{path}/".startswith(tuple(self._below))
 

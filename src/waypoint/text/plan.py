@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 from waypoint.api.difference import Change, Changes, PlanWords, RestorePlan, Way
 from waypoint.api.findings import (
+    AccountChange,
     Analysis,
     BranchMove,
+    CronChange,
     DatabaseChange,
+    Fate,
     Finding,
     PackageChange,
     RepositoryChange,
     ServerChange,
+    SystemChange,
     TableChange,
 )
 from waypoint.history.changes import Fold, is_cache, total
@@ -85,6 +89,7 @@ def describe_plan(plan: RestorePlan, target: Facts, *, state: State, way: Way, n
         packages=tuple(map(shown, _packages(findings, way))),
         git=tuple(map(shown, _repositories(findings, way))),
         databases=tuple(map(shown, _databases(findings, way))),
+        system=tuple(map(shown, _system(findings, way))),
         ends=tuple(program_names((*live.started, *(one.after for one in live.restarted)), live.opened)),
         resumes=tuple(program_names(running, target.ports)),
         shell=tuple(shown(phrase) for phrase in shell),
@@ -313,14 +318,37 @@ def _databases(findings: Iterable[Finding], way: Way) -> Iterator[str]:
             yield f"{name}: {', '.join(words) or 'its schema will be as it was then'}"
 
 
+def _system(findings: Iterable[Finding], way: Way) -> Iterator[str]:
+    """Users, groups, passwords, keys, cron, units, capabilities: each that is another one then."""
+    for change in findings:
+        if isinstance(change, AccountChange):
+            yield f"user {change.name} {_fate(change.change, way)}"
+        elif isinstance(change, CronChange):
+            yield f"cron {posixpath.basename(change.path)} {_fate(change.change, way)}"
+        elif isinstance(change, SystemChange) and change.subject == "keys":
+            for mark, fate in (("+", "will be lost"), ("-", _RETURNS[way])):
+                if number := sum(detail.startswith(mark) for detail in change.details):
+                    yield f"{plural(number, 'key')} in {change.name} {fate}"
+        elif isinstance(change, SystemChange) and change.subject == "capability":
+            yield f"capabilities of {change.name} will be as they were then"
+        elif isinstance(change, SystemChange) and change.details in (("enabled",), ("disabled",)):
+            yield f"unit {change.name} will be {'disabled' if change.details == ('enabled',) else 'enabled'}"
+        elif isinstance(change, SystemChange):
+            what = "password of" if change.subject == "password" else change.subject
+            yield f"{what} {change.name} {_fate(change.change, way)}"
+
+
+def _fate(change: Fate, way: Way) -> str:
+    return {"created": "will be lost", "removed": _RETURNS[way], "changed": "will be as it was then"}[change]
+
+
 def _server(change: ServerChange, way: Way) -> str:
     name = f"{change.server} {posixpath.basename(change.path)}"
     if change.change != "changed":
         return f"{name} {'will be lost' if change.change == 'created' else _RETURNS[way]}"
     words = []
     for space in change.databases:
-        told = {"created": "will be lost", "removed": _RETURNS[way], "changed": "will be as it was then"}
-        fate = f"will be {space.renamed_from}" if space.renamed_from else told[space.change]
+        fate = f"will be {space.renamed_from}" if space.renamed_from else _fate(space.change, way)
         words.append(f"{space.name} {fate}")
     return f"{name}: {', '.join(words) or 'will be as it was then'}"
 

@@ -495,7 +495,7 @@ class Plan(Answer):
         return [*lines, self._way_back(words, wording, safety=safety)]
 
     def _rows(self, words: Mapping[str, Any], when: str) -> Iterator[tuple[str, str]]:
-        for name in ("files", "packages", "git", "databases"):
+        for name in ("files", "packages", "git", "databases", "system"):
             for number, text in enumerate(words[name]):
                 yield (name if number == 0 else ""), text
         changes = []

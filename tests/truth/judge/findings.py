@@ -72,10 +72,10 @@ def _judge_databases(
         change = "created" if before is None else "removed" if path not in new.tree else "changed"
         ledger.equal("databases", f"{finding['path']} change", finding["change"], change)
         damaged = (path in new.tree and after is None) or bool(after and after.damage)
-        was_damaged = bool(before and before.damage) and finding["change"] == "changed"
+        was_damaged = bool(before and before.damage)
         ledger.equal("databases", f"{finding['path']} damage", bool(finding["damage"]), damaged)
-        if finding["change"] == "changed":
-            ledger.equal("databases", f"{finding['path']}", bool(finding["damage_before"]), was_damaged)
+        said = bool(finding["damage_before"])
+        ledger.equal("databases", f"{finding['path']} damage before", said, was_damaged)
         if not damaged and not was_damaged:
             _judge_tables(ledger, before, after, finding)
     renamed = _renamed(old, new)

@@ -28,8 +28,8 @@ Data = Mapping[str, Any]
 KIND = "plans"
 
 _KNOWN = (
-    *("here", "state", "way", "files", "packages", "git", "databases", "ends", "resumes", "shell", "tasks"),
-    "safety",
+    *("here", "state", "way", "files", "packages", "git", "databases", "system", "ends", "resumes", "shell"),
+    *("tasks", "safety"),
 )
 _ONLY_NOW = "made since, will go|not there then, will go|not on that line, will go"
 _EDITED = (
@@ -80,6 +80,7 @@ def judge_plan_words(
         ("packages", judge.packages),
         ("git", judge.git),
         ("databases", judge.databases),
+        ("system", judge.system),
         ("shell", judge.shell),
     ):
         for phrase in words[field]:
@@ -88,7 +89,7 @@ def judge_plan_words(
                 ledger.wrong(KIND, f"{field}: {phrase!r}")
     for wording in judge.missing_groups(words["files"]):
         ledger.missing(KIND, f"files: {wording}")
-    for field in ("packages", "git", "databases", "shell"):
+    for field in ("packages", "git", "databases", "system", "shell"):
         if len(words[field]) < judge.fewest(field):
             ledger.missing(KIND, f"{field}: {words[field]}")
     ledger.count(KIND, len(words["ends"]) + len(words["resumes"]))
@@ -160,6 +161,8 @@ class _PlanWords:
         """How many phrases there are at least."""
         if field == "git":
             return sum(map(_phrases_of_git, self._findings.get("repository", ())))
+        if field == "system":
+            return len(self._system_changes())
         if field == "databases":
             return len(self._findings.get("database", ())) + len(self._findings.get("server", ()))
         if field == "packages":
@@ -254,6 +257,12 @@ class _PlanWords:
             return True
         return any(_database_phrase(phrase, change) for change in self._findings.get("database", ()))
 
+    def system(self, phrase: str) -> bool:
+        return any(phrase in _system_phrases(change) for change in self._system_changes())
+
+    def _system_changes(self) -> list[Data]:
+        return [change for kind in ("account", "cron", "system") for change in self._findings.get(kind, ())]
+
     def shell(self, phrase: str) -> bool:
         cwd = self._live["cwd"]
         if cwd and phrase == f"cwd {cwd[1]} → {cwd[0]}":
@@ -273,6 +282,31 @@ class _PlanWords:
         counted, _, noun = phrase.partition(" ")
         noun = "alias" if noun == "aliases" else noun.removesuffix("s") if noun != "alias" else noun
         return bool(re.fullmatch(r"[\d,]+", counted) and counts.get(noun) == number(counted))
+
+
+def _system_phrases(change: Data) -> set[str]:
+    """What a plan may say of a user, a group, a password, keys, cron, a unit or a capability."""
+    fates = {
+        "created": ("will be lost",),
+        "removed": ("will be back", "will come"),
+        "changed": ("will be as it was then",),
+    }
+    name, subject = posixpath.basename(change.get("name") or change["path"]), change.get("subject")
+    what = {"account": "user", "cron": "cron"}.get(change["kind"], subject)
+    if subject == "password":
+        what = "password of"
+    if subject == "capability":
+        return {f"capabilities of {change['name']} will be as they were then"}
+    if change.get("details") in (["enabled"], ["disabled"]):
+        return {f"unit {name} will be {'disabled' if change['details'] == ['enabled'] else 'enabled'}"}
+    if subject == "keys":
+        phrases = set()
+        for mark, kind in (("+", "created"), ("-", "removed")):
+            number = sum(detail.startswith(mark) for detail in change["details"])
+            words = f"{number} key{'s' * (number != 1)} in {change['name']}"
+            phrases |= {f"{words} {fate}" for fate in fates[kind] if number}
+        return phrases
+    return {f"{what} {name} {fate}" for fate in fates[change["change"]]}
 
 
 def _rest(text: str, forms: Sequence[str]) -> str:

@@ -39,7 +39,10 @@ def judge_system(ledger: Ledger, old: Look, new: Look, findings: Sequence[Findin
         text = " ".join(finding["details"])
         if any(hash_ and hash_.lstrip("!") in text for hash_ in after.passwords.values() if "$" in hash_):
             ledger.wrong(KIND, f"the password of {finding['name']} is shown")
-        if finding["subject"] == "group":
+        if finding["subject"] == "password":
+            was, now = (side.passwords.get(finding["name"]) for side in (before, after))
+            ledger.equal(KIND, f"password of {finding['name']}", list(finding["details"]), [_word(was, now)])
+        elif finding["subject"] == "group":
             _judge_group(ledger, before.groups, after.groups, finding)
         elif finding["subject"] == "keys":
             old_keys = before.keys.get(finding["name"], set())
@@ -55,6 +58,19 @@ def _changed(was: Mapping[str, object], now: Mapping[str, object]) -> set[str]:
 def _passwords(was: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
     """A user who has come without a password, or has gone, is told as a user."""
     return {name for name in _changed(was, now) & now.keys() if name in was or now[name].startswith("$")}
+
+
+def _word(was: str | None, now: str | None) -> str:
+    """What happened to a password."""
+    if was is None or now is None:
+        return "set"
+    if not now:
+        return "removed: none is needed"
+    if now.strip("!") == was.strip("!"):
+        return "locked" if now[0] == "!" else "unlocked"
+    if not now.startswith("$"):
+        return "locked"
+    return "changed" if was.startswith("$") else "set"
 
 
 def _fingerprints(finding: Finding, sign: str) -> set[str]:

@@ -6,6 +6,7 @@ rule can read is wrong: it may say anything.
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections import Counter
@@ -25,6 +26,7 @@ _NOISY = re.compile(
 )
 _FILLED = ("/usr/share/doc", "/usr/share/man", "/var/cache", "/var/lib/dpkg/info", "/var/lib/dpkg/triggers")
 """Folders with one line for all that changed in them."""
+_ACCOUNTS = ("passwd", "shadow", "group", "gshadow", "subuid", "subgid")
 _PARTS = re.compile(r", (?=group |password |unit |[+-]\d+ |[+~-]cap_)")
 _ENVIRONMENT = "/pyvenv.cfg"
 _ENTRIES = {
@@ -402,6 +404,11 @@ class Words:
     def _own(self) -> list[Data]:
         """Changes that are neither in a folder that a program fills nor told otherwise."""
         told = {f"{change['path']}{end}" for change in self._of("database") for end in _ASIDE}
+        told |= {change["path"] for change in self._of("cron")}
+        system = self._of("system")
+        told |= {change["name"] for change in system if change["subject"] == "keys"}
+        if self._of("account") or any(change["subject"] in ("group", "password") for change in system):
+            told |= {f"/etc/{name}{end}" for name in _ACCOUNTS for end in ("", "-")}
         tops = tuple(
             f"{posixpath.dirname(change['path'])}/"
             for change in self._changes
@@ -559,7 +566,7 @@ class Words:
     def _judge_complete(self, texts: Iterable[str]) -> None:
         paths = {text.rpartition(" → ")[2] for text in texts}
         folders = {path for path in paths if path.endswith("/")}
-        listed = {path.rstrip("/") or "/" for path in paths}
+        listed = paths | {path.rstrip("/") or "/" for path in paths}  # a name may be of spaces alone
         filled = [*self._bare, *(change["path"] for change in self._of("server"))]
         parents = {posixpath.dirname(change["path"]) for change in self._changes}
         for change in self._changes:
@@ -716,16 +723,14 @@ class Words:
     def _shell_line(self, line: Data) -> bool:
         sign, text, detail = line["sign"], line["text"], line["detail"]
         if self._cwd(text):
-            return bool(sign == "~")
+            return bool(sign == "~" and not detail)
         for variable in self._live["variables"]:
             if (text, sign) == (variable["name"], _sign(variable)):
-                words = [f"{word} now" for word in variable["became"]]
-                words += [f"not {word} any more" for word in variable["no_longer"]]
-                return all(word in detail for word in words)
+                return _is_variable(detail, variable)
         name = text.removesuffix("()")
         field = {"+": "functions_added", "-": "functions_removed"}.get(sign, "")
         if text.endswith("()") and name in self._live.get(field, ()):
-            return True
+            return bool(detail == "")
         for change in self._live["settings"]:
             kind = change["kind"]
             shown = {"function": f"{change['name']}()", "umask": "umask"}.get(
@@ -733,8 +738,50 @@ class Words:
             )
             real = "~" if kind in ("function", "option") else _sign(change)
             if (text, sign) == (shown, real):
-                return bool(kind != "umask" or detail == f"{change['before']} → {change['after']}")
+                return _is_setting(detail, change, sign)
         return False
+
+
+def _is_variable(detail: str, variable: Data) -> bool:
+    """What stands beside a variable: its values, unless they are long, and what else it became."""
+    before, after = variable["before"], variable["after"]
+    if after is None:
+        return detail == ""
+    words = [f"{word} now" for word in variable["became"]]
+    words += [f"not {word} any more" for word in variable["no_longer"]]
+    if not variable["exported"] and "exported" not in variable["no_longer"]:
+        words.append("not exported")
+    rest = " · ".join(words)
+    if not detail.endswith(rest):
+        return False
+    told = detail[: len(detail) - len(rest)].removesuffix(" · ")
+    if before == after:
+        return told == "" or "another value" in told
+    if max(len(before or ""), len(after)) > 60:
+        return "…" in told
+    values = [after] if before is None else [before, after]
+    return told in map(" → ".join, itertools.product(*map(_written, values)))
+
+
+def _written(value: str) -> tuple[str, ...]:
+    """The ways in which a value may be written."""
+    escaped = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in value)
+    return printed(value), f"'{value}'", f"$'{escaped}'"
+
+
+def _is_setting(detail: str, change: Data, sign: str) -> bool:
+    """What stands beside a setting of the shell."""
+    before, after = change["before"], change["after"]
+    match change["kind"]:
+        case "function":
+            return detail == "another body"
+        case "option":
+            return bool(detail == (after or "off"))
+        case "umask":
+            return detail == f"{before} → {after}"
+    if sign == "-":
+        return detail == ""
+    return printed(after)[:20] in detail if sign == "+" else " → " in detail
 
 
 def _is_outcome(phrase: str, outcome: Data) -> bool:
