@@ -109,13 +109,13 @@ class Console:
     def prepare(self) -> None:
         """Sets this machine up if that was never done. If a daemon runs, it was done."""
         from waypoint.api.machine import Ping
-        from waypoint.client.connection import Transport
+        from waypoint.client.connection import Transport, needs_root
 
         with contextlib.suppress(errors.DaemonUnreachable):
             Transport(self._home, start=False).ask(Ping())
             return
         if os.geteuid() != 0:
-            raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
+            raise needs_root()
         from waypoint.machine import setup
 
         home = self.home

@@ -17,6 +17,7 @@ import msgspec
 
 from waypoint import errors, model
 from waypoint.api import wire
+from waypoint.api.hints import Do, Hint
 from waypoint.client import protocol
 from waypoint.home import Home, locate
 from waypoint.model import from_plain
@@ -35,12 +36,19 @@ OnData = Callable[[bytes], object]
 _START_SECONDS = 120.0
 
 
+def needs_root(why: str = "Waypoint needs root") -> errors.NotRoot:
+    """What a user who is not root is told."""
+    return errors.NotRoot(
+        why, hint=Hint("run it with sudo, or as root; a group can be let in: ", Do("setup", group="NAME"))
+    )
+
+
 def start_daemon(home: Home) -> None:
     """Starts the daemon of a home and returns when it serves."""
     import subprocess  # here: a verb that finds a daemon does not pay for it
 
     if os.geteuid() != 0:
-        raise errors.NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
+        raise needs_root("no daemon runs, and only root can start it")
     started = subprocess.run(
         [
             sys.executable,
@@ -94,7 +102,7 @@ def rebuild_database(home: Home) -> model.Recovered:
 def connection_error(home: Home, error: OSError) -> errors.WaypointError:
     """Why the socket of a home cannot be used."""
     if isinstance(error, PermissionError):
-        return errors.NotRoot(f"no permission to talk to the daemon at {home.socket}", hint="run it as root")
+        return needs_root(f"no permission to talk to the daemon at {home.socket}")
     return errors.DaemonUnreachable(f"the daemon does not answer: {error}", hint=f"its log is {home.log}")
 
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import select
 import socket
 import struct
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from waypoint.api import wire
 from waypoint.errors import WaypointError
 from waypoint.kernel import locks
+
+_SO_PEERGROUPS = 59
+_GROUPS_BYTES = 1024
+"""The most that getsockopt(2) of Python takes."""
+
+
+class Peer(NamedTuple):
+    """A process that is connected."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+    """Its own group and the additional ones."""
 
 
 class Connection:
@@ -44,11 +59,20 @@ class Connection:
             wire.send_data(self.socket, data)
 
     @property
-    def peer(self) -> int:
-        """The process at the other end."""
-        size = struct.calcsize("3i")
-        pid, _, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        return int(pid)
+    def peer(self) -> Peer:
+        """The process at the other end, as the kernel knew it when it connected."""
+        form, level = struct.Struct("iII"), socket.SOL_SOCKET
+        pid, uid, gid = form.unpack(self.socket.getsockopt(level, socket.SO_PEERCRED, form.size))
+        try:
+            groups = self.socket.getsockopt(level, _SO_PEERGROUPS, _GROUPS_BYTES)
+        except OSError:  # there are more than fit: the machine's files have to do
+            try:
+                known = os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+            except KeyError:
+                known = []
+        else:
+            known = [number for (number,) in struct.iter_unpack("I", groups)]
+        return Peer(pid, uid, frozenset((gid, *known)))
 
     def is_gone(self) -> bool:
         """Whether the client has closed its end: it waits for no answer any more."""

@@ -27,6 +27,7 @@ from waypoint.errors import DaemonError, InternalError, NotRoot, WaypointError, 
 from waypoint.home import Home, Settings, locate
 from waypoint.kernel import faults
 from waypoint.kernel.heap import use_one_heap
+from waypoint.machine import access
 
 log = logging.getLogger("waypoint")
 
@@ -126,7 +127,7 @@ def claim(home: Home) -> tuple[socket.socket | None, IO[str]]:
     home.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     listener.bind(str(home.socket))
-    home.socket.chmod(0o600)
+    access.apply(home)
     return listener, lock
 
 

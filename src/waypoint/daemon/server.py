@@ -18,8 +18,9 @@ from waypoint.api.request import Request
 from waypoint.daemon.app import App
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.verbs import handler_of
-from waypoint.errors import InternalError, UsageError, VersionMismatch, WaypointError, of_the_machine
+from waypoint.errors import InternalError, NotRoot, UsageError, VersionMismatch, WaypointError, of_the_machine
 from waypoint.kernel import locks
+from waypoint.machine import access
 from waypoint.model import MALFORMED
 
 log = logging.getLogger("waypoint")
@@ -92,11 +93,27 @@ class Server:
             try:
                 with contextlib.suppress(wire.Closed):
                     wire.send(sock, {"api": wire.API, "version": __version__})
-                    self._serve_requests(connection)
+                    if self._admits(connection):
+                        self._serve_requests(connection)
             finally:
                 connection.idle.set()
                 with self._connections_lock:
                     self._connections.discard(connection)
+
+    def _admits(self, connection: Connection) -> bool:
+        """Whether a client may ask at all. If not, it is told so in answer to its first request."""
+        peer = connection.peer
+        if access.admits(self.app.home, peer.uid, peer.groups):
+            return True
+        log.warning("a client of user %s is refused", peer.uid)
+        wire.receive(connection.socket)
+        connection.error(
+            NotRoot(
+                f"user {peer.uid} may not use the daemon of {self.app.home.path}",
+                hint=Hint("run it as root, or let a group use it: ", Do("setup", group="NAME")),
+            )
+        )
+        return False
 
     def _serve_requests(self, connection: Connection) -> None:
         while True:

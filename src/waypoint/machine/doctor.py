@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.engine.criu import criu_argv, criu_environment
+from waypoint.errors import NotFound
+from waypoint.home import Home
 from waypoint.kernel import mounts
-from waypoint.machine import setup
+from waypoint.machine import access, setup
 from waypoint.machine.apt import which
 
 OLDEST_PYTHON = (3, 11)
@@ -129,6 +131,19 @@ def _program(name: str) -> _Result:
 def _root(_home: Path) -> _Result:
     uid = os.geteuid()
     return _Result(ok=uid == 0, version=f"uid {uid}")
+
+
+def _group(home: Path) -> _Result:
+    place = Home(home)
+    if (name := access.allowed(place)) is None:
+        return _Result(ok=True, version="root alone")
+    try:
+        users = access.members(name)
+    except NotFound:
+        return _Result(ok=False, version=f"root alone: group {name} has been deleted")
+    return _Result(
+        ok=True, version=f"root and group {name} ({', '.join(users) or 'no members'}), who are root by it"
+    )
 
 
 def _python(_home: Path) -> _Result:
@@ -370,6 +385,15 @@ _NETWORK = "docs/limits.md#what-leaves-a-session"
 
 _CHECKS = (
     _Check("root", _root, "namespaces, mounts and CRIU need it", "run it as root", docs=_BOUNDARIES),
+    _Check(
+        "daemon's users",
+        _group,
+        "a client of the daemon is root on this machine",
+        "waypoint setup --no-group",
+        optional=True,
+        as_root=True,
+        docs=_BOUNDARIES,
+    ),
     _Check("python", _python, "Waypoint is written in it", "apt-get install python3"),
     _Check(
         "kernel",

@@ -76,10 +76,15 @@ def engine_dir(home: Path) -> Path:
     return Path(folder) if folder else home / "engine"
 
 
+def require_root(doing: str) -> None:
+    """NotRoot for every other user."""
+    if os.geteuid() != 0:
+        raise NotRoot(f"{doing} needs root", hint="run it again with sudo, or as root; nothing has changed")
+
+
 def set_up(home: Path, progress: Progress, *, probe: Probe | None = None) -> Engine:
     """Installs packages and builds the engine, as far as they are missing."""
-    if os.geteuid() != 0:
-        raise NotRoot("setting up needs root", hint="run it again as root")
+    require_root("setting up")
     ensure_packages(progress)
     return ensure_engine(home, progress, probe=probe)
 

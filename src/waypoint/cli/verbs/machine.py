@@ -43,11 +43,13 @@ class Diagnosis(Result, frozen=True):
 
 
 class SetupDone(Result, frozen=True):
-    """The engine that was installed, the pool, and the link that was made or was there."""
+    """The engine that was installed, the pool, the link that was made or was there, and the group whose
+    members may use the daemon."""
 
     engine: dict[str, Any]
     pool: PoolStatus
     link: str | None
+    group: str | None
 
 
 class Uninstalled(Result, frozen=True):
@@ -127,33 +129,62 @@ def _finding_lines(finding: Finding, width: int, paint: render.Paint) -> list[st
         const="/usr/local/bin",
         help="make `waypoint` a command: a link to this clone in a folder of PATH (default: /usr/local/bin)",
     ),
-    examples=("waypoint setup", "waypoint setup --link", "waypoint setup --link ~/bin"),
+    argument(
+        "--group",
+        metavar="NAME",
+        help="let the members of this group use the daemon without being root; WARNING: each of them is root"
+        " on this machine then, because a session can bind any folder of it",
+    ),
+    flag("--no-group", help="let root alone use the daemon again"),
+    examples=(
+        "waypoint setup",
+        "waypoint setup --link",
+        "waypoint setup --link ~/bin",
+        "waypoint setup --group dev",
+    ),
     about="`waypoint new` runs it when needed. Running it twice does no harm. On a terminal it offers the"
-    " link. Nothing that has the name already is replaced, and `waypoint uninstall` removes the link.",
+    " link. Nothing that has the name already is replaced, and `waypoint uninstall` removes the link and lets"
+    " no group in any more. A group has to exist, and only root starts a daemon.",
     json=SetupDone,
 )
 def setup(console: Console) -> int:
     from pathlib import Path
 
-    from waypoint.machine import link
-    from waypoint.machine.setup import set_up
+    from waypoint.machine import access, link
+    from waypoint.machine.setup import require_root, set_up
 
-    home = console.home.path
-    wanted = console.arguments.link
-    linked = (
-        link.make(home, Path(os.path.expanduser(wanted))) if wanted else None
-    )  # a mistake is told at once
-    engine = set_up(home, console.step)
+    home, arguments = console.home, console.arguments
+    wanted, group = arguments.link, arguments.group
+    # Mistakes are told before anything is installed.
+    require_root("setting up")
+    if group and arguments.no_group:
+        raise errors.UsageError("--group and --no-group exclude each other", hint="choose one")
+    if group:
+        access.require(group)
+    linked = link.make(home.path, Path(os.path.expanduser(wanted))) if wanted else None
+    engine = set_up(home.path, console.step)
+    if group:
+        access.allow(home, group)
+    elif arguments.no_group and (denied := access.deny(home)):
+        console.step(f"group {denied} may no longer use the daemon")
     pool = console.send(DaemonStatus(), "starting the daemon").pool
-    linked = linked or console.offer_link()
+    linked, group = linked or console.offer_link(), access.allowed(home)
+    if arguments.group:
+        console.warn(
+            f"a member of group {group} is root on this machine: a session can bind any folder of it"
+        )
     lines = [
         f"engine  {engine.folder} · CRIU {engine.criu.version} ({engine.criu.source})",
-        f"pool    {home} · {pool.kind} · {render.size(pool.free_bytes)} free",
+        f"pool    {home.path} · {pool.kind} · {render.size(pool.free_bytes)} free",
         *([f"link    {linked}"] if linked else []),
+        *([f"group   {group}: its members use the daemon as root does"] if group else []),
         f"ready: `{link.command()} demo` shows what it does, `{link.command()} new` starts a session",
     ]
     value = SetupDone(
-        engine=msgspec.to_builtins(engine, enc_hook=str), pool=pool, link=str(linked) if linked else None
+        engine=msgspec.to_builtins(engine, enc_hook=str),
+        pool=pool,
+        link=str(linked) if linked else None,
+        group=group,
     )
     console.result(value, "\n".join(lines))
     return 0
@@ -167,9 +198,10 @@ def setup(console: Console) -> int:
     json=Uninstalled,
 )
 def uninstall(console: Console) -> int:
-    from waypoint.machine import link, setup
+    from waypoint.machine import access, link, setup
 
     home = console.home
+    setup.require_root("uninstalling")
     if not home.path.exists():
         console.result(Uninstalled(removed=False), f"{home.path} does not exist")
         return 0
@@ -181,6 +213,8 @@ def uninstall(console: Console) -> int:
             console.transport.ask(DaemonStop(sessions=True))
     for path in link.remove(home.path):
         console.step(f"removing {path}")
+    if group := access.deny(home):
+        console.step(f"group {group} may no longer use the daemon")
     setup.uninstall(home.path, console.step)
     console.result(Uninstalled(removed=True), f"removed {home.path}")
     return 0

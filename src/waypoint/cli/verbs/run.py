@@ -22,7 +22,7 @@ from waypoint.api.agent import Trace
 from waypoint.cli import render
 from waypoint.cli.console import report, terminal_size, text_size
 from waypoint.cli.spec import YES, argument, command, flag, remainder, verb
-from waypoint.model import Size
+from waypoint.model import BoxOptions, Size
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -81,6 +81,8 @@ def run(console: Console) -> int:
     size = terminal_size()
     request = api.New(
         name=arguments.name,
+        # A member of the daemon's group works with its own files, as itself.
+        options=BoxOptions(user=str(os.getuid()) if os.geteuid() else None),
         size=Size(rows=size.lines, columns=size.columns),
         policy=policy,
     )

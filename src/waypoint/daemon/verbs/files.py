@@ -21,7 +21,7 @@ _PIECE_BYTES = 1 << 18
 def _client_root(connection: Connection) -> Folder:
     """The root that the client sees: its paths mean what they mean to it."""
     try:
-        return Folder.root_of(connection.peer)
+        return Folder.root_of(connection.peer.pid)
     except OSError:
         return Folder.open("/")
 
