@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import sqlite3
 import threading
@@ -665,6 +666,26 @@ def test_a_copy_whose_proof_cannot_be_stored_leaves_nothing(
     monkeypatch.setattr(world.app.store.points, "set_restorable", fail)
     with pytest.raises(Injected):
         world.app.restore.to(row, "one")
+    check(world)
+
+
+def test_a_point_whose_digests_are_written_while_it_is_deleted_leaves_no_folder(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = world.app.capture.checkpoint(row, Wish("two"))
+    world.app.capture.checkpoint(row, Wish("three"))
+    folder = world.home.checkpoints / point.id
+    remove, late = os.rmdir, iter(["digests.files", "digests"])
+
+    def write_first(name: str | bytes, *, dir_fd: int | None = None) -> None:
+        if Path(os.fsdecode(name)).name == point.id and (file := next(late, "")):
+            (folder / file).write_text("digests")
+        remove(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", write_first)
+    world.app.space.forget_points([point], force=True)
+    assert not next(late, ""), "both were written"
+    assert not folder.exists()
     check(world)
 
 

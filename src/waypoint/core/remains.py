@@ -7,6 +7,7 @@ yet) is remembered and tried again; what a daemon left that died is found by its
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import re
 import shutil
@@ -25,11 +26,27 @@ from waypoint.store import Store
 log = logging.getLogger("waypoint")
 
 _ABANDONED_SECONDS = 3600
+_ATTEMPTS = 5
 _ID = re.compile(r"[0-9a-f]{12}")
 
 
 def _is_ours(path: Path) -> bool:
     return _ID.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+
+
+def _remove_folder(path: Path) -> None:
+    """Removes what is left of a folder. Its digests may be written into it at this very moment: that is over
+    after three files at most."""
+    for attempt in range(_ATTEMPTS):
+        if not path.exists():
+            return
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            pass  # another thread deletes it too
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or attempt == _ATTEMPTS - 1:
+                raise
 
 
 class Remains:
@@ -50,11 +67,10 @@ class Remains:
             if (path / "files").is_dir():
                 self._pool.delete(path / "files")
                 faults.reach("delete.files")
-                shutil.rmtree(path, ignore_errors=True)
+                _remove_folder(path)
             elif path.is_dir():
                 self._pool.delete(path)
-                if path.exists():
-                    shutil.rmtree(path, ignore_errors=True)
+                _remove_folder(path)
             else:
                 path.unlink(missing_ok=True)
         except (OSError, WaypointError):
