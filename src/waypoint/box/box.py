@@ -24,7 +24,7 @@ from waypoint.api.hints import Do, Hint
 from waypoint.box.keeper import Hello, Keeper
 from waypoint.box.masks import mask_home
 from waypoint.box.plan import BoxSpec, inside_path, write_plan
-from waypoint.errors import BaseChanged, MachineError, MissingFeature, NoSpace
+from waypoint.errors import BaseChanged, MachineError, MissingFeature, NoSpace, WaypointError
 from waypoint.home import Home
 from waypoint.kernel import atomic, faults, homes, processes, readiness
 from waypoint.kernel.homes import KnownHome
@@ -34,6 +34,7 @@ from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 log = logging.getLogger("waypoint")
 
 _END_SECONDS = 20.0
+_DYING_SECONDS = 1.0
 _BUILD_SECONDS = 60.0
 """How long a keeper may take for a box: a few milliseconds, unless a mount of the host does not answer."""
 _MASK_SECONDS = 2.0
@@ -110,9 +111,16 @@ class Box:
                 )
             if outcome != "ready":
                 raise _build_error(outcome or "failed 0 keeper -")
-            if cls.file_limits:
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, cls.file_limits)
-            box = cls(home, spec.id, pid, spec.volume)
+            try:
+                if cls.file_limits:
+                    resource.prlimit(pid, resource.RLIMIT_NOFILE, cls.file_limits)
+                box = cls(home, spec.id, pid, spec.volume)
+            except OSError as error:
+                end_keeper(home, spec.id, pid)
+                raise MachineError(
+                    f"a box was built and cannot be used: {error}",
+                    hint=Hint(Do("doctor"), " may find the cause"),
+                ) from error
             try:
                 box._mask_other_homes(home)
                 _mounts_path(home.run, spec.id).write_bytes(Path(f"/proc/{pid}/mountinfo").read_bytes())
@@ -160,6 +168,21 @@ class Box:
         if self._pidfd < 0:
             return True
         return readiness.readable(self._pidfd, seconds)
+
+    @contextlib.contextmanager
+    def end_named(self, doing: str) -> Iterator[None]:
+        """A step that fails in an unforeseen way because the box has ended meanwhile says so."""
+        try:
+            yield
+        except WaypointError:
+            raise
+        except Exception as error:
+            if not self.ends_within(_DYING_SECONDS):
+                raise
+            raise MachineError(
+                f"cannot {doing}: its box has ended in the middle of it",
+                hint="try again; the kernel ends boxes when memory is short, and `dmesg` tells",
+            ) from error
 
     def hello(self) -> Hello:
         return self.keeper.hello()

@@ -85,6 +85,7 @@ class Boxes:
         box = self._builder.build(volume, name, options, base, size, facts)
         with contextlib.ExitStack() as undo:
             undo.callback(self._builder.remove, box)
+            undo.enter_context(box.end_named("build a box"))
             live = self._connect(session_id, box, size, options)
             undo.callback(self._let_go, live)
             if options.user:

@@ -120,7 +120,9 @@ class HostBuilder:
             undo.callback(group.remove)
             faults.reach("box.grouped")
             box = Box.build(spec)
+            undo.callback(drop_inside, self._home, box_id)
             undo.callback(box.kill, self._home)
+            undo.enter_context(box.end_named("build a box"))
             faults.reach("box.started")
             group.add(box.pid)
             if options.net == "nat":

@@ -109,6 +109,7 @@ class Copies:
             changes = self._kept.file_systems(volume, options)
             live = self._boxes.build(session_id, volume, name, options, size)
             undo.callback(self._boxes.end, live, "the restore failed")
+            undo.enter_context(live.box.end_named(_bring_back(point)))
             faults.reach("copy.fresh")
             live.box.keeper.start_anchor()
             faults.reach("copy.anchored")
@@ -145,6 +146,7 @@ class Copies:
             undo.callback(prepared.discard)
             live = self._boxes.build("", volume, name, options, state.size, facts)
             undo.callback(self._boxes.end, live, "the restore failed")
+            undo.enter_context(live.box.end_named(_bring_back(point)))
             faults.reach("copy.box")
             held = self._engine.hold(live.box, prepared.images)
             faults.reach("copy.held")
@@ -185,33 +187,37 @@ class Copies:
 
     def _release(self, twin: Twin, point: Checkpoint, name: str, session_id: str, size: Size | None) -> None:
         """Makes a held copy the session's and lets it run; ends it when that fails."""
-        live = twin.live
         try:
-            live.session_id = live.stream.session_id = session_id
-            if name != twin.name and self._registry.base_of(twin.options) != Path("/"):  # there: the host's
-                live.box.keeper.set_hostname(name)
-            faults.reach("copy.claimed")
-            self._doors.answer_waiters(live, point)
-            faults.reach("copy.answered")
-            twin.held.release()
-            twin.prepared.discard()
-            faults.reach("copy.released")
-            if twin.options.net == "nat" and twin.held.state.network_locked:
-                space = live.box.open_namespace("net")
-                try:
-                    abort_outside_connections(space)
-                finally:
-                    os.close(space)
-            faults.reach("copy.connected")
-            if size:
-                live.terminal.resize(size)
-            if live.terminal.shell is None:  # the point was taken between the end of a shell and the next one
-                self._boxes.start_shell(live, self._registry.facts(point).shell.cwd)
+            with twin.live.box.end_named(_bring_back(point)):
+                self._let_run(twin, point, name, session_id, size)
         except BaseException:
             self.end_spare(twin)
             raise
-        volume = live.box.volume
+        volume = twin.live.box.volume
         self._background.clear_when_idle(lambda: drop_old_work(volume))
+
+    def _let_run(self, twin: Twin, point: Checkpoint, name: str, session_id: str, size: Size | None) -> None:
+        live = twin.live
+        live.session_id = live.stream.session_id = session_id
+        if name != twin.name and self._registry.base_of(twin.options) != Path("/"):  # there: the host's
+            live.box.keeper.set_hostname(name)
+        faults.reach("copy.claimed")
+        self._doors.answer_waiters(live, point)
+        faults.reach("copy.answered")
+        twin.held.release()
+        twin.prepared.discard()
+        faults.reach("copy.released")
+        if twin.options.net == "nat" and twin.held.state.network_locked:
+            space = live.box.open_namespace("net")
+            try:
+                abort_outside_connections(space)
+            finally:
+                os.close(space)
+        faults.reach("copy.connected")
+        if size:
+            live.terminal.resize(size)
+        if live.terminal.shell is None:  # the point was taken between the end of a shell and the next one
+            self._boxes.start_shell(live, self._registry.facts(point).shell.cwd)
 
     # ---- throwaways --------------------------------------------------------------------------
 
@@ -274,6 +280,10 @@ class Copies:
             self._boxes.end(live, why)
         finally:
             self._remains.delete(live.box.volume)
+
+
+def _bring_back(point: Checkpoint) -> str:
+    return f"bring back {point.label} of session {point.session!r}"
 
 
 # ---- the machine ---------------------------------------------------------------------------------

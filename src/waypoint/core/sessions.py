@@ -92,6 +92,7 @@ class Sessions:
             faults.reach("new.volume")
             live = self._boxes.build(new_id(), volume, name, options, size)
             undo.callback(self._boxes.end, live, "the session could not be started")
+            undo.enter_context(live.box.end_named("start the session"))
             live.box.keeper.start_anchor()
             faults.reach("new.anchored")
             if given_cwd and not live.has_folder(given_cwd):
