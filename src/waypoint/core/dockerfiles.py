@@ -147,19 +147,21 @@ class Dockerfiles:
             copied = _Context(context, build)
             keys = _keys(origin, recipe, copied)
             row, done, point = self._find(build, origin, keys)
+            faults.reach("build.found")
             for step in recipe.steps[:done]:
                 build.progress(
                     f"step {recipe.steps.index(step) + 1} of {len(keys)} was done before: {step.text}"
                 )
             if done < len(keys):
                 row = self._enter(build, origin, row, point)
+                faults.reach("build.entered")
                 for number in range(done, len(keys)):
                     build.progress(f"step {number + 1} of {len(keys)}: {recipe.steps[number].text}")
                     point = self._step(build, row, recipe.steps[number], copied, keys[number])
-        base = self._publish(build, origin, recipe, point, keys)
-        if row and row.state == "live" and self._registry.running(row.id):
+        # Before the base exists: an import that fails in here finds all steps done when it is asked again.
+        if row and self._registry.running(row.id):
             self._sessions.stop(self._registry.find(row.id), discard=True)
-        return base
+        return self._publish(build, origin, recipe, point, keys)
 
     # ---- by another tool ---------------------------------------------------------------------
 
@@ -267,6 +269,7 @@ class Dockerfiles:
                     _make_folders(root, action.path)
                 else:
                     _copy(context, action, step, root, where)
+        faults.reach("build.carried_out")
         name = key
         if self._registry.store.points.name_taken(row.id, key):  # of a point that cannot be used
             name = f"{key}-{self._registry.store.points.next_number(row.id)}"
@@ -357,6 +360,7 @@ class Dockerfiles:
                 with self._registry.using(point), Folder.open(tree) as root:
                     row = self._registry.find(point.session)
                     left_out = self._transfer.land_all(row, point, root)
+            faults.reach("build.landed")
             return store.describe(
                 tree,
                 build.name,

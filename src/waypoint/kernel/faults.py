@@ -135,6 +135,10 @@ POINTS: dict[str, str] = {
     "base.synced": "that is on the disk",
     "base.named": "it exists, and its name is not on the disk",
     "base.unnamed": "a base that is removed has lost its name",
+    "build.found": "it is known which steps of a Dockerfile were done before",
+    "build.entered": "the session of a base stands behind the last of them",
+    "build.carried_out": "a step is carried out in it, and no point has it",
+    "build.landed": "what all steps have changed is in the staging folder of the base",
     # Files in and out.
     "land.planned": "what is to be landed is known",
     "land.prepared": "one file or folder is landed, or prepared beside its place",
