@@ -26,6 +26,7 @@ import waypoint
 from waypoint.home import Home
 
 DISK_BYTES = 2 << 30
+MOST_EXAMINED = 12
 
 
 @dataclass
@@ -83,7 +84,7 @@ def examine(client: waypoint.Client, durable: set[str], forgotten: set[str], cha
     assert durable <= ids, "points that were said to be durable are lost"
     assert not forgotten & ids, "forgotten points are back"
     points.sort(key=lambda point: (point.id not in durable, chance.random()))
-    del points[12:]
+    del points[MOST_EXAMINED:]
     for point in points:
         session = client.session(point.info.session)
         session.restore(point, safety=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import roots
 from tests.leaks import Watch
 
 import waypoint
@@ -129,48 +129,10 @@ def _clear(home: Home, but: tuple[str, ...] = ("seed",)) -> None:
         assert len(keepers(home)) == len(there) - len(names), "a box is left that belongs to no session"
 
 
-_PROGRAMS = (
-    *(
-        "bash",
-        "base64",
-        "cat",
-        "chmod",
-        "chown",
-        "cp",
-        "cut",
-        "dd",
-        "env",
-        "grep",
-        "ls",
-        "ln",
-        "mkdir",
-        "mv",
-        "rm",
-    ),
-    *("rmdir", "sha256sum", "sleep", "sort", "stat", "sync", "touch", "truncate", "wc"),
-)
-
-
-def _make_root(folder: Path) -> None:
-    """A small root file system: bash, what a shell needs, and nothing else."""
-    for name in ("bin", "dev", "etc", "lib64", "proc", "root", "sys", "tmp", "usr/bin", "var"):
-        (folder / name).mkdir(parents=True)
-    (folder / "tmp").chmod(0o1777)
-    for name in _PROGRAMS:
-        program = shutil.which(name, path="/usr/bin:/bin")
-        assert program
-        shutil.copy(program, folder / "bin" / name)
-        listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-        for word in listed.split():
-            if word.startswith("/") and not (folder / word.lstrip("/")).exists():
-                (folder / word.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(word, folder / word.lstrip("/"))
-
-
 @pytest.fixture(scope="session")
 def make_root() -> Callable[[Path], None]:
     """Makes a folder a root file system that a session can have as its base."""
-    return _make_root
+    return roots.make_root
 
 
 @pytest.fixture

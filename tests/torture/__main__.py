@@ -60,10 +60,14 @@ def run_below_root(seed: int) -> Part:
     return part
 
 
+def _print_step(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
 def run_real(seed: int) -> Part:
     """The fault points on the real thing, for so many minutes as WAYPOINT_TORTURE_MINUTES says."""
     place = Path(tempfile.mkdtemp(prefix="waypoint-torture-", dir="/var/tmp"))
-    campaign = real.RealCampaign(place, seed, lambda text: print(f"  {text}", flush=True))
+    campaign = real.RealCampaign(place, seed, _print_step)
     campaign.run(60 * float(os.environ.get("WAYPOINT_TORTURE_MINUTES", "30")))
     if not campaign.part.violations:
         shutil.rmtree(place)
@@ -100,8 +104,7 @@ def run_one_real(name: str) -> Part:
     verb, point, kind = name.rsplit("/", 2)
     place = Path(tempfile.mkdtemp(prefix="waypoint-torture-", dir="/var/tmp"))
     campaign = real.RealCampaign(place, 0, print)
-    verbs = {verb.name: verb for verb in real.VERBS}
-    campaign.run_cases([(verbs[verb], point, cast("RealKind", kind))], time.monotonic() + 60)
+    campaign.run_cases([(verb, point, cast("RealKind", kind))], time.monotonic() + 60)
     if not campaign.part.violations:
         shutil.rmtree(place)
     return campaign.part

@@ -26,3 +26,11 @@ class Part(msgspec.Struct):
             kind = kinds[-1] if kinds else "none"
             self.wrong[kind] = self.wrong.get(kind, 0) + 1
         self.violations += [f"{case}: {violation}" for violation in violations]
+
+    def join(self, other: Part) -> None:
+        """With what another process has found."""
+        self.cases += other.cases
+        for mine, theirs in ((self.faults, other.faults), (self.wrong, other.wrong)):
+            for kind, number in theirs.items():
+                mine[kind] = mine.get(kind, 0) + number
+        self.violations += other.violations
