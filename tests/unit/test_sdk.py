@@ -21,13 +21,26 @@ from tests.generate_client import DOCUMENT, MODULES, PACKAGE, generate, referenc
 import waypoint
 from waypoint import aio, errors, model
 from waypoint.api import hints, requests, wire
-from waypoint.client import protocol
+from waypoint.client import connection, protocol
+from waypoint.home import Home
 
 PUBLIC = (
     *("Bases", "Checkpoint", "Client", "Daemon", "Program"),
     *("Restored", "Resumed", "Session", "Tasks", "Terminal"),
 )
 SYNC_ONLY = {"asked_on", "__len__"}
+
+
+def test_a_daemon_that_does_not_start_in_time_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    monkeypatch.setattr(connection, "_START_SECONDS", 0.1)
+    with pytest.raises(errors.DaemonUnreachable, match="has not started within"):
+        connection.start_daemon(Home(tmp_path))
 
 
 @pytest.mark.parametrize("module", MODULES)

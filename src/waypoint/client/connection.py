@@ -49,20 +49,23 @@ def start_daemon(home: Home) -> None:
 
     if os.geteuid() != 0:
         raise needs_root("no daemon runs, and only root can start it")
-    started = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "waypoint.daemon.main",
-        ],  # -P: nothing is imported from the current folder
-        env={**os.environ, "WAYPOINT_HOME": str(home.path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_START_SECONDS,
-        check=False,
-    )
+    # -P: nothing is imported from the current folder.
+    command = [sys.executable, "-P", "-m", "waypoint.daemon.main"]
+    try:
+        started = subprocess.run(
+            command,
+            env={**os.environ, "WAYPOINT_HOME": str(home.path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise errors.DaemonUnreachable(
+            f"the daemon has not started within {_START_SECONDS:g} s; it may still come",
+            hint=f"its log is {home.log}",
+        ) from error
     if started.returncode:
         with contextlib.suppress(ValueError, KeyError, IndexError):
             raise errors.from_dict(wire.decode(started.stdout.splitlines()[-1].encode())["error"])
