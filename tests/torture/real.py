@@ -20,7 +20,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -475,11 +475,24 @@ def run_case(stage: Stage, verb: Verb, point: str, kind: RealKind) -> bool:
 
 
 @contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These for every daemon that is started in here. Outside no daemon may find them: with WAYPOINT_FAULTS
+    its time limits are short."""
+    before = dict(os.environ)
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+@contextlib.contextmanager
 def stage_in(folder: Path) -> Iterator[Stage]:
     """A home for cases, in `folder`; nothing of it is left on the machine."""
     home = Home(folder / "home")
     home.path.mkdir(parents=True)
-    os.environ |= {
+    variables = {
         "WAYPOINT_FAULTS": str(folder / "tester"),
         "WAYPOINT_HOME": str(home.path),
         "WAYPOINT_DEBUG_LOCKS": "1",
@@ -487,7 +500,11 @@ def stage_in(folder: Path) -> Iterator[Stage]:
         "WAYPOINT_PROVE": "off",
         "PYTHONPATH": str(Path(waypoint.__file__).parents[1]),
     }
-    with Tester(folder / "tester", home) as tester, contextlib.closing(waypoint.Client(home.path)) as client:
+    with (
+        _environment(variables),
+        Tester(folder / "tester", home) as tester,
+        contextlib.closing(waypoint.Client(home.path)) as client,
+    ):
         try:
             yield Stage(home, client, tester)
         finally:
