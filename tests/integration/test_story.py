@@ -101,7 +101,7 @@ SCRIPT = (
         " && git add -A && git commit -qm 'say hello' && cd /root",
         "an origin to clone from",
         {"/srv/origin/app.py": "created", "/srv/origin/.gitignore": "created"},
-        r'^git 1 commit on main "say hello" · \+app\.py, \+\.gitignore$',
+        r'^git \+origin: 1 commit on main "say hello" · \+app\.py, \+\.gitignore$',
     ),
     Chapter(
         "git clone -q /srv/origin /srv/app && cd /srv/app && git config user.email a@example.org"
@@ -607,7 +607,7 @@ def test_a_plan_is_what_happens_or_nothing(work: waypoint.Session) -> None:
         "   1 will lose its edits since: one",
         "   1 deleted since, will be back: notes.md",
         "  processes  sleep ends",
-        "  shell   cwd /srv → /srv/app · 1 variable",
+        "  shell   cwd /srv → /srv/app · variable LATER",
     ]
     assert text[-1].startswith("A safety checkpoint (c")
     # Somebody goes on writing a file that the plan has: that is not what was agreed to.

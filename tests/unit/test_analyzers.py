@@ -618,6 +618,12 @@ def test_conda(box: Box) -> None:
     (box.root / "opt/conda/conda-meta/numpy-1.26.0-0.json").unlink()
     meta("numpy", "2.0.0", "numpy")
     assert summarize_findings(box.look()) == ["conda ~numpy 1.26.0 → 2.0.0"]
+    box.checkpoint()
+    # What a package needs that has not changed itself is still a dependency.
+    meta("extra", "2.0", "extra", "zlib")
+    box.checkpoint()
+    meta("zlib", "1.3", "None")
+    assert only(box.look(), PackageChange).direct is False
 
 
 def test_lock_files_of_python_and_rust_say_that_they_are(box: Box) -> None:
@@ -803,8 +809,7 @@ def test_amending_resetting_merging_and_picking(box: Box, clone: Path) -> None:
     subjects = [commit.subject for commit in change.commits]
     assert subjects[0] == "Merge branch 'side'"
     assert summarize_findings(box.look()) == [
-        "git merge on main \"Merge branch 'side'\" and 2 more commits",
-        "git branch +side (1 commit)",
+        "git merge on main \"Merge branch 'side'\" and 2 more commits; branch +side (1 commit)"
     ]
     assert sorted(subjects[1:]) == ["on the side", "right words"]
     assert change.lost_count == 0
@@ -844,7 +849,7 @@ def test_tags_fetched_branches_and_the_stash_are_told(box: Box, clone: Path) -> 
         ("tag", "v2", True, False),
     ]
     assert (change.stashed, change.unstashed, change.commit_count) == (1, 0, 0)
-    assert summarize_findings(found) == ["git tag -v1, +v2", "git fetched hub/main", "git 1 stash entry made"]
+    assert summarize_findings(found) == ["git tag -v1, +v2; fetched hub/main; 1 stash entry made"]
     box.checkpoint()
     git(clone, "stash", "drop", "--quiet")
     change = only(box.look(), RepositoryChange)
@@ -878,6 +883,8 @@ def test_clones_come_and_go_and_move(box: Box, clone: Path, tmp_path: Path) -> N
         0,
     )
     assert summarize_findings(found) == ["git /copy → /moved"]
+    commit(box, box.root / "moved", "/moved/late", "meanwhile")
+    assert summarize_findings(box.look()) == ['git /copy → /moved; 1 commit on main "meanwhile"']
     box.checkpoint()
     shutil.rmtree(box.root / "moved")
     assert summarize_findings(box.look()) == ["git -moved"]
@@ -991,10 +998,12 @@ def test_commits_that_are_lost_are_named(box: Box, clone: Path) -> None:
         "side": (5 - 1, ("only on the side", "c3", "c2", "c1")),
         "merged": (3, ("c3", "c2", "c1")),
     }
-    assert summarize_findings(box.look())[0] == 'git main lost 3 commits: "c3", "c2" and 1 more'
-    assert 'git branch side deleted, lost "only on the side", "c3" and 2 more' in summarize_findings(
-        box.look()
-    )
+    [words] = summarize_findings(box.look())
+    assert words.split("; ") == [
+        'git main lost 3 commits: "c3", "c2" and 1 more',
+        'branch merged deleted, lost "c3", "c2" and 1 more',
+        'branch side deleted, lost "only on the side", "c3" and 2 more',
+    ]
 
 
 def test_a_head_without_a_branch_is_detached(box: Box, clone: Path) -> None:
@@ -1033,7 +1042,7 @@ def test_branches_that_are_not_checked_out_are_in_the_line_of_a_log(box: Box, cl
     box.checkpoint()
     git(clone, "branch", "--force", "side", "side~1")
     git(clone, "update-ref", "refs/remotes/hub/side", "HEAD")
-    assert summarize_findings(box.look()) == ["git branch side -1 commit", "git fetched hub/side"]
+    assert summarize_findings(box.look()) == ["git branch side -1 commit; fetched hub/side"]
     box.checkpoint()
     git(clone, "branch", "--force", "side", "main")
     git(clone, "update-ref", "-d", "refs/remotes/hub/side")
@@ -1041,7 +1050,7 @@ def test_branches_that_are_not_checked_out_are_in_the_line_of_a_log(box: Box, cl
     git(clone, "branch", "-D", "side")
     assert summarize_findings(box.look()) == ["git branch -side"]
     git(clone, "branch", "-m", "trunk")
-    assert summarize_findings(box.look()) == ["git main → trunk", "git branch -main, -side"]
+    assert summarize_findings(box.look()) == ["git main → trunk; branch -main, -side"]
 
 
 def test_a_fetched_branch_that_is_gone_is_told(box: Box, clone: Path) -> None:
@@ -1127,6 +1136,9 @@ def test_worktrees_that_come_and_go(box: Box, clone: Path) -> None:
     assert changes["/linked"].untracked == changes["/linked"].modified == changes["/linked"].staged == 0
     assert [(move.branch, move.gained) for move in changes["/app"].branches] == [("wt", 0)]
     assert "git worktree +linked on wt" in summarize_findings(box.look())
+    tip = git(clone, "commit-tree", "-p", "main", "-m", "in the tree", "main^{tree}").strip()
+    git(clone, "update-ref", "refs/heads/wt", tip)
+    assert 'git worktree +linked: 1 commit on wt "in the tree"' in summarize_findings(box.look())
     box.checkpoint()
     shutil.rmtree(box.root / "linked")
     git(clone, "worktree", "prune")
@@ -1180,6 +1192,7 @@ def test_a_new_repository_tells_its_commits_and_a_clone_tells_none(box: Box, clo
     assert [made.subject for made in changes["/fresh"].commits] == ["second", "first"]
     assert changes["/fresh"].committed == 3
     assert changes["/copy"].commits == ()
+    assert summarize_findings(box.look()) == ["git +copy on main", 'git +fresh: 2 commits on main "second"']
 
 
 def test_nothing_is_said_of_a_repository_in_which_nothing_happened(box: Box, clone: Path) -> None:
@@ -1340,7 +1353,7 @@ def test_a_damaged_database_is_called_damaged(box: Box) -> None:
     for rest, damage in (
         (whole[:-4096], f"truncated, {len(whole) - 4096:,} of {len(whole):,} bytes"),
         (whole[:700], f"truncated, 700 of {len(whole):,} bytes"),
-        (whole[:50], "no SQLite database any more (50 bytes)"),
+        (whole[:50], "no longer a SQLite database (50 bytes)"),
         (b"", "empty now"),
     ):
         path.write_bytes(rest)
@@ -1544,11 +1557,11 @@ def test_postgres_is_told_by_its_data_folder(box: Box) -> None:
     database(16390, "billing")
     box.write("/pg/base/16391/1", "not in the catalog yet")
     found = box.look()
-    assert summarize_findings(found) == ["postgresql pg: +billing, +database 16391, ~shop"]
+    assert summarize_findings(found) == ["postgresql pg: +billing, +database 16391, shop written to"]
     [gap] = found.gaps
     assert describe_gap(gap) == (
-        "/pg: which tables and rows changed in it is not told, a restore brings all of them back as they were"
-        " (only its server can read them: ask it in a fork of the point)"
+        "/pg: which tables, rows and users changed in it is not told, a restore brings all of them back as"
+        " they were (only its server can read them: ask it in a fork of the point)"
     )
     # Its files are one line.
     files = Changes(changes=tuple(Change(path=path, kind="created", entry="file") for path in box.touched()))
@@ -1559,12 +1572,18 @@ def test_postgres_is_told_by_its_data_folder(box: Box) -> None:
     database(16391, "late")
     rows[2] = (16384).to_bytes(4, "little") + b"store".ljust(64, b"\0") + bytes(60)
     database(16392, "next")
-    assert summarize_findings(box.look()) == ["postgresql pg: ~late, +next, shop → store"]
+    assert summarize_findings(box.look()) == ["postgresql pg: +next, shop → store, late written to"]
     plan = list(_databases(box.look().findings, "back"))
     assert plan == ["postgresql pg: late will be as it was then, next will be lost, store will be shop"]
     box.checkpoint()
     shutil.rmtree(box.root / "pg/base/16384")
     assert summarize_findings(box.look()) == ["postgresql pg: -store"]
+    box.checkpoint()
+    # What a server may have written by itself comes after everything else.
+    box.write("/pg/base/16392/1", "written by autovacuum")
+    box.write("/etc/group", "docker:x:99:\n")
+    assert summarize_findings(box.look()) == ["group +docker", "postgresql pg: next written to"]
+    box.checkpoint()
     shutil.rmtree(box.root / "pg")
     assert summarize_findings(box.look()) == ["postgresql -pg"]
     assert box.look().gaps == ()
@@ -1725,6 +1744,11 @@ def test_groups_and_members(box: Box) -> None:
         SystemChange(subject="group", name="wheel", change="changed", details=("+eve", "-bob")),
     )
     assert summarize_findings(found) == ["group +docker (+ann), group -old, group ~wheel (+eve, -bob)"]
+    # The group of a new user needs no word beside the user, unless it has other members.
+    user = AccountChange(name="docker", change="created")
+    assert summarize_findings(Analysis(findings=(user, *found.findings)))[0] == "user +docker"
+    alone = msgspec.structs.replace(found.findings[0], details=())
+    assert summarize_findings(Analysis(findings=(user, alone))) == ["user +docker"]
 
 
 def test_a_password_changed_and_its_hash_goes_nowhere(box: Box) -> None:
@@ -1811,6 +1835,14 @@ def test_capabilities_of_a_program(box: Box) -> None:
     subprocess.run(["setcap", "cap_checkpoint_restore+eip", program], check=True)
     program.write_text("xyz")  # writing takes capabilities away
     assert only(box.look(), SystemChange).change == "removed"
+    box.checkpoint()
+    for name in ("serve.bin", "module.py", "node-v20.1"):
+        subprocess.run(["setcap", "cap_net_raw+ep", box.write(f"/srv/app/{name}", "x")], check=True)
+        (box.root / f"srv/app/{name}").chmod(0o755)
+    assert summarize_findings(box.look()) == [
+        "+cap_net_raw+ep on /srv/app/node-v20.1",
+        "+cap_net_raw+ep on /srv/app/serve.bin",
+    ], "a script has no capabilities"
 
 
 def test_redaction_leaves_findings_what_they_are(box: Box, clone: Path) -> None:

@@ -189,6 +189,12 @@ def test_what_a_finding_explains_is_not_named_again() -> None:
     assert named(change("/w/.venv/pyvenv.cfg"), *venv) == "+ /w/a.py, + /w/.venv/"
     assert named(change("/w/node_modules/m/x"), findings=[package("npm", "/w")]) == ""
     assert named(change("/w/node_modules/m/x")) == "+1 in /w/node_modules"
+    conda = [
+        change("/opt/c/envs/ml/conda-meta/x.json"),
+        change("/opt/c/pkgs/x/y"),
+        change("/opt/c/envs/ml/a.py"),
+    ]
+    assert named(*conda, findings=[package("conda", "/opt/c/envs/ml")]) == "+ /opt/c/envs/ml/a.py"
     system = [change("/usr/bin/jq"), change("/var/lib/dpkg/status", "modified"), change("/etc/motd")]
     assert named(*system, findings=[package("apt", "/")]) == "+ /etc/motd"
     assert named(*system) == "+ /etc/motd, + /usr/bin/jq and 1 more file (~1)"
@@ -216,6 +222,12 @@ def test_caches_and_what_a_shell_does_at_its_start_need_no_word_beside_others() 
     alone = named(*noise, beside=False)
     assert alone == "caches only: ~1 file, ~1 in .pyenv/shims, +1 in /w/__pycache__"
     assert named(change("/w/.git/index", "modified"), beside=False) == "~1 file (/w/.git)"
+    # Modules that were compiled at their first use were not installed.
+    compiled = [change(f"/w/lib/site-packages/{name}/__pycache__/x.pyc") for name in "ab"]
+    assert named(*compiled) == ""
+    assert named(*compiled, change("/w/lib/site-packages/a/x.py")) == "+3 in lib/site-packages"
+    # What a server keeps in shared memory is no file of the user's.
+    assert named(change("/dev/shm/PostgreSQL.17", "modified"), change("/etc/motd")) == "+ /etc/motd"
     assert summarize_files(Changes(changes=(change("/root/.pyenv/shims/pip"),))) == "+1 file (.pyenv/shims)"
 
 

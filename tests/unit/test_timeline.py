@@ -680,6 +680,22 @@ redacted  1 value
     assert str(found).splitlines()[0].startswith("files      +1 ~2")
 
 
+def test_a_folder_of_the_base_has_a_line_beside_what_was_written_in_it() -> None:
+    """Of a folder with 12 files of the base, one was written to; then all of it went."""
+    gone = change("/lib/html", "deleted", entry="folder", files=11)
+    own = change("/lib/html/__init__.py", "deleted")
+    found = msgspec.structs.replace(NOTHING, files=Changes(changes=(gone, own)))
+    [section] = describe_difference(found)
+    assert section.summary == "-12 files"
+    assert [(line.text, line.detail) for line in section.lines] == [
+        ("/lib/html/", "11 files"),
+        ("/lib/html/__init__.py", ""),
+    ]
+    gone = msgspec.structs.replace(gone, files=0)
+    [section] = describe_difference(msgspec.structs.replace(NOTHING, files=Changes(changes=(gone, own))))
+    assert [line.text for line in section.lines] == ["/lib/html/__init__.py"]
+
+
 def test_only_some_sections() -> None:
     assert [one.name for one in describe_difference(FOUND, ("packages", "shell"))] == ["packages", "shell"]
     assert describe_difference(Difference(files=Changes(), analysis=Analysis(), live=LiveDifference())) == ()
@@ -799,7 +815,7 @@ def test_a_card_has_the_commands_that_failed_and_the_tests() -> None:
     [section] = describe_outcomes(outcomes(events))
     assert (section.source, section.summary) == (
         "observed",
-        "4 commands ended, 2 with another exit code than 0",
+        "4 commands ended, 2 with a non-zero exit code",
     )
     assert [(line.sign, line.text, line.detail) for line in section.lines] == [
         ("-", "$ make", "exit 2"),
@@ -868,7 +884,7 @@ def test_a_plan_in_words() -> None:
         '  git        3 commits on main will be lost: "fix it" and 2 more',
         "  databases  app.db: orders will be as it was then (13 → 1 row)",
         f"  processes  app.js :8080 ends · postgres ×3 resume with their memory of {when}",
-        "  shell      cwd /app → /root · 2 variables · 1 function",
+        "  shell      cwd /app → /root · variables TOKEN, OLD · function greet()",
         "  not covered: bind mount /data",
         "A safety checkpoint (c6) is taken first; `s.undo()` comes back here.",
     ]
@@ -1056,6 +1072,9 @@ def test_a_card_without_a_change_says_what_was_not_compared() -> None:
     text = str(card_of(point(5), card=card, sections=[]))
     assert "no change found since the point before" in text
     assert "not seen   memory of redis may have changed" in text
+    assert card["summary"] == "no change found, but memory of redis may have changed"
+    ran = write_card("x", "given", difference, (), commands=outcomes([ended("make", 2)]))
+    assert ran.summary == "make exit 2"
 
 
 def test_a_plan_of_nothing() -> None:

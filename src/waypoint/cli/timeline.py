@@ -170,7 +170,7 @@ class Timeline:
             words = f"cannot be restored: {render.shown(point['restore_error'] or '')}"
             lines.append(" " * indent + paint.bad(render.cut(words, room - indent)))
         summary = render.shown(point["summary"] or "")
-        if summary and summary not in views.NOTHING_FOUND:
+        if summary:
             lines.append(" " * indent + paint.dim(render.cut(summary, room - indent)))
         return lines
 

@@ -166,6 +166,8 @@ class Fold(Record, frozen=True):
     """As in `Summary`."""
     bytes: int = 0
     """The size of what was created or modified in it."""
+    is_cache: bool = False
+    """Whether all of these are in caches: a reader of a log loses nothing when they are left out."""
 
 
 class Folded(Record, frozen=True):
@@ -200,6 +202,7 @@ def fold_noisy(changes: Changes, folders: Collection[str] = ()) -> Folded:
                 renamed=count.renamed,
                 things=count.things,
                 bytes=count.bytes_written,
+                is_cache=is_cache(path) or all(_is_in_cache(change, path) for change in inside),
             )
         )
     return Folded(changes=tuple(kept), folds=tuple(folds))
@@ -260,6 +263,12 @@ def is_cache(path: str) -> bool:
         or path in _CACHE_PATHS
         or ((folder.rpartition("/")[2], name) in NOISY_PAIRS and folder.rpartition("/")[2] in _CACHE_PARENTS)
     )
+
+
+def _is_in_cache(change: Change, folder: str) -> bool:
+    """Whether a change below a noisy folder is in a cache there, or is one: compiled modules of packages."""
+    names = change.path[len(folder) :].split("/")
+    return not _CACHES.isdisjoint(names if change.entry == "folder" else names[:-1])
 
 
 def _folded_into(path: str, *, is_folder: bool) -> str | None:

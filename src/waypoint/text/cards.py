@@ -10,11 +10,11 @@ from waypoint.text.commands import summarize_outcomes
 from waypoint.text.effects import describe_contacts, describe_effect, effect_name, effect_source
 from waypoint.text.files import name_files, summarize_files
 from waypoint.text.findings import summarize_findings
-from waypoint.text.live import summarize_moves, summarize_processes, summarize_shell
+from waypoint.text.live import MAY_HAVE_CHANGED, summarize_moves, summarize_processes, summarize_shell
 from waypoint.text.units import some
 
 _NAMED = 3
-NOTHING = "no change found"
+_NOTHING = "no change found"
 
 
 def summarize(difference: Difference, outside: Sequence[Effect] = (), *, beside: bool = False) -> str:
@@ -30,7 +30,13 @@ def summarize(difference: Difference, outside: Sequence[Effect] = (), *, beside:
     ]
     files = name_files(difference.files, difference.analysis, beside=beside or any(phrases))
     phrases += [files, describe_contacts(difference.contacts)]
-    return " · ".join(filter(None, phrases)) or NOTHING
+    return " · ".join(filter(None, phrases)) or _NOTHING
+
+
+def _nothing(difference: Difference) -> str:
+    """That nothing was found, and what may have changed without a sign."""
+    unseen = [phrase for phrase in difference.not_compared if phrase.endswith(MAY_HAVE_CHANGED)]
+    return ", but ".join((_NOTHING, *unseen[:1]))
 
 
 def _outside(effects: Sequence[Effect]) -> str:
@@ -84,10 +90,12 @@ def write_card(
     ran = summarize_outcomes(commands, intent if intent_from == "command" else "")
     add("commands", "observed", *ran)
     changed = summarize(difference, outside, beside=bool(ran))
+    if changed == _NOTHING:
+        changed = "" if ran or done else _nothing(difference)
     return Card(
         intent=intent,
         intent_from=intent_from,
-        summary=" · ".join((*ran, *([changed] if changed != NOTHING else ()), *done)) or changed,
+        summary=" · ".join(filter(None, (*ran, changed, *done))),
         lines=tuple(lines),
         difference=difference,
         coverage=tuple(coverage),

@@ -1,4 +1,4 @@
-"""What commands came to before a point: which ended with another exit code than 0, and what tests said last.
+"""What commands came to before a point: which ended with a non-zero exit code, and what tests said last.
 
 An exit code is observed. It is no verdict: the command ran in the session and not on exactly the state of the
 point, and more may have been done after it.
@@ -68,7 +68,7 @@ def describe_outcomes(found: Sequence[CommandOutcome]) -> tuple[Section, ...]:
     runs = sum(outcome.runs for outcome in found)
     failed = sum(outcome.failed for outcome in found)
     summary = f"{plural(runs, 'command')} ended" + (
-        f", {failed:,} with another exit code than 0" if failed else ""
+        f", {failed:,} with a non-zero exit code" if failed else ""
     )
     return (Section(name="commands", source="observed", summary=summary, lines=tuple(_lines(told))),)
 

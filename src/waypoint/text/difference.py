@@ -37,7 +37,7 @@ from waypoint.history.changes import Fold
 from waypoint.history.contacts import merge_contacts
 from waypoint.model import Effect
 from waypoint.text.effects import describe_contacts, describe_effect, effect_source, traffic
-from waypoint.text.files import NOUNS, count_files, fold_files, summarize_files
+from waypoint.text.files import NOUNS, count_files, fold_files, is_told_by_its_files, summarize_files
 from waypoint.text.findings import (
     describe_former_head,
     describe_head,
@@ -135,12 +135,9 @@ def _files(changes: Changes, analysis: Analysis) -> Iterator[SectionLine]:
     folded = fold_files(changes, analysis)
     parents = {posixpath.dirname(change.path) for change in folded.changes}
     parents |= {posixpath.dirname(fold.path) for fold in folded.folds}
-    entries: list[tuple[str, SectionLine]] = []
-    for change in folded.changes:
-        # A folder needs no line of its own when something in it has one.
-        if change.entry == "folder" and change.kind in ("created", "deleted") and change.path in parents:
-            continue
-        entries.append((change.path, _file(change)))
+    entries = [
+        (change.path, _file(change)) for change in folded.changes if not is_told_by_its_files(change, parents)
+    ]
     entries += [(fold.path, _fold(fold)) for fold in folded.folds]
     return (line for _, line in sorted(entries, key=lambda entry: entry[0]))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from waypoint.api.difference import Change, Changes
@@ -48,12 +48,24 @@ _BY_PACKAGES = {
     "apt": _BY_SYSTEM,
     "apk": _BY_SYSTEM,
     "cargo": ("/bin/", "/.crates.toml/", "/.crates2.json/"),
+    "conda": (
+        "/bin/",
+        "/conda-meta/",
+        "/etc/",
+        "/include/",
+        "/lib/",
+        "/libexec/",
+        "/man/",
+        "/share/",
+        "/ssl/",
+    ),
     "npm": ("/node_modules/",),
     "pip": ("/bin/", "/include/", "/lib/", "/lib64/", "/share/"),
 }
 """By who installs packages, where in their environment those lie."""
 _OF_SERVERS = {"postgresql": ("/dev/shm/PostgreSQL.", "/run/postgresql/.s.PGSQL.", "/tmp/.s.PGSQL.")}
 """Shared memory and sockets that belong to a running server."""
+_SCRATCH = tuple(path for paths in _OF_SERVERS.values() for path in paths)
 _ENVIRONMENT = "/pyvenv.cfg"
 """The file that makes a folder a Python environment."""
 _ACCOUNTS = frozenset(
@@ -73,7 +85,27 @@ def fold_files(changes: Changes, analysis: Analysis) -> Folded:
     """Changes with the folders that programs fill as one line each. The data folder of a server is one, a
     bare repository another."""
     servers = [finding.path for finding in analysis.findings if isinstance(finding, ServerChange)]
-    return fold_noisy(changes, [*servers, *_bare(analysis)])
+    return fold_noisy(changes, [*servers, *_bare(analysis), *_of_conda(analysis)])
+
+
+def _of_conda(analysis: Analysis) -> list[str]:
+    """The folders that conda fills, of the environments in which packages came or went."""
+    environments = {
+        finding.environment
+        for finding in analysis.findings
+        if isinstance(finding, PackageChange) and finding.ecosystem == "conda"
+    }
+    own = environments - {"/", "/usr", "/usr/local"}
+    return [place.rstrip("/") for environment in sorted(own) for place in _places("conda", environment)]
+
+
+def _places(ecosystem: str, environment: str) -> list[str]:
+    """Where the packages of an environment lie."""
+    top = environment.rstrip("/")
+    places = [f"{top}{part}" for part in _BY_PACKAGES.get(ecosystem, ())]
+    if ecosystem == "conda":  # what was fetched is shared by all environments
+        places.append(f"{top.partition('/envs/')[0]}/pkgs/")
+    return places
 
 
 def _bare(analysis: Analysis) -> list[str]:
@@ -90,7 +122,7 @@ def summarize_files(changes: Changes, analysis: Analysis | None = None) -> str:
     folded = fold_files(changes, analysis or Analysis())
     listed = total(folded.changes)
     words = count_files(listed)
-    ordered = sorted(folded.folds, key=lambda fold: is_cache(fold.path))
+    ordered = sorted(folded.folds, key=lambda fold: fold.is_cache)
     labels = _labels([fold.path for fold in ordered])
     folds = [(labels[fold.path], _signed_counts(fold)) for fold in ordered]
     # What git wrote for itself is not worth a word beside other changes.
@@ -162,7 +194,11 @@ def name_files(changes: Changes, analysis: Analysis, *, beside: bool) -> str:
     explained = _Explained(analysis, folded.changes)
     own = [change for change in _leaves(folded) if not explained.covers(change.path)]
     telling = [change for change in own if not _is_by_the_way(change.path)]
-    folds = [fold for fold in folded.folds if not explained.covers(fold.path) and not _is_git(fold.path)]
+    folds = [
+        fold
+        for fold in folded.folds
+        if not (fold.is_cache or explained.covers(fold.path) or _is_git(fold.path))
+    ]
     words = ", ".join(filter(None, (_names(telling, analysis), _in_folders(folds))))
     if not words and not beside:
         words = _names(own, analysis)
@@ -172,8 +208,10 @@ def name_files(changes: Changes, analysis: Analysis, *, beside: bool) -> str:
 def _by_the_way(changes: Changes) -> str:
     words = summarize_files(changes)
     folded = fold_noisy(changes)
-    paths = [*(change.path for change in folded.changes), *(fold.path for fold in folded.folds)]
-    return f"caches only: {words}" if words and all(map(is_cache, paths)) else words
+    only_caches = all(is_cache(change.path) for change in folded.changes) and all(
+        fold.is_cache for fold in folded.folds
+    )
+    return f"caches only: {words}" if words and only_caches else words
 
 
 class _Explained:
@@ -196,8 +234,7 @@ class _Explained:
                 self._files |= _ACCOUNTS if finding.subject in ("group", "password") else set()
                 self._files |= {finding.name} if finding.subject == "keys" else set()
             elif isinstance(finding, PackageChange):
-                top = finding.environment.rstrip("/")
-                self._below |= {f"{top}{part}" for part in _BY_PACKAGES.get(finding.ecosystem, ())}
+                self._below |= set(_places(finding.ecosystem, finding.environment))
         for change in changes:
             if change.path.endswith(_ENVIRONMENT):
                 self._below.add(f"{posixpath.dirname(change.path)}/")
@@ -212,10 +249,14 @@ def _leaves(folded: Folded) -> Iterator[Change]:
     """Files, and folders that did not only come or go with what is in them."""
     paths = [*(change.path for change in folded.changes), *(fold.path for fold in folded.folds)]
     parents = {posixpath.dirname(path) for path in paths}
-    for change in folded.changes:
-        is_only_its_files = change.entry == "folder" and change.kind in ("created", "deleted")
-        if not is_only_its_files or change.files or change.path not in parents:
-            yield change
+    return (change for change in folded.changes if not is_told_by_its_files(change, parents))
+
+
+def is_told_by_its_files(change: Change, parents: Collection[str]) -> bool:
+    """Whether a change is a folder that came or went only with what is in it, and that has words of its own.
+    `parents`: the folders of everything that has. Files of the base that went with a folder have none."""
+    came_or_went = change.entry == "folder" and change.kind in ("created", "deleted")
+    return came_or_went and not change.files and change.path in parents
 
 
 def _names(changes: Sequence[Change], analysis: Analysis) -> str:
@@ -276,8 +317,8 @@ def _rank(change: Change) -> _Rank:
 
 
 def _is_by_the_way(path: str) -> bool:
-    """Whether it is something that a program writes while it runs: a log, a lock."""
-    return posixpath.splitext(path)[1] in _BY_THE_WAY
+    """Whether it is something that a program writes while it runs: a log, a lock, memory of a server."""
+    return posixpath.splitext(path)[1] in _BY_THE_WAY or path.startswith(_SCRATCH)
 
 
 def _name(change: Change, roots: Sequence[str]) -> str:

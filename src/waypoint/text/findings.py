@@ -28,6 +28,8 @@ from waypoint.api.findings import (
 from waypoint.text.units import cut, plural, some
 
 _SIGNS = {"added": "+", "created": "+", "upgraded": "~", "downgraded": "~", "changed": "~", "removed": "-"}
+_WIDTH = 120
+"""How long a phrase may be."""
 _NAMED = 3
 _NAMED_COMMITS = 2
 _NAMED_TABLES = 2
@@ -41,7 +43,13 @@ def program_name(command: str) -> str:
         return "?"
     name = posixpath.basename(words[0].strip("[]-")).rstrip(":")  # `nginx: worker process`
     match = re.match(r"python|node|ruby|perl|(?:ba|da|z)?sh(?=$)", name)
+    if match and (manager := _MANAGERS.search(command)):
+        return manager[1]
     return name if match is None else _script_name(name, words[1:], _INTERPRETERS.get(match[0], _SHELL))
+
+
+_MANAGERS = re.compile(r"^\S+ /\S*?/\.?(pyenv|rbenv|nodenv|asdf)/(?:libexec|plugins|shims|lib)/")
+"""A step of a program that finds out which interpreter is meant: for a reader all of its steps are one."""
 
 
 class _Options(NamedTuple):
@@ -98,21 +106,52 @@ def program_names(processes: Sequence[ProcessFact], ports: Sequence[PortFact]) -
 def summarize_findings(analysis: Analysis) -> list[str]:
     """One phrase for each thing that happened, the most informative first."""
     findings = analysis.findings
+    servers = [finding for finding in findings if isinstance(finding, ServerChange)]
+    accounts = [finding for finding in findings if isinstance(finding, AccountChange)]
+    system = [finding for finding in findings if isinstance(finding, SystemChange)]
+    repositories = _repositories([finding for finding in findings if isinstance(finding, RepositoryChange)])
     phrases = [
-        *_packages([finding for finding in findings if isinstance(finding, PackageChange)]),
-        *_repositories([finding for finding in findings if isinstance(finding, RepositoryChange)]),
         *(
             phrase
             for finding in findings
             if isinstance(finding, DatabaseChange)
             for phrase in _database(finding)
         ),
-        *(describe_server(finding) for finding in findings if isinstance(finding, ServerChange)),
-        *_counted("user", [finding for finding in findings if isinstance(finding, AccountChange)]),
+        *(describe_server(server) for server in servers if not _is_only_written(server)),
+        *_counted("user", accounts),
         *_counted("cron", [finding for finding in findings if isinstance(finding, CronChange)]),
-        *_system([finding for finding in findings if isinstance(finding, SystemChange)]),
+        *_system([change for change in system if not _comes_with_user(change, accounts)]),
+        # A server writes to its folder also when nothing was asked of it.
+        *(describe_server(server) for server in servers if _is_only_written(server)),
     ]
-    return [_printable(phrase, 120) for phrase in phrases]
+    return [
+        *(
+            _printable(phrase, _WIDTH)
+            for phrase in _packages([finding for finding in findings if isinstance(finding, PackageChange)])
+        ),
+        *repositories,
+        *(_printable(phrase, _WIDTH) for phrase in phrases),
+    ]
+
+
+def _is_only_written(server: ServerChange) -> bool:
+    return server.change == "changed" and all(map(_is_written, server.databases))
+
+
+def _is_written(space: Keyspace) -> bool:
+    """Whether all that is known of a database is that its files were written."""
+    return (
+        space.change == "changed"
+        and space.renamed_from is None
+        and (space.added, space.removed) == (None, None)
+        and space.before == space.after
+    )
+
+
+def _comes_with_user(change: SystemChange, accounts: Sequence[AccountChange]) -> bool:
+    """Whether it is the group that has the name of a user and came or went with that user."""
+    is_bare_group = change.subject == "group" and not change.details
+    return is_bare_group and any((one.name, one.change) == (change.name, change.change) for one in accounts)
 
 
 def _printable(words: str, width: int) -> str:
@@ -161,45 +200,51 @@ def _signs(changes: list[str]) -> str:
 
 
 def _repositories(changes: Sequence[RepositoryChange]) -> Iterator[str]:
-    """What happened in each; its name is said where it could be mistaken for another one."""
+    """What happened in each; its name is said where it is new, or could be mistaken for another one."""
     told = {(change.worktree_of, change.branch_after) for change in changes if change.worktree_of}
     for change in changes:
         here = [move for move in change.branches if (change.path, move.branch) not in told]
-        named = len(changes) > 1 or change.bare
-        yield from _repository(change, here, f"git {_base(change.path)}: " if named else "git ")
+        phrases = [_printable(phrase, _WIDTH) for phrase in _repository(change, here)]
+        name = _printable(_base(change.path), _WIDTH)
+        if change.change != "changed":
+            colon = ":" * bool(change.commit_count or change.lost_count)
+            which = f"{'worktree ' * bool(change.worktree_of)}{_SIGNS[change.change]}{name}{colon} "
+        else:
+            named = (len(changes) > 1 or change.bare) and not change.moved_from
+            which = f"{name}: " if named else ""
+        if phrases or change.change == "removed":
+            yield f"git {which}{'; '.join(phrases)}".rstrip()
 
 
 def _base(path: str) -> str:
     return path.rpartition("/")[2] or "/"
 
 
-def _repository(change: RepositoryChange, branches: Sequence[BranchMove], git: str) -> Iterator[str]:
-    where = f"{'worktree ' if change.worktree_of else ''}%s{_base(change.path)}"
+def _repository(change: RepositoryChange, branches: Sequence[BranchMove]) -> Iterator[str]:
     at = describe_head(change)
     if change.change == "removed":
-        yield f"git {where % '-'}"
         return
+    if change.moved_from:
+        yield f"{change.moved_from} → {change.path}"
     if change.commit_count or change.lost_count:
-        words = f"{git}{_commits(change)}"
+        words = _commits(change)
         yield f"{words}, {change.untracked:,} untracked" if change.untracked else words
-    elif change.moved_from:
-        yield f"git {change.moved_from} → {change.path}"
     elif change.change == "created":
-        yield f"git {where % '+'} {at}"
+        yield at
     elif change.branch_before != change.branch_after:
-        yield f"{git}{describe_former_head(change).removeprefix('on ')} → {at.removeprefix('on ')}"
+        yield f"{describe_former_head(change).removeprefix('on ')} → {at.removeprefix('on ')}"
     elif change.head_before != change.head_after:
-        yield f"{git}{at.removeprefix('on ')} moved to {(change.head_after or 'nothing')[:7]}"
+        yield f"{at.removeprefix('on ')} moved to {(change.head_after or 'nothing')[:7]}"
     if change.change == "changed":
-        yield from (f"{git}{phrase}" for phrase in _refs(change, branches))
+        yield from _refs(change, branches)
     if change.stashed:
-        yield f"{git}{plural(change.stashed, 'stash entry')} made"
+        yield f"{plural(change.stashed, 'stash entry')} made"
     if change.unstashed:
-        yield f"{git}{plural(change.unstashed, 'stash entry')} gone"
+        yield f"{plural(change.unstashed, 'stash entry')} gone"
     if change.in_progress:
-        yield f"{git}{change.in_progress} unfinished"
+        yield f"{change.in_progress} unfinished"
     elif change.in_progress_before and not change.commit_count:
-        yield f"{git}{change.in_progress_before} no longer in progress"
+        yield f"{change.in_progress_before} no longer in progress"
 
 
 def _refs(change: RepositoryChange, branches: Sequence[BranchMove]) -> Iterator[str]:
@@ -303,9 +348,10 @@ def _database_words(change: DatabaseChange) -> str:
 
 
 def describe_server(change: ServerChange) -> str:
-    """`postgresql +shop, ~billing`, `redis dump.rdb: db0 +2 -1 keys`."""
+    """`postgresql data: +shop, billing written to`, `redis dump.rdb: db0 +2 -1 keys`."""
     name = change.path.rpartition("/")[2]
-    spaces = [_keyspace(space, change.unit) for space in change.databases]
+    ordered = sorted(change.databases, key=_is_written)
+    spaces = [_keyspace(space, change.unit) for space in ordered]
     words = ", ".join(spaces[:_NAMED]) + (
         f" and {len(spaces) - _NAMED:,} more" if len(spaces) > _NAMED else ""
     )
@@ -327,6 +373,8 @@ def _keyspace(space: Keyspace, unit: str) -> str:
         return f"{space.renamed_from} → {space.name}"
     if space.change == "changed" and space.before != space.after:
         return f"~{space.name} {space.before} → {space.after} {unit}s"
+    if space.change == "changed":
+        return f"{space.name} written to"
     held = f" {plural(space.after, unit)}" if space.after and space.change == "created" else ""
     return f"{_SIGNS[space.change]}{space.name}{held}"
 
@@ -411,6 +459,8 @@ def _system(changes: list[SystemChange]) -> Iterator[str]:
         members = list(group)
         if len(members) > _NAMED:
             yield f"{len(members):,} {_SUBJECTS[subject]} changed"
+        elif subject == "capability":  # each with a path: together they would be cut
+            yield from map(describe_system, members)
         else:
             yield ", ".join(describe_system(change) for change in members)
 

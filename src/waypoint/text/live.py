@@ -15,9 +15,10 @@ from waypoint.api.difference import (
     VariableChange,
 )
 from waypoint.text.findings import program_name, program_names
-from waypoint.text.units import cut, cut_around, plural, size, some
+from waypoint.text.units import cut, cut_around, noun_of, plural, size, some
 
 _NAMED = 3
+MAY_HAVE_CHANGED = "may have changed"
 _VALUE_WIDTH = 60
 COMPARED = (
     "no change found in files, processes and ports, nor in the shell's folder, variables (_* only if"
@@ -120,7 +121,8 @@ def describe_not_compared(
     phrases = []
     if went_on:
         names = some(program_names(went_on, ()), _NAMED)
-        phrases.append(f"memory of {plural(len(went_on), 'process')} that went on ({names}) may have changed")
+        count = plural(len(went_on), "process")
+        phrases.append(f"memory of {count} that went on ({names}) {MAY_HAVE_CHANGED}")
     if foreground:
         phrases.append(f"the shell is as it was at its last prompt; it runs {foreground}")
     if not own_network:
@@ -210,6 +212,21 @@ def count_shell(live: LiveDifference) -> list[str]:
     return [plural(number, noun) for number, noun in counts if number]
 
 
+def name_shell(live: LiveDifference) -> list[str]:
+    """The same by name: `variables PATH, TOKEN and 3 more`, `function build()`."""
+    names: dict[str, list[str]] = {
+        "variable": [variable.name for variable in live.variables],
+        "function": [f"{name}()" for name in (*live.functions_added, *live.functions_removed)],
+        "alias": [],
+        "option": [],
+        "trap": [],
+    }
+    for change in live.settings:
+        if change.kind in names:
+            names[change.kind].append(f"{change.name}()" if change.kind == "function" else change.name)
+    return [f"{noun_of(len(group), noun)} {some(group, _NAMED)}" for noun, group in names.items() if group]
+
+
 def shell_lines(live: LiveDifference) -> Iterator[SectionLine]:
     if live.cwd:
         yield SectionLine(sign="~", text=f"cwd {live.cwd[0]} → {live.cwd[1]}")
@@ -232,7 +249,7 @@ def _variable(variable: VariableChange) -> str:
     elif not variable.became and not variable.no_longer:
         phrases.append(f"{cut(variable.after, _VALUE_WIDTH)} → another value")  # both are redacted
     phrases += [f"{word} now" for word in variable.became]
-    phrases += [f"not {word} any more" for word in variable.no_longer]
+    phrases += [f"no longer {word}" for word in variable.no_longer]
     if not variable.exported and "exported" not in variable.no_longer:
         phrases.append("not exported")
     return " · ".join(phrases)

@@ -25,12 +25,12 @@ from waypoint.api.findings import (
     SystemChange,
     TableChange,
 )
-from waypoint.history.changes import Fold, is_cache, total
+from waypoint.history.changes import Fold, total
 from waypoint.history.facts import OWN_SHELL, Facts
 from waypoint.model import Checkpoint, State, TaskChange, TaskState
-from waypoint.text.files import by_interest, fold_files, noun_of
+from waypoint.text.files import by_interest, fold_files, is_told_by_its_files, noun_of
 from waypoint.text.findings import describe_former_head, describe_head, program_names, quoted
-from waypoint.text.live import count_shell
+from waypoint.text.live import name_shell
 from waypoint.text.units import plural, shown, some
 
 _NAMED_FILES = 2
@@ -78,7 +78,7 @@ def describe_plan(plan: RestorePlan, target: Facts, *, state: State, way: Way, n
     live = plan.lost.live
     running = [process for process in target.processes if OWN_SHELL not in process.command]
     shell = [f"cwd {live.cwd[1]} → {live.cwd[0]}"] if live.cwd else []
-    shell += count_shell(live)
+    shell += name_shell(live)
     shell += [f"umask {one.after} → {one.before}" for one in live.settings if one.kind == "umask"]
     findings = plan.lost.analysis.findings
     return PlanWords(
@@ -138,14 +138,7 @@ def _here(plan: RestorePlan) -> str:
 def _files(changes: Changes, analysis: Analysis, cwd: str, way: Way) -> Iterator[str]:
     folded = fold_files(changes, analysis)
     parents = {posixpath.dirname(change.path) for change in folded.changes}
-    listed = [
-        change
-        for change in by_interest(folded.changes)
-        if change.entry != "folder"
-        or change.files
-        or change.kind not in ("created", "deleted")
-        or change.path not in parents
-    ]
+    listed = [change for change in by_interest(folded.changes) if not is_told_by_its_files(change, parents)]
     words = _WORDS[way]
     groups: dict[str, list[Change]] = {
         words.only_now: [change for change in listed if change.kind == "created"],
@@ -180,11 +173,11 @@ def _folds(folds: Sequence[Fold], findings: Sequence[Finding], cwd: str) -> Iter
     """Folders that programs fill: caches in one phrase; those of git only when its commits are not told."""
     told = {finding.path for finding in findings if isinstance(finding, RepositoryChange | ServerChange)}
     sums = [(fold, fold.created + fold.modified + fold.deleted + fold.renamed) for fold in folds]
-    caches = [(fold, number) for fold, number in sums if number and is_cache(fold.path)]
+    caches = [(fold, number) for fold, number in sums if number and fold.is_cache]
     others = [
         f"{number:,} in {_relative(fold.path, cwd)}"
         for fold, number in sums
-        if number and not is_cache(fold.path) and fold.path.removesuffix("/.git") not in told
+        if number and not fold.is_cache and fold.path.removesuffix("/.git") not in told
     ]
     if others:
         yield f"also changed: {some(others, _NAMED_FOLDERS)}"

@@ -39,8 +39,13 @@ def size(value: int) -> str:
 
 
 def plural(number: int, thing: str) -> str:
-    many = _PLURALS.get(thing, f"{thing}s")
-    return f"{number:,} {thing if number == 1 else many}"
+    """`1 file`, `1,842 files`."""
+    return f"{number:,} {noun_of(number, thing)}"
+
+
+def noun_of(number: int, thing: str) -> str:
+    """The word for so many: `file`, `entries`."""
+    return thing if number == 1 else _PLURALS.get(thing, f"{thing}s")
 
 
 def some(names: Sequence[str], most: int) -> str:

@@ -27,8 +27,6 @@ _VERDICT_MANNERS: Mapping[str, Manner] = {
     "timeout": "warn",
     "unclear": "warn",
 }
-NOTHING_FOUND = ("no change found", "nothing changed")
-"""The summary of a point at which nothing changed; the second is that of older cards."""
 _NAME_WIDTH = 10
 _TEXT_WIDTH = 48
 _TITLE_WIDTH = 72
@@ -437,7 +435,7 @@ class Log(Answer):
                 ("plain", self._cut(f"{here}  {label}  {clock(point['created_at'], now)}  {words}{verified}"))
             )
             summary = shown(point["summary"] or "")
-            if summary and summary not in NOTHING_FOUND:
+            if summary:
                 lines.append(("dim", self._cut(f"     {summary}")))
         return lines or [("dim", "there are no points yet")]
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.truth.judge.ledger import Ledger
 from tests.truth.judge.words import (
     NOUNS,
-    bare_repositories,
+    filled_folders,
     head_of,
     is_folded,
     is_told_by_its_files,
@@ -140,8 +139,8 @@ class _PlanWords:
 
     def missing_groups(self, phrases: Sequence[str]) -> list[str]:
         """The wordings that have to be there and are not."""
-        bare = bare_repositories(self._findings.get("repository", ()))
-        own = [change for change in self._changes if not is_folded(change, bare)]
+        filled = filled_folders(self._findings)
+        own = [change for change in self._changes if not is_folded(change, filled)]
         parents = {posixpath.dirname(change["path"]) for change in own}
         own = [change for change in own if not is_told_by_its_files(change, parents)]
         missing = [
@@ -267,21 +266,28 @@ class _PlanWords:
         cwd = self._live["cwd"]
         if cwd and phrase == f"cwd {cwd[1]} → {cwd[0]}":
             return True
-        settings = Counter(change["kind"] for change in self._live["settings"])
-        functions = len(self._live["functions_added"]) + len(self._live["functions_removed"])
-        counts = {
-            "variable": len(self._live["variables"]),
-            "function": functions + settings["function"],
-            "alias": settings["alias"],
-            "option": settings["option"],
-            "trap": settings["trap"],
+        settings = [(change["kind"], change["name"]) for change in self._live["settings"]]
+        functions = [*self._live["functions_added"], *self._live["functions_removed"]]
+        functions += [name for kind, name in settings if kind == "function"]
+        names = {
+            "variable": [variable["name"] for variable in self._live["variables"]],
+            "function": [f"{name}()" for name in functions],
+            **{
+                word: [name for kind, name in settings if kind == word]
+                for word in ("alias", "option", "trap")
+            },
         }
         for change in self._live["settings"]:
             if phrase == f"umask {change['after']} → {change['before']}":
                 return bool(change["kind"] == "umask")
-        counted, _, noun = phrase.partition(" ")
-        noun = "alias" if noun == "aliases" else noun.removesuffix("s") if noun != "alias" else noun
-        return bool(re.fullmatch(r"[\d,]+", counted) and counts.get(noun) == number(counted))
+        match = re.fullmatch(
+            r"(variable|function|alias|option|trap)(s|es)? (.*?)(?: and (\d+) more)?", phrase
+        )
+        if match is None:
+            return False
+        real, told = names[match[1]], match[3].split(", ")
+        is_all = len(told) + int(match[4] or 0) == len(real)
+        return is_all and set(told) <= set(real) and bool(match[2]) == (len(real) > 1)
 
 
 def _system_phrases(change: Data) -> set[str]:

@@ -19,6 +19,12 @@ Data = Mapping[str, Any]
 
 _SIGNS = {"created": "+", "modified": "~", "deleted": "-", "renamed": "→"}
 _MOVES = {"added": "+", "removed": "-", "upgraded": "~", "downgraded": "~"}
+_AS_DEPENDENCY = {
+    "added": "as a dependency",
+    "removed": "was a dependency",
+    "upgraded": "a dependency",
+    "downgraded": "a dependency",
+}
 _FATES = {"created": "+", "removed": "-", "changed": "~"}
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _NOISY = re.compile(
@@ -28,6 +34,8 @@ _FILLED = ("/usr/share/doc", "/usr/share/man", "/var/cache", "/var/lib/dpkg/info
 """Folders with one line for all that changed in them."""
 _ACCOUNTS = ("passwd", "shadow", "group", "gshadow", "subuid", "subgid")
 _PARTS = re.compile(r", (?=group |password |unit |[+-]\d+ |[+~-]cap_)")
+_CONDA = ("bin", "conda-meta", "etc", "include", "lib", "libexec", "man", "share", "ssl")
+"""What conda fills in an environment."""
 _ENVIRONMENT = "/pyvenv.cfg"
 _ENTRIES = {
     "file": "file",
@@ -51,10 +59,10 @@ def number(word: str) -> int:
     return int(word.replace(",", ""))
 
 
-def is_folded(change: Data, bare: Iterable[str] = ()) -> bool:
-    """Whether it is in a folder that a program fills, or is one. `bare`: repositories without a work tree."""
+def is_folded(change: Data, filled: Iterable[str] = ()) -> bool:
+    """Whether it is in a folder that a program fills, or is one. `filled`: more such folders."""
     path = f"{change['path']}{'/' * (change['entry'] == 'folder')}"
-    if any(path.startswith(f"{folder}/") for folder in (*_FILLED, *bare)):
+    if any(path.startswith(f"{folder}/") for folder in (*_FILLED, *filled)):
         return True
     if change["path"].endswith(_ENVIRONMENT):  # it stands for a whole environment
         return False
@@ -71,9 +79,16 @@ def is_told_by_its_files(change: Data, parents: Iterable[str]) -> bool:
     )
 
 
-def bare_repositories(repositories: Iterable[Data]) -> tuple[str, ...]:
-    """The folders of those without a work tree."""
-    return tuple(change["path"] for change in repositories if change["bare"])
+def filled_folders(findings: Mapping[str, Sequence[Data]]) -> tuple[str, ...]:
+    """Folders of which a finding says who fills them: repositories without a work tree, the data of servers,
+    environments of conda."""
+    found = [change["path"] for change in findings.get("repository", ()) if change["bare"]]
+    found += [change["path"] for change in findings.get("server", ())]
+    for package in findings.get("package", ()):
+        if package["ecosystem"] == "conda":
+            top = package["environment"]
+            found += [f"{top}/{name}" for name in _CONDA] + [f"{top.partition('/envs/')[0]}/pkgs"]
+    return tuple(found)
 
 
 def is_size(word: str, size: int | None) -> bool:
@@ -107,7 +122,7 @@ class Words:
         for finding in difference["analysis"]["findings"]:
             self._findings.setdefault(finding["kind"], []).append(finding)
 
-        self._bare = bare_repositories(self._of("repository"))
+        self._filled = filled_folders(self._findings)
 
     def _of(self, kind: str) -> list[Data]:
         return self._findings.get(kind, [])
@@ -161,8 +176,9 @@ class Words:
 
     def _phrase(self, phrase: str, commands: Sequence[Data]) -> str:
         """What a phrase is about, if it is true; else empty."""
-        if phrase == "no change found":
-            return "" if self._changes or any(self._shell_names().values()) else "nothing"
+        if told := re.fullmatch(r"no change found(?:, but (memory of .* may have changed))?", phrase):
+            is_empty = not self._changes and not any(self._shell_names().values())
+            return "nothing" if is_empty and (self._live["kept"] or not told[1]) else ""
         for kind, rule in (
             ("git", self._git),
             ("sqlite", self._sqlite),
@@ -180,19 +196,34 @@ class Words:
         return "command" if any(_is_outcome(phrase, outcome) for outcome in commands) else ""
 
     def _git(self, phrase: str) -> bool:
+        """`git 1 commit on main "fix it"; tag +v1`, `git +app: 2 commits on main "more"`."""
         if not phrase.startswith("git "):
             return False
-        changes = self._of("repository")
-        for change in changes:
-            name = f"{change['path'].rpartition('/')[2] or '/'}: "
-            is_named = phrase[4:].startswith(name)
-            if is_named or (len(changes) == 1 and not change["bare"]) or _fate(phrase[4:], change):
-                words = phrase[4:].removeprefix(name) if is_named else phrase[4:]
-                if any(rule(words, change) for rule in _GIT_RULES):
-                    return True
-            if change["moved_from"] and phrase[4:] == f"{change['moved_from']} → {change['path']}":
-                return True
-        return False
+        return any(self._is_about(phrase[4:], change) for change in self._of("repository"))
+
+    def _is_about(self, words: str, change: Data) -> bool:
+        name = printed(change["path"].rpartition("/")[2] or "/")
+        if change["change"] != "changed":
+            worktree = "worktree " * bool(change["worktree_of"])
+            begin = f"{worktree}{_FATES[change['change']]}{name}"
+            if change["change"] == "removed":
+                return words == begin
+            # What was made in it follows a colon, where it stands alone only where that is.
+            colon = ":" if change["commit_count"] or change["lost_count"] else ""
+            parts = _git_parts(words.removeprefix(f"{begin}{colon} "))
+            if not words.startswith(f"{begin}{colon} ") or (not colon and parts.pop(0) != head_of(change)):
+                return False
+        elif words.startswith(f"{name}: "):
+            parts = _git_parts(words.removeprefix(f"{name}: "))
+        elif (len(self._of("repository")) == 1 and not change["bare"]) or (
+            change["moved_from"] and words.startswith(f"{change['moved_from']} → ")
+        ):
+            parts = _git_parts(words)
+        else:
+            return False
+        return len(parts) >= _fewest_of_git(change) and all(
+            any(rule(part, change) for rule in _GIT_RULES) for part in parts
+        )
 
     def _sqlite(self, phrase: str) -> bool:
         if not phrase.startswith("sqlite "):
@@ -200,21 +231,22 @@ class Words:
         return any(_is_database(phrase[7:], change) for change in self._of("database"))
 
     def _server(self, phrase: str) -> bool:
-        """`redis +dump.rdb (+db0 2 keys)`."""
+        """`redis +dump.rdb (+db0 2 keys)`, `mariadb mysql: +next 1 table, shop written to`."""
         for change in self._of("server"):
-            sign = _FATES[change["change"]].strip("~")
-            rest = phrase.removeprefix(f"{change['server']} {sign}{posixpath.basename(change['path'])}")
-            told = set(map(number, re.findall(r"(?<![\w.])\d[\d,]*", rest)))
-            if rest == "" and change["change"] == "removed":
+            name, words = printed(posixpath.basename(change["path"])), _server_words(change)
+            forms = {
+                "created": f"{change['server']} +{name}" + f" ({words})" * bool(words),
+                "removed": f"{change['server']} -{name}",
+                "changed": f"{change['server']} {name}: {words or 'written to'}",
+            }
+            if phrase == forms[change["change"]]:
                 return True
-            if rest != phrase and told <= _numbers(change):
-                return all(space["name"] in rest for space in change["databases"][:2])
         return False
 
     def _package(self, phrase: str) -> bool:
         match = re.fullmatch(
             r"(apt|apk|pip|npm|cargo|conda|pnpm|yarn)( locked|, lock file only:)? (.*?)"
-            r"(?: \(and ([\d,]+) with (?:it|them)\))?(?: in (/\S*))?(?: \(lock file only\))?",
+            r"(?: \(and ([\d,]+) (?:with it|with them|more)\))?(?: in (/\S*))?(?: \(lock file only\))?",
             phrase,
         )
         if match is None:
@@ -364,7 +396,7 @@ class Words:
     def _named(self, part: str, folders: Sequence[str]) -> bool:
         """`~api.py, + /srv/pay.py and 8 more files (+6 -2)`."""
         if match := re.fullmatch(rf"((?:[+~→-][\d,]+ )+)({NOUNS})", part):
-            listed = [change for change in self._changes if not is_folded(change, self._bare)]
+            listed = [change for change in self._changes if not is_folded(change, self._filled)]
             return self._counts(match[1]) == _count(listed) and match[2] == noun_of(listed)
         if match := re.fullmatch(r"([\d,]+) folders|folders in (.*)", part):
             return not any(change["entry"] != "folder" for change in self._own())
@@ -417,7 +449,7 @@ class Words:
         own = [
             change
             for change in self._changes
-            if not is_folded(change, self._bare) or change["path"].endswith(_ENVIRONMENT)
+            if not is_folded(change, self._filled) or change["path"].endswith(_ENVIRONMENT)
         ]
         parents = {posixpath.dirname(change["path"]) for change in own}
         return [
@@ -550,7 +582,8 @@ class Words:
             )
         if section == "databases":
             servers = self._of("server")
-            return len(servers) + sum(1 + len(change["schema"]) for change in self._of("database"))
+            made = sum(len(server["databases"]) for server in servers if server["change"] == "created")
+            return len(servers) + made + sum(1 + len(change["schema"]) for change in self._of("database"))
         if section == "system":
             lines = sum(1 + len(change["added"]) + len(change["removed"]) for change in self._of("cron"))
             return lines + len(self._of("account")) + len(self._of("system"))
@@ -567,13 +600,12 @@ class Words:
         paths = {text.rpartition(" → ")[2] for text in texts}
         folders = {path for path in paths if path.endswith("/")}
         listed = paths | {path.rstrip("/") or "/" for path in paths}  # a name may be of spaces alone
-        filled = [*self._bare, *(change["path"] for change in self._of("server"))]
         parents = {posixpath.dirname(change["path"]) for change in self._changes}
         for change in self._changes:
             path = printed(change["path"])
             if path in listed or is_told_by_its_files(change, parents):
                 continue
-            is_filled = is_folded(change, filled)
+            is_filled = is_folded(change, self._filled)
             if is_filled and any(f"{path}/".startswith(folder) for folder in folders):
                 continue
             if not any(path.endswith(other.rpartition(" → ")[2]) for other in listed):
@@ -623,7 +655,7 @@ class Words:
                 (line["sign"], line["text"])
                 == (_MOVES[change["change"]], f"{change['ecosystem']} {change['name']}")
                 and words[0] == versions
-                and ("as a dependency" in words) != change["direct"]
+                and (_AS_DEPENDENCY[change["change"]] in words) != change["direct"]
                 and ("in the lock file only" in words) != change["installed"]
             ):
                 return True
@@ -634,10 +666,21 @@ class Words:
 
     def _database_line(self, line: Data) -> bool:
         for change in self._of("server"):
-            told = set(map(number, re.findall(r"(?<![\w.])\d[\d,]*(?![\w.])", line["detail"])))
-            names = [change["path"], *(space["name"] for space in change["databases"])]
-            if line["text"] in map(printed, names) and line["sign"] == _FATES[change["change"]]:
-                return told <= _numbers(change)
+            version = f"{change['server']} {change['version']}".rstrip()
+            words = {"changed": _server_words(change) or "written to"}.get(change["change"], "")
+            about = " · ".join(filter(None, (version, words)))
+            if (line["sign"], line["text"], line["detail"]) == (
+                _FATES[change["change"]],
+                printed(change["path"]),
+                about,
+            ):
+                return True
+            if line["sign"] == "+" and change["change"] == "created":
+                counted = {
+                    space["name"]: _several(space["after"], change["unit"]) for space in change["databases"]
+                }
+                if counted.get(line["text"]) == line["detail"]:
+                    return True
         for change in self._of("database"):
             if line["detail"] == "schema":
                 marks = {"+": "+", "-": "-"}
@@ -677,8 +720,9 @@ class Words:
             name = (
                 change["name"] if change["subject"] == "keys" else f"{change['subject']}{of} {change['name']}"
             )
-            if (line["sign"], line["text"]) == (_FATES[change["change"]], name):
-                return line["detail"] in (", ".join(change["details"]), "may log in")
+            about = "may log in" if change["subject"] == "keys" else ", ".join(change["details"])
+            if (line["sign"], line["text"], line["detail"]) == (_FATES[change["change"]], name, about):
+                return True
         for change in self._of("cron"):
             if line["text"] == f"cron {change['path']}":
                 return bool(line["sign"] == _FATES[change["change"]])
@@ -801,10 +845,34 @@ def _port(port: Data) -> str:
     return f"{port['protocol']} {address}:{port['port']}"
 
 
-def _numbers(change: Data) -> set[int]:
-    """Every number that is known of a server."""
-    fields = ("before", "after", "added", "removed", "rewritten")
-    return {space[field] for space in change["databases"] for field in fields if space[field] is not None}
+def _several(count: int | None, noun: str) -> str:
+    """`2 tables`; nothing for none."""
+    return f"{count:,} {noun}{'s' * (count != 1)}" if count and noun else ""
+
+
+def _server_words(change: Data) -> str:
+    """What is said of the databases of a server: three of them, those that were only written to last."""
+    spaces = [(_space_words(space, change["unit"]), space) for space in change["databases"]]
+    words = [text for text, _ in sorted(spaces, key=lambda pair: pair[0].endswith(" written to"))]
+    return ", ".join(words[:3]) + f" and {len(words) - 3} more" * (len(words) > 3)
+
+
+def _space_words(space: Data, unit: str) -> str:
+    if space["added"] is not None or space["removed"] is not None:
+        signed = [
+            f"{sign}{space[field]:,}" for sign, field in (("+", "added"), ("-", "removed")) if space[field]
+        ]
+        parts = [f"{' '.join(signed)} {unit}{'s' * (signed not in (['+1'], ['-1']))}"] if signed else []
+        parts += [f"{space['rewritten']:,} rewritten"] if space["rewritten"] else []
+        return f"{space['name']} {', '.join(parts)}"
+    if space["renamed_from"]:
+        return f"{space['renamed_from']} → {space['name']}"
+    if space["change"] != "changed":
+        held = _several(space["after"], unit) if space["change"] == "created" else ""
+        return f"{_FATES[space['change']]}{space['name']} {held}".rstrip()
+    if space["before"] != space["after"]:
+        return f"~{space['name']} {space['before']} → {space['after']} {unit}s"
+    return f"{space['name']} written to"
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -1005,12 +1073,18 @@ def _only_lost(phrase: str, change: Data) -> bool:
     )
 
 
-def _fate(phrase: str, change: Data) -> bool:
-    name = change["path"].rpartition("/")[2] or "/"
-    kind = "worktree " if change["worktree_of"] else ""
-    if change["change"] == "removed":
-        return phrase == f"{kind}-{name}"
-    return bool(change["change"] == "created" and phrase == f"{kind}+{name} {head_of(change)}")
+def _git_parts(words: str) -> list[str]:
+    """What is said of one repository, part by part; a subject may have any letters in it."""
+    return [part.strip() for part in re.findall(r'(?:"[^"]*"|[^";]|;(?! ))+', words)]
+
+
+def _fewest_of_git(change: Data) -> int:
+    """How many parts the phrase of a repository has at least."""
+    tags = change["change"] == "changed" and any(ref["kind"] == "tag" for ref in change["refs"])
+    fields = ("moved_from", "stashed", "unstashed", "in_progress")
+    return (
+        bool(change["commit_count"] or change["lost_count"]) + tags + sum(bool(change[one]) for one in fields)
+    )
 
 
 def _moved(phrase: str, change: Data) -> bool:
@@ -1069,7 +1143,7 @@ def _other_refs(phrase: str, change: Data) -> bool:
     return bool(match and int(match[1]) == change["stashed" if match[2] == "made" else "unstashed"])
 
 
-_GIT_RULES = (_gained, _only_lost, _fate, _moved, _branches, _branch_gone, _other_refs)
+_GIT_RULES = (_gained, _only_lost, _moved, _branches, _branch_gone, _other_refs)
 
 
 def _is_git_line(line: Data, change: Data) -> bool:

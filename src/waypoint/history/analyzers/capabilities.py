@@ -22,8 +22,12 @@ _NAMES = (
     "checkpoint_restore",
 )  # fmt: skip
 """By their numbers in linux/capability.h."""
-_PROGRAM = re.compile(r"/(?:s?bin|libexec)/[^/]+$|/[^/.]+$")
-"""Where a program may be: other files are not looked at."""
+_PROGRAM = re.compile(
+    r"/(?:s?bin|libexec)/[^/]+$"
+    r"|/(?!\.)[^/]+(?<!\.[acho])(?<!\.(?:db|gz|js|md|py|rb|rs|sh|so|ts|xz))(?<!\.(?:cfg|css|csv|ini|log|map|pem|png|pyc"
+    r"|pyi|rst|sql|svg|tar|tsx|txt|whl|xml|yml|zip))(?<!\.(?:conf|html|json|lock|toml|yaml))$"
+)
+"""What a program may be called: other files are not looked at."""
 
 
 def capabilities(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:

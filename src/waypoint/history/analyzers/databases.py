@@ -217,7 +217,7 @@ def _damage(new: View, path: str, after: _Copy | None) -> str | None:
     if after is None:
         if about is None:
             return None
-        return f"no SQLite database any more ({about.st_size:,} bytes)" if about.st_size else "empty now"
+        return f"no longer a SQLite database ({about.st_size:,} bytes)" if about.st_size else "empty now"
     with contextlib.closing(_connect(after.path, deadline_of(new))) as connection:
         try:
             complaint = connection.execute("PRAGMA quick_check(1)").fetchone()[0]

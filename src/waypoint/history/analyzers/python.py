@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from waypoint.history.analyzers.reading import (
     beginning,
     content,
     guarded,
+    names,
     text,
 )
 from waypoint.model import from_json
@@ -117,7 +118,7 @@ def _conda(old: View, new: View, environment: str, paths: list[str]) -> Iterator
     requested: set[str] = set()
     needed: set[str] = set()
 
-    def installed(view: View) -> Installed:
+    def installed(view: View, paths: Iterable[str]) -> Installed:
         packages: Installed = {}
         for path in paths:
             if (raw := content(view, path, 16 * MIB)) is None:
@@ -130,7 +131,12 @@ def _conda(old: View, new: View, environment: str, paths: list[str]) -> Iterator
                     requested.add(package.name)
         return packages
 
-    before, after = installed(old), installed(new)
-    names = before.keys() | after.keys()
-    direct = frozenset(name for name in names if name in requested or name not in needed)
+    before, after = installed(old, paths), installed(new, paths)
+    changed = before.keys() | after.keys()
+    if changed - requested - needed:  # packages that have not changed may need them
+        folder = f"{environment}/conda-meta"
+        others = {f"{folder}/{name}" for view in (old, new) for name in names(view, folder)} - set(paths)
+        for view in (old, new):
+            installed(view, filter(_CONDA.match, sorted(others)))
+    direct = frozenset(name for name in changed if name in requested or name not in needed)
     yield from compare_installed("conda", environment or "/", before, after, direct=direct)

@@ -162,7 +162,7 @@ def _rows_gap(folder: str) -> Gap:
         analyzer="",
         path=printable(folder),
         reason="only its server can read them: ask it in a fork of the point",
-        meaning=f"which tables and rows changed in it is not told, {_AFTER_A_RESTORE}",
+        meaning=f"which tables, rows and users changed in it is not told, {_AFTER_A_RESTORE}",
     )
 
 
