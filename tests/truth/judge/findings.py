@@ -182,9 +182,12 @@ _KEYSPACE = ("name", "change", "renamed_from", "before", "after", "added", "remo
 
 
 def _judge_servers(ledger: Ledger, old: Look, new: Look, findings: Sequence[Finding], gaps: set[str]) -> None:
-    """Snapshots of redis: `redis-check-rdb` counts the keys."""
+    """Data folders of MariaDB, and snapshots of redis: `redis-check-rdb` counts the keys."""
+    _judge_folders(ledger, old, new, [one for one in findings if one["server"] == "mariadb"], gaps)
     told = set()
     for finding in findings:
+        if finding["server"] == "mariadb":
+            continue
         ledger.count("databases")
         ledger.known("databases", finding, _SERVER)
         path = finding["path"].encode()
@@ -200,6 +203,52 @@ def _judge_servers(ledger: Ledger, old: Look, new: Look, findings: Sequence[Find
         before, after = old.snapshots.get(path), new.snapshots.get(path)
         if before != after and path not in told and os.fsdecode(path) not in gaps:
             ledger.missing("databases", f"{path!r}: {before} → {after}")
+
+
+def _judge_folders(ledger: Ledger, old: Look, new: Look, findings: Sequence[Finding], gaps: set[str]) -> None:
+    """What the files of a data folder say of its databases; that its rows are not told has to be said."""
+    told = {finding["path"].encode(): finding for finding in findings}
+    trees = old.tree, new.tree
+    for folder in {
+        path[: -len(b"/ibdata1")] for tree in trees for path in tree if path.endswith(b"/ibdata1")
+    }:
+        inside = folder + b"/"
+        sides = [{path: one for path, one in tree.items() if path.startswith(inside)} for tree in trees]
+        changed = {path for path, _ in sides[0].items() ^ sides[1].items()}
+        finding = told.pop(folder, None)
+        ledger.count("databases")
+        if finding is None:
+            if changed:
+                ledger.missing("databases", f"{folder!r} was written to")
+            continue
+        ledger.known("databases", finding, _SERVER)
+        fate = "created" if not sides[0] else "removed" if not sides[1] else "changed"
+        ledger.equal("databases", f"{folder!r} change", finding["change"], fate)
+        ledger.equal("databases", f"{folder!r}", (finding["version"], finding["unit"]), ("", "table"))
+        if fate != "removed" and finding["path"] not in gaps:
+            ledger.missing("databases", f"nothing says that the rows of {folder!r} are not told")
+        before, after = (_tables_by_database(side, folder) for side in sides)
+        real = {}
+        for name in before.keys() | after.keys():
+            was, now = before.get(name), after.get(name)
+            if was != now or any(path.startswith(inside + name.encode() + b"/") for path in changed):
+                how = "created" if was is None else "removed" if now is None else "changed"
+                real[name] = how, was and len(was), now and len(now)
+        said = {one["name"]: (one["change"], one["before"], one["after"]) for one in finding["databases"]}
+        ledger.equal("databases", f"databases of {folder!r}", said, real)
+    for path in told:
+        ledger.wrong("databases", f"there is no server in {path!r}")
+
+
+def _tables_by_database(files: Mapping[bytes, object], folder: bytes) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in files:
+        name, _, table = os.fsdecode(path[len(folder) + 1 :]).partition("/")
+        if table and name != "mysql":
+            tables = found.setdefault(name, set())
+            if table != "db.opt":
+                tables.add(table.rpartition(".")[0])
+    return found
 
 
 def _judge_spaces(ledger: Ledger, finding: Finding, before: Snapshot | None, after: Snapshot | None) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.truth.judge.ledger import Ledger
 from tests.truth.oracle.look import Look
+from tests.truth.oracle.tree import Entry
 
 Finding = Mapping[str, Any]
 KIND = "system"
@@ -30,6 +32,8 @@ def judge_system(ledger: Ledger, old: Look, new: Look, findings: Sequence[Findin
         ("group", _changed(before.groups, after.groups)),
         ("keys", _changed(before.keys, after.keys)),
         ("password", _passwords(before.passwords, after.passwords)),
+        ("unit", _units_changed(old, new)),
+        ("capability", _changed(_capabilities(old), _capabilities(new))),
     ):
         for name in told[word] - changed:
             ledger.wrong(KIND, f"{word} {name} has not changed")
@@ -74,8 +78,7 @@ def _word(was: str | None, now: str | None) -> str:
 
 
 def _fingerprints(finding: Finding, sign: str) -> set[str]:
-    keys = [detail for detail in finding["details"] if detail.startswith(sign)]
-    return {match[0] for detail in keys if (match := re.search(r"SHA256:\S+", detail))}
+    return {detail[1:] for detail in finding["details"] if detail.startswith(sign)}
 
 
 def _judge_group(
@@ -90,18 +93,70 @@ def _judge_group(
     ledger.equal(KIND, f"members of {finding['name']}", said, members)
 
 
+_CAPABILITIES = "security.capability"
+_BITS = {10: "cap_net_bind_service", 12: "cap_net_admin", 13: "cap_net_raw"}
+"""Those of the stories, by their numbers in linux/capability.h."""
+
+
+def _capabilities(look: Look) -> dict[str, str]:
+    """What the programs of a tree may do."""
+    return {
+        os.fsdecode(path): _word_of_capabilities(dict(entry.attributes)[_CAPABILITIES])
+        for path, entry in look.tree.items()
+        if any(name == _CAPABILITIES for name, _ in entry.attributes)
+    }
+
+
+def _word_of_capabilities(data: bytes) -> str:
+    """`cap_net_raw+ep`, of what the kernel stores (vfs_cap_data: the first half)."""
+    magic, permitted, inheritable = struct.unpack_from("<3I", data)
+    assert inheritable in (0, permitted)
+    names = ",".join(name for bit, name in _BITS.items() if permitted >> bit & 1)
+    return f"{names}+{'e' * (magic & 1)}{'i' * bool(inheritable)}p"
+
+
 def _judge_capability(ledger: Ledger, old: Look, new: Look, finding: Finding) -> None:
-    """The oracle does not read capabilities, but it knows whether the file has changed."""
-    path = os.fsencode(finding["name"])
-    if old.tree.get(path) == new.tree.get(path):
-        ledger.wrong(KIND, f"{finding['name']} has not changed")
+    was, now = (_capabilities(look).get(finding["name"]) for look in (old, new))
+    change = "created" if was is None else "removed" if now is None else "changed"
+    words = " → ".join(filter(None, (was, now)))
+    said = finding["change"], list(finding["details"])
+    ledger.equal(KIND, f"capabilities of {finding['name']}", said, (change, [words]))
+
+
+_UNIT_FOLDER = re.compile(rb"^(/etc/systemd/(?:system|user)|.*/\.config/systemd/user)/(.+)$")
+
+
+def _units(look: Look) -> dict[bytes, tuple[str, Entry]]:
+    """By path, the unit that a file or a link is about."""
+    found = {}
+    for path, entry in look.tree.items():
+        if (match := _UNIT_FOLDER.match(path)) and entry.kind in ("file", "link"):
+            steps = os.fsdecode(match[2]).split("/")
+            is_part = len(steps) == 2 and steps[0].endswith(".d")
+            found[path] = steps[0].removesuffix(".d") if is_part else steps[-1], entry
+    return found
+
+
+def _units_changed(old: Look, new: Look) -> set[str]:
+    before, after = _units(old), _units(new)
+    return {name for _, (name, _) in before.items() ^ after.items()}
 
 
 def _judge_unit(ledger: Ledger, old: Look, new: Look, finding: Finding) -> None:
-    name = os.fsencode(finding["name"])
-
-    def places(look: Look) -> dict[bytes, object]:
-        return {path: entry for path, entry in look.tree.items() if b"/systemd/" in path and name in path}
-
-    if places(old) == places(new):
-        ledger.wrong(KIND, f"unit {finding['name']} has not changed")
+    """What is told of one path: a link that enables, a part that is added, or the unit itself."""
+    before, after = _units(old), _units(new)
+    fates: set[tuple[str, tuple[str, ...]]] = set()
+    for path, (name, _) in before.items() ^ after.items():
+        if name != finding["name"]:
+            continue
+        fate = "created" if path not in before else "removed" if path not in after else "changed"
+        folder = os.fsdecode(os.path.dirname(path))
+        if folder.endswith((".wants", ".requires")):
+            fates.add(("changed", ("disabled" if fate == "removed" else "enabled",)))
+        elif folder.endswith(".d"):
+            sign = {"created": "+", "removed": "-", "changed": "~"}[fate]
+            fates.add(("changed", (f"{sign}{os.fsdecode(os.path.basename(path))}",)))
+        else:
+            fates.add((fate, ()))
+    if (finding["change"], tuple(finding["details"])) not in fates:
+        ledger.wrong(KIND, f"unit {finding['name']}: {finding['change']} {finding['details']}, is {fates}")

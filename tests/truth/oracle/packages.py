@@ -33,7 +33,7 @@ class System:
     groups: dict[str, str] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
     keys: dict[str, set[str]] = field(default_factory=dict)
-    """The fingerprints of the keys that may log in, by the file that lists them."""
+    """The keys that may log in, as `ssh-keygen -l` shows them, by the file that lists them."""
     automatic: set[str] = field(default_factory=set)
     """What apt says that it installed for something else."""
     scheduled: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -62,7 +62,9 @@ def read_system(root: str, tree: Tree) -> System:
         elif path.endswith(b"/package-lock.json") and b"/node_modules/" not in path:
             system.locked[os.path.dirname(os.fsdecode(path)) or "/"] = _lock(text(path))
         elif path.endswith(b"/.ssh/authorized_keys"):
-            system.keys[os.fsdecode(path)] = set(map(_fingerprint, _PUBLIC_KEY.findall(text(path))))
+            system.keys[os.fsdecode(path)] = {_key(*found) for found in _PUBLIC_KEY.findall(text(path))}
+        elif (conda := _CONDA.match(os.fsdecode(path))) and "/pkgs/" not in conda[1]:
+            _add_conda(system, conda[1], text(path))
         elif path.startswith(_SCHEDULED):
             lines = (line.strip() for line in text(path).splitlines())
             system.scheduled[os.fsdecode(path)] = tuple(
@@ -80,12 +82,12 @@ def read_system(root: str, tree: Tree) -> System:
     return system
 
 
-_PUBLIC_KEY = re.compile(r"^(?!#).*?(?:ssh|ecdsa|sk)-\S+ (AAAA\S+)", re.MULTILINE)
+_PUBLIC_KEY = re.compile(r"^(?!#).*?((?:ssh|ecdsa|sk)-\S+) (AAAA\S+)(.*)$", re.MULTILINE)
 
 
-def _fingerprint(key: str) -> str:
+def _key(kind: str, key: str, comment: str) -> str:
     digest = hashlib.sha256(base64.b64decode(key)).digest()
-    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+    return f"{kind} SHA256:{base64.b64encode(digest).decode().rstrip('=')}{comment.rstrip()}"
 
 
 def _dpkg(status: str) -> Installed:
@@ -134,6 +136,17 @@ def _add_asked(system: System, project: str, manifest: str) -> None:
     }
     for kind in ("npm", "lock"):
         system.asked[kind, project] = names
+
+
+_CONDA = re.compile(r"^(.*)/conda-meta/[^/]+\.json$")
+
+
+def _add_conda(system: System, environment: str, record: str) -> None:
+    about = json.loads(record)
+    key = "conda", environment
+    system.packages.setdefault(key, Counter())[about["name"], about["version"]] += 1
+    if about["requested_spec"] != "None":
+        system.asked.setdefault(key, set()).add(about["name"])
 
 
 def _lock(text: str) -> Installed:

@@ -51,6 +51,15 @@ STORIES: tuple[Story, ...] = (
         needs=("sqlite3",),
     ),
     story(
+        "the data folder of a server",
+        "mkdir -p /var/lib/mysql/mysql /var/lib/mysql/shop && cd /var/lib/mysql && echo 1 > ibdata1 && echo u >"
+        " mysql/user.frm && echo 1 > shop/orders.ibd && echo 1 > shop/carts.ibd && echo o > shop/db.opt",
+        "echo 2 >> shop/orders.ibd && echo 2 >> ibdata1",
+        "mkdir next && echo 1 > next/t.ibd && rm shop/carts.ibd && echo own > /srv/notes",
+        "rm -r shop && echo 3 >> ibdata1",
+        "cd / && rm -r /var/lib/mysql",
+    ),
+    story(
         "a large table",
         "mkdir -p /srv/db && cd /srv/db && sqlite3 l.db 'create table t (id integer primary key, v)'"
         f' && sqlite3 l.db "{_FILL.format(220000, "t")}"',
