@@ -14,6 +14,8 @@ from waypoint.home import Home
 from waypoint.kernel import cgroups, mounts
 
 KEPT_POINTS = 4
+_FORGET_EVERY = 20
+"""cycles; to forget takes longer than a cycle"""
 PARTS = 10
 """After each of so many parts the daemon and the machine are looked at."""
 _CALM_SECONDS = 3.0
@@ -77,11 +79,16 @@ def run(folder: Path, cycles: int, *, sessions: int = 4) -> Outcome:
         lines = [_Line(folder, f"cycles-{number}") for number in range(sessions)]
         for line in lines:
             stack.callback(line.close)
-        workers = stack.enter_context(ThreadPoolExecutor(sessions))
+        # A thread for each: a client has a connection for each thread that uses it, and the daemon a thread
+        # for each connection.
+        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in lines]
         for part in range(1, PARTS + 1):
             goal = cycles * part // PARTS // sessions
-            for told in workers.map(lambda line: line.go_on_to(goal), lines):  # noqa: B023 - used at once
-                outcome.violations += told
+            working = [
+                thread.submit(line.go_on_to, goal) for thread, line in zip(threads, lines, strict=True)
+            ]
+            for work in working:
+                outcome.violations += work.result()
             outcome.cycles = goal * sessions
             client.prune()
             outcome.held[outcome.cycles] = settled(home, client)
@@ -110,7 +117,7 @@ class _Line:
             told = self._cycle(self._done)
             if told != [str(self._done), str(self._done), "65536", "1"]:
                 violations.append(f"{self._session.name}, cycle {self._done}: {told}")
-            if self._done % KEPT_POINTS == 0 or self._done == goal:
+            if self._done % _FORGET_EVERY == 0 or self._done == goal:
                 self._session.forget(keep_last=KEPT_POINTS, keep_named=False)
         return violations
 
