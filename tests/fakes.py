@@ -410,7 +410,7 @@ class World:
         self.network = FakeNetwork(self.home.tag)
         self.app = self.start()
 
-    def start(self, *, digests: bool = False) -> App:
+    def start(self, *, digests: bool = False, durable: bool = False) -> App:
         """A daemon, also after an earlier one: what that one built is still there."""
         machine = Machine(
             pool=self.pool,
@@ -420,7 +420,7 @@ class World:
             ram=FakeRam(),
             make_builder=lambda _contacts: self.builder,
         )
-        self.app = App(self.home, machine, Settings(spares=0, prove=False, digests=digests))
+        self.app = App(self.home, machine, Settings(spares=0, prove=False, digests=digests, durable=durable))
         return self.app
 
     def settle(self) -> None:

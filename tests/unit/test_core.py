@@ -22,6 +22,7 @@ from tests.waiting import until
 from waypoint import errors
 from waypoint.box.box import Box
 from waypoint.core import registry
+from waypoint.core.background import Background
 from waypoint.core.capture import Wish
 from waypoint.core.live import new_id
 from waypoint.daemon.app import App
@@ -308,6 +309,18 @@ def test_a_session_whose_point_cannot_be_restored_is_not_parked(world: World, ro
     check(world)
 
 
+def test_a_session_is_not_stopped_at_a_point_that_cannot_be_restored(world: World, row: SessionRow) -> None:
+    world.engine.unrestorable = "there is no such thing"
+    with pytest.raises(errors.CannotRestore, match="not stopped: there is no such thing"):
+        world.app.sessions.stop(row, discard=True)
+    assert world.app.registry.running(row.id)
+    check(world)
+    world.engine.unrestorable = ""
+    world.app.sessions.stop(row, discard=True)
+    assert restorable(world, row, "@") == ("proven", None)
+    check(world)
+
+
 def test_every_restore_shows_whether_its_point_is_restorable(world: World, row: SessionRow) -> None:
     assert restorable(world, row, "one") == ("unproven", None)
     world.engine.unrestorable = "for now"
@@ -579,6 +592,18 @@ def test_a_point_is_not_called_durable_when_the_disk_fails(
         world.app.capture.checkpoint(row, Wish("two", durable=True))
     point = world.app.store.points.all()[-1]
     assert (point.intent, point.durable) == ("two", False)
+
+
+def test_a_daemon_that_is_told_so_answers_with_durable_points_only(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WAYPOINT_DURABLE=1: automatic points too, of which no client waits for the disk."""
+    monkeypatch.setattr(Background, "sync_when_idle", lambda *_: None)
+    assert not world.app.capture.checkpoint(row, Wish("two", kind="auto")).durable
+    world.lose_daemon()
+    app = world.start(durable=True)
+    assert app.capture.checkpoint(app.registry.find(row.id), Wish("three", kind="auto")).durable
+    assert app.store.points.not_durable() == []
 
 
 def test_a_point_becomes_durable_by_itself(world: World, row: SessionRow) -> None:

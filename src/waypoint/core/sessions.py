@@ -145,7 +145,7 @@ class Sessions:
                 row, live, Wish("parked", name=name, kind="park", actor="automatic", durable=True)
             )
             faults.reach("park.taken")
-            self._prove(point)
+            self._prove(point, "parked")
             faults.reach("park.proven")
             self._boxes.end(live, "the session was parked")
             faults.reach("park.ended")
@@ -155,9 +155,10 @@ class Sessions:
                 self._spares.update(row.id)
         return self._registry.describe(self._registry.find(row.id)), point
 
-    def _prove(self, point: Checkpoint) -> None:
+    def _prove(self, point: Checkpoint, done: str) -> None:
         """Before processes end, their point must be known to come back. Where memory does not suffice for
-        both at once, the point stays unproven, and `show` says so."""
+        both at once, the point stays unproven, and `show` says so. `done`: what becomes of the session, in a
+        word."""
         if point.size_bytes > machine_bytes().get("MemAvailable", 0) // 2:
             log.warning("%s of session %s is too large to be proven", point.label, point.session)
             return
@@ -165,8 +166,10 @@ class Sessions:
             self._copies.prove(point.id)
         except CannotRestore as error:
             raise CannotRestore(
-                f"session {point.session!r} was not parked: {error.message}",
-                hint=Hint("its processes run on; end the one that cannot be restored, and park again"),
+                f"session {point.session!r} was not {done}: {error.message}",
+                hint=Hint(
+                    "its processes run on; end the one that cannot be restored, and take another point"
+                ),
                 **error.details,
             ) from error
 
@@ -198,6 +201,8 @@ class Sessions:
                     ),
                 )
             with self._registry.steady(row) as live:
+                if head.restorable != "proven" and not head.files_only:
+                    self._prove(head, "stopped")
                 self._boxes.end(live, "the session was stopped")
                 faults.reach("stop.gone")
                 self._store.sessions.set_state(row.id, "stopped", box=None)
