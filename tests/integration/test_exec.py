@@ -245,6 +245,19 @@ def test_commands_from_several_threads_take_turns(session: waypoint.Session) -> 
     assert session.run("echo $n").output == "8\n"
 
 
+def test_a_command_waits_for_its_turn_no_longer_than_it_may_take(session: waypoint.Session) -> None:
+    other = threading.Thread(target=lambda: waypoint.session(session.name).run("sleep 1000"))
+    other.start()
+    try:
+        until(lambda: "sleep 1000" in session.screen())
+        with pytest.raises(errors.SessionBusy, match="another command has run in the shell"):
+            session.run("echo no", timeout=0.2)
+    finally:
+        session.interrupt()
+        other.join()
+    assert session.run("echo yes", timeout=20).output == "yes\n"
+
+
 def test_a_full_screen_program_in_the_foreground_makes_the_session_busy(session: waypoint.Session) -> None:
     session.type("vim -u NONE /tmp/x\r")
     until(lambda: '"/tmp/x"' in session.screen())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import re
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from tests.generate_client import DOCUMENT, MODULES, PACKAGE, generate, referenc
 import waypoint
 from waypoint import aio, errors, model
 from waypoint.api import hints, requests, wire
+from waypoint.cli import main
 from waypoint.client import connection, protocol
 from waypoint.home import Home
 
@@ -277,6 +279,33 @@ def test_a_daemon_that_ends_before_it_began_is_asked_again(play: Callable[[Answe
     asyncio.run(main())
 
 
+def test_a_daemon_that_died_before_it_read_the_request_is_asked_again(
+    play: Callable[[Answer], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that it was starting may keep the connection for a moment longer: the request is sent."""
+    script = play(lambda connection, *_: result(connection, RUN))
+    serve, died = script._serve, threading.Event()
+
+    def die_once(connection: socket.socket) -> None:
+        if died.is_set():
+            serve(connection)
+            return
+        died.set()
+        with connection:
+            wire.send(connection, {"api": wire.API, "version": "1"})
+            connection.recv(1, socket.MSG_PEEK)
+
+    monkeypatch.setattr(script, "_serve", die_once)
+    assert waypoint.Session(waypoint.Client(), "x").run("a").ok
+
+    async def main() -> None:
+        died.clear()
+        assert (await aio.Session(aio.Client(), "x").run("a")).ok
+
+    asyncio.run(main())
+    assert len(script.asked) == 2
+
+
 def test_a_connection_whose_answer_was_not_read_is_not_used_again(play: Callable[[Answer], Script]) -> None:
     def answer(connection: socket.socket, verb: str, args: Any) -> None:
         wire.send(connection, {"event": {"output": args["command"]}})
@@ -299,6 +328,72 @@ def test_a_connection_whose_answer_was_not_read_is_not_used_again(play: Callable
         assert (await twin.run("second")).output == "second"
 
     asyncio.run(main())
+
+
+def test_a_daemon_that_has_stopped_is_not_waited_for(
+    tmp_path: Path, play: Callable[[Answer], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped, or hangs: before it greets, or in the middle of a verb."""
+    monkeypatch.setattr(protocol, "GREETING_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "SILENT_SECONDS", 0.2)
+    done, stopped = threading.Event(), threading.Event()
+
+    def answer(connection: socket.socket, verb: str, args: Any) -> None:
+        if args["command"] == "slow":
+            done.wait(0.5)
+        else:
+            stopped.set()
+            done.wait(10)
+        result(connection, RUN)
+
+    script = play(answer)
+    serve = script._serve
+
+    def serve_until_stopped(connection: socket.socket) -> None:
+        with connection:
+            done.wait(10) if stopped.is_set() else serve(connection)
+
+    monkeypatch.setattr(script, "_serve", serve_until_stopped)
+
+    def ask(command: str) -> waypoint.Result:
+        return waypoint.Session(waypoint.Client(), "x").run(command)
+
+    def ask_twin(command: str) -> waypoint.Result:
+        return asyncio.run(aio.Session(aio.Client(), "x").run(command))
+
+    for side in (ask, ask_twin):
+        stopped.clear()
+        assert side("slow").ok, "a verb may take any time"
+        with pytest.raises(errors.DaemonUnreachable, match=f"process {os.getpid()}. has stopped answering"):
+            side("hang")
+        with pytest.raises(errors.DaemonUnreachable, match="does not answer"):
+            side("greeting")
+    done.set()
+
+
+def test_a_daemon_that_does_not_read_is_not_waited_for(
+    tmp_path: Path, play: Callable[[Answer], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "GREETING_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "SILENT_SECONDS", 0.2)
+    greeted, done = threading.Event(), threading.Event()
+    script = play(lambda *_: None)
+
+    def greet_once(connection: socket.socket) -> None:
+        with connection:
+            if not greeted.is_set():
+                greeted.set()
+                wire.send(connection, {"api": wire.API, "version": "1"})
+            done.wait(10)
+
+    monkeypatch.setattr(script, "_serve", greet_once)
+    much = "x" * (8 << 20)
+    with pytest.raises(errors.DaemonUnreachable, match="has stopped answering"):
+        waypoint.Session(waypoint.Client(), "x").run("cat", stdin=much)
+    greeted.clear()
+    with pytest.raises(errors.DaemonUnreachable, match="has stopped answering"):
+        asyncio.run(aio.Session(aio.Client(), "x").run("cat", stdin=much))
+    done.set()
 
 
 def test_a_request_that_is_cancelled_leaves_its_connection(play: Callable[[Answer], Script]) -> None:
@@ -355,3 +450,31 @@ def test_whether_a_command_may_run_is_asked_of_either_kind_of_callback(
 
     asyncio.run(main())
     assert [verb for verb, _ in script.asked] == ["exec", "approve", "exec", "deny"]
+
+
+def test_the_environment_has_every_client_wait_until_its_points_are_durable(
+    play: Callable[[Answer], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(connection: socket.socket, verb: str, args: Any) -> None:
+        wire.send(connection, {"error": errors.NotFound("no such session").to_wire()})
+
+    script = play(refuse)
+
+    def asked(take: Callable[[], object]) -> bool:
+        script.asked.clear()
+        with contextlib.suppress(errors.NotFound):
+            take()
+        return bool(next(args.get("durable", False) for verb, args in script.asked if verb == "checkpoint"))
+
+    session, twin = waypoint.Session(waypoint.Client(), "x"), aio.Session(aio.Client(), "x")
+    ways: list[Callable[..., object]] = [
+        lambda **how: session.checkpoint("one", **how),
+        lambda **how: asyncio.run(twin.checkpoint("one", **how)),
+        lambda durable=False: main(["checkpoint", "-s", "x", *["--durable"] * durable, "one"]),
+    ]
+    for take in ways:
+        assert not asked(take)
+        assert asked(lambda take=take: take(durable=True))  # type: ignore[misc]
+    monkeypatch.setenv("WAYPOINT_DURABLE", "1")
+    for take in ways:
+        assert asked(take)

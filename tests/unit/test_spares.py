@@ -123,6 +123,22 @@ def test_one_that_is_being_made_is_waited_for(made: Spares[Twin], world: World) 
     world.ended.append("p1")
 
 
+def test_one_whose_making_hangs_blocks_no_verb(
+    made: Spares[Twin], world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spares, "_TAKE_SECONDS", 0.05)
+    monkeypatch.setattr(spares, "_DROP_SECONDS", 0.05)
+    world.go.clear()
+    want(made, "a", "p1")
+    until(lambda: world.made == ["p1"])
+    assert made.take("p1") is None, "the verb makes a copy of its own"
+    made.drop(["p1"])
+    assert "does not come to an end" in caplog.text
+    world.go.set()
+    until(lambda: world.ended == ["p1"])
+    assert made.held() == []
+
+
 def test_the_first_wish_of_each_session_comes_before_the_second_of_any(
     made: Spares[Twin], world: World
 ) -> None:

@@ -37,6 +37,7 @@ OnData = Callable[[bytes], object]
 class Connection(socket.socket):
     """One connection. It is closed with the client that has it."""
 
+    _path: str
     _protocol: protocol.Protocol
     _partial: bytearray
     """What has been read of the next message: a task that reads may be cancelled."""
@@ -44,11 +45,13 @@ class Connection(socket.socket):
     @classmethod
     async def open(cls, path: str) -> Connection:
         connection = cls(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        connection._protocol, connection._partial = protocol.Protocol(), bytearray()
+        connection._path, connection._protocol = path, protocol.Protocol()
+        connection._partial = bytearray()
         try:
-            await asyncio.get_running_loop().sock_connect(connection, path)
-            # A daemon greets. One that is about to end may accept without ever reading a request.
-            await connection.receive()
+            async with asyncio.timeout(protocol.GREETING_SECONDS):
+                await asyncio.get_running_loop().sock_connect(connection, path)
+                # A daemon greets. One that is about to end may accept without ever reading a request.
+                await connection.receive()
         except wire.Closed as error:
             connection.close()
             raise ConnectionRefusedError("the daemon is about to end") from error
@@ -71,7 +74,13 @@ class Connection(socket.socket):
         loop, parts = asyncio.get_running_loop(), self._partial
         while len(parts) < wanted:
             try:
-                part = await loop.sock_recv(self, min(wanted - len(parts), 1 << 20))
+                async with asyncio.timeout(protocol.SILENT_SECONDS):
+                    part = await loop.sock_recv(self, min(wanted - len(parts), 1 << 20))
+            except TimeoutError:
+                await self._require_greeting()
+                continue
+            except ConnectionResetError as error:
+                raise wire.Unread from error
             except OSError as error:
                 raise wire.Closed from error
             if not part:
@@ -80,11 +89,35 @@ class Connection(socket.socket):
         self._partial = bytearray()
         return bytes(parts)
 
-    async def send_bytes(self, data: bytes) -> None:
+    async def _require_greeting(self) -> None:
+        """DaemonUnreachable when the daemon does not even greet a new client any more."""
         try:
-            await asyncio.get_running_loop().sock_sendall(self, data)
+            # One that is about to end has no socket any more; this connection ends with it.
+            with contextlib.suppress(*NO_DAEMON):
+                (await Connection.open(self._path)).close()
+        except TimeoutError as error:
+            pid = wire.peer_of(self)
+            self.close()
+            raise protocol.not_answering(pid) from error
+
+    async def send_bytes(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                view = view[self.send(view) :]
         except OSError as error:
             raise wire.Closed from error
+        if not view:
+            return
+        sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(self, view))
+        try:
+            while not (await asyncio.wait([sending], timeout=protocol.SILENT_SECONDS))[0]:
+                await self._require_greeting()
+            await sending
+        except OSError as error:
+            raise wire.Closed from error
+        finally:
+            sending.cancel()
 
     async def write(self, data: bytes) -> None:
         """Sends data: the input of a program or a terminal."""
@@ -92,7 +125,7 @@ class Connection(socket.socket):
 
 
 class _AskAgain(Exception):
-    """Raised when a daemon that is about to end has not begun the request."""
+    """Raised when the daemon has not begun the request: it is about to end, or ended before it read it."""
 
 
 class Transport:
@@ -112,7 +145,7 @@ class Transport:
             return await Connection.open(path)
         except NO_DAEMON:
             pass
-        except PermissionError as error:
+        except (PermissionError, TimeoutError) as error:
             raise connection_error(self.home, error) from error
         if not self._start:
             raise errors.DaemonUnreachable("no daemon runs", hint="any other verb starts it")
@@ -238,7 +271,11 @@ class Transport:
     ) -> msgspec.Raw:
         """Reads until the request is answered."""
         while True:
-            match await connection.receive():
+            try:
+                message = await connection.receive()
+            except wire.Unread as unread:
+                raise _AskAgain from unread
+            match message:
                 case protocol.Data(data):
                     if on_data:
                         on_data(data)

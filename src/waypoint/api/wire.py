@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ API = 1
 
 JSON = b"J"
 DATA = b"D"
+_CREDENTIALS = struct.Struct("3i")
 _HEAD = struct.Struct(">cI")
 _MOST_BYTES = 256 << 20
 
@@ -48,6 +50,10 @@ _envelope_decoder = json_decoder(Envelope)
 
 class Closed(Exception):
     """Raised when the other side has closed the connection."""
+
+
+class Unread(Closed):
+    """Raised when the other side has ended without reading all that was sent to it: the kernel tells."""
 
 
 class Frames:
@@ -76,9 +82,10 @@ def frame_json(message: Any) -> bytes:
     return frame(JSON, _encoder.encode(message))
 
 
-def receive_exactly(connection: socket.socket, wanted: int) -> bytes:
-    """So many bytes; `Closed` when the connection ends before."""
+def receive_exactly(connection: socket.socket, wanted: int, wait: Callable[[], None] = lambda: None) -> bytes:
+    """So many bytes; `Closed` when the connection ends before. `wait` is called before something is read."""
     try:
+        wait()
         data = connection.recv(wanted)
         if len(data) == wanted:
             return data
@@ -86,11 +93,14 @@ def receive_exactly(connection: socket.socket, wanted: int) -> bytes:
             raise Closed
         parts, have = [data], len(data)
         while have < wanted:
+            wait()
             part = connection.recv(min(wanted - have, 1 << 20))
             if not part:
                 raise Closed
             parts.append(part)
             have += len(part)
+    except ConnectionResetError as error:
+        raise Unread from error
     except ConnectionError as error:
         raise Closed from error
     return b"".join(parts)
@@ -119,6 +129,12 @@ def send_bytes(connection: socket.socket, data: bytes) -> None:
         connection.sendall(data)
     except OSError as error:
         raise Closed from error
+
+
+def peer_of(connection: socket.socket) -> int:
+    """The process at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])
 
 
 def decode(body: bytes) -> Any:

@@ -24,6 +24,7 @@ from waypoint.model import Builder
 TOOLS = ("buildah", "podman")
 BUILD_SECONDS = 7200.0
 _CALLER_SECONDS = 0.25
+_END_SECONDS = 10.0
 _SHOWN_LINES = 20
 
 
@@ -97,7 +98,8 @@ def _run(
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS)
         reading.join(1)
         output.close()
     if ended or process.returncode:

@@ -103,7 +103,8 @@ class Box:
                 for process in filter(None, (pid, starter.pid)):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process, signal.SIGKILL)
-            starter.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                starter.wait(_END_SECONDS)
             if not ended:
                 raise MachineError(
                     f"a box was not built within {_BUILD_SECONDS:g} s: its keeper does not answer",

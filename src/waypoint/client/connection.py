@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -34,6 +35,8 @@ OnEvent = Callable[[Any], None]
 OnData = Callable[[bytes], object]
 
 _START_SECONDS = 120.0
+_REBUILD_SECONDS = 3600.0
+"""It reads every point of the home."""
 
 
 def needs_root(why: str = "Waypoint needs root") -> errors.NotRoot:
@@ -83,14 +86,21 @@ def rebuild_database(home: Home) -> model.Recovered:
 
     with contextlib.suppress(errors.WaypointError):
         Transport(home.path, start=False).ask(DaemonStop())
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "waypoint.daemon.rebuild"],
-        env={**os.environ, "WAYPOINT_HOME": str(home.path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "waypoint.daemon.rebuild"],
+            env={**os.environ, "WAYPOINT_HOME": str(home.path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_REBUILD_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise errors.DaemonUnreachable(
+            f"the database was not rebuilt within {_REBUILD_SECONDS / 60:g} minutes",
+            hint=f"the log is {home.log}",
+        ) from error
     try:
         answer = wire.decode(done.stdout.splitlines()[-1].encode())
     except (ValueError, IndexError):
@@ -116,16 +126,23 @@ NO_DAEMON = (FileNotFoundError, ConnectionRefusedError, NotADirectoryError)
 class Connection(socket.socket):
     """One connection. It is closed with the thread or the client that has it."""
 
+    _path: str
     _protocol: protocol.Protocol
 
     @classmethod
     def open(cls, path: str) -> Connection:
         connection = cls(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection._protocol = protocol.Protocol()
+        connection._path, connection._protocol = path, protocol.Protocol()
         try:
+            connection.settimeout(protocol.GREETING_SECONDS)
             connection.connect(path)
             # A daemon greets. One that is about to end may accept without ever reading a request.
-            connection.receive()
+            while (
+                connection._protocol.feed(wire.receive_exactly(connection, connection._protocol.wanted))
+                is None
+            ):
+                pass
+            connection.settimeout(None)
         except wire.Closed as error:
             connection.close()
             raise ConnectionRefusedError("the daemon is about to end") from error
@@ -140,25 +157,50 @@ class Connection(socket.socket):
     def receive(self) -> protocol.Message:
         """The next message."""
         while True:
-            message = self._protocol.feed(wire.receive_exactly(self, self._protocol.wanted))
-            if message is not None:
+            data = wire.receive_exactly(self, self._protocol.wanted, lambda: self._wait(select.POLLIN))
+            if (message := self._protocol.feed(data)) is not None:
                 return message
 
     def has_data(self, seconds: float) -> bool:
         """Whether something comes, or the other side closes, within that time."""
-        import select  # here: few commands wait for so long and no longer
+        return self._is_ready(select.POLLIN, seconds)
 
+    def _is_ready(self, event: int, seconds: float) -> bool:
+        if self.fileno() < 0:
+            raise wire.Closed
         poll = select.poll()
-        poll.register(self, select.POLLIN)
+        poll.register(self, event)
         return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def _wait(self, event: int) -> None:
+        """Returns when the connection is ready, however late, as long as the daemon greets new clients."""
+        while not self._is_ready(event, protocol.SILENT_SECONDS):
+            try:
+                # One that is about to end has no socket any more; this connection ends with it.
+                with contextlib.suppress(*NO_DAEMON):
+                    Connection.open(self._path).close()
+            except TimeoutError as error:
+                pid = wire.peer_of(self)
+                self.close()
+                raise protocol.not_answering(pid) from error
+
+    def send_bytes(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                self._wait(select.POLLOUT)
+                with contextlib.suppress(BlockingIOError):
+                    view = view[self.send(view, socket.MSG_DONTWAIT) :]
+        except OSError as error:
+            raise wire.Closed from error
 
     def write(self, data: bytes) -> None:
         """Sends data: the input of a program or a terminal."""
-        wire.send_bytes(self, protocol.data_bytes(data))
+        self.send_bytes(protocol.data_bytes(data))
 
 
 class _AskAgain(Exception):
-    """Raised when a daemon that is about to end has not begun the request."""
+    """Raised when the daemon has not begun the request: it is about to end, or ended before it read it."""
 
 
 class Transport:
@@ -178,7 +220,7 @@ class Transport:
             return Connection.open(path)
         except NO_DAEMON:
             pass
-        except PermissionError as error:
+        except (PermissionError, TimeoutError) as error:
             raise connection_error(self.home, error) from error
         if not self._start:
             raise errors.DaemonUnreachable("no daemon runs", hint="any other verb starts it")
@@ -251,14 +293,14 @@ class Transport:
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection is not None:
             try:
-                wire.send_bytes(connection, ask.data)
+                connection.send_bytes(ask.data)
             except wire.Closed:
                 self.close()
             else:
                 return connection
         connection = self._local.connection = self.connect()
         try:
-            wire.send_bytes(connection, ask.data)
+            connection.send_bytes(ask.data)
         except wire.Closed as error:
             self.close()
             raise errors.DaemonUnreachable(
@@ -271,7 +313,7 @@ class Transport:
         ask = protocol.ask_request(request)
         connection = self._local.answering = self.connect()
         try:
-            wire.send_bytes(connection, ask.data)
+            connection.send_bytes(ask.data)
             on_event = self._with_decisions(None, on_approval)
             return connection, protocol.decode(request, _answer(connection, on_event, None))
         except _AskAgain:
@@ -326,7 +368,11 @@ class Transport:
 def _answer(connection: Connection, on_event: OnEvent | None, on_data: OnData | None) -> msgspec.Raw:
     """Reads until the request is answered."""
     while True:
-        match connection.receive():
+        try:
+            message = connection.receive()
+        except wire.Unread as unread:
+            raise _AskAgain from unread
+        match message:
             case protocol.Data(data):
                 _notify(connection, on_data, data)
             case protocol.Event(body):

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+GREETING_SECONDS = 30.0
+"""How long a daemon may take to greet a new client."""
+SILENT_SECONDS = 60.0
+"""After so long without a word a client finds out whether the daemon greets a new one. A verb may take any
+time; a daemon that does not even greet is stopped or hangs."""
+
 
 class Data(NamedTuple):
     """Plain data: a terminal, the output of a program, an exported file."""
@@ -146,6 +152,15 @@ def decode(request: Request[R], answer: msgspec.Raw) -> R:
 def ended_during(verb: str) -> errors.DaemonUnreachable:
     return errors.DaemonUnreachable(
         f"the daemon ended during {verb!r}", hint="ask again: sessions and checkpoints are kept"
+    )
+
+
+def not_answering(pid: int) -> errors.DaemonUnreachable:
+    """What a client raises that a daemon does not greet any more."""
+    return errors.DaemonUnreachable(
+        f"the daemon (process {pid}) has stopped answering",
+        hint="end that process: the next verb starts another daemon, and sessions live on",
+        pid=pid,
     )
 
 

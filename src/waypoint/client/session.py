@@ -110,7 +110,8 @@ class Session:
         terminal, with the shell's own variables. `plain`: the output without escape sequences.
 
         `on_output` is called with pieces of the output while it runs. `timeout`: seconds, after which it is
-        interrupted.
+        interrupted; for its turn, while another command runs, it waits no longer than that either
+        (SessionBusy).
 
         `on_approval`: what happens where the policy wants approval first. A function is called with the
         approval and says whether the command may run; "wait": it waits for `approve` or `deny` of another

@@ -20,7 +20,15 @@ from waypoint.core.boxes import Boxes
 from waypoint.core.live import Live, Program, start_environment
 from waypoint.core.observe import exported_variables
 from waypoint.core.registry import Registry
-from waypoint.errors import CannotStart, MachineError, NotFound, SessionDead, UsageError, WaypointError
+from waypoint.errors import (
+    CannotStart,
+    MachineError,
+    NotFound,
+    SessionBusy,
+    SessionDead,
+    UsageError,
+    WaypointError,
+)
 from waypoint.kernel import faults
 from waypoint.model import Actor, RunResult
 from waypoint.store.sessions import SessionRow
@@ -32,6 +40,7 @@ from waypoint.terminal.shell import UNATTENDED
 _LAST_OUTPUT_SECONDS = 1.0
 """After a program has ended: how long its children may hold its pipe before its output counts as complete."""
 _TERMINATE_SECONDS = 2.0
+_ENVIRONMENT_SECONDS = 30.0
 _READ_BYTES = 1 << 16
 
 
@@ -358,6 +367,9 @@ def _cannot_start(live: Live, program: str, cwd: str, user: User, error: StartFa
 
 def _shell_environment(live: Live) -> dict[str, str]:
     """What the shell exports at this moment; only the shell itself knows."""
-    result = live.terminal.run(secrets.token_hex(6), "command env -0 | command base64 -w0", silent=True)
+    command = "command env -0 | command base64 -w0"
+    result = live.terminal.run(secrets.token_hex(6), command, silent=True, timeout=_ENVIRONMENT_SECONDS)
+    if result.timed_out:
+        raise SessionBusy("the shell does not say what it exports", hint="leave its variables out")
     words = base64.b64decode(result.output).split(b"\0")
     return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)

@@ -27,6 +27,8 @@ from waypoint.model import Checkpoint
 log = logging.getLogger("waypoint")
 
 _MOST_WAITING = 1024
+_SHARE_SECONDS = 600.0
+_CLOSE_SECONDS = 30.0
 _LOWEST_PRIORITY = 19
 _IDLE_IO = 3 << 13  # IOPRIO_CLASS_IDLE
 
@@ -105,7 +107,11 @@ class Dedupe:
                 os.setpriority(os.PRIO_PROCESS, helper.pid, _LOWEST_PRIORITY)
                 set_io_priority(helper.pid, _IDLE_IO)
             faults.reach("share.started")
-            output, _ = helper.communicate()
+            try:
+                output, _ = helper.communicate(timeout=_SHARE_SECONDS)
+            except subprocess.TimeoutExpired:
+                helper.kill()
+                output, _ = "it takes too long", helper.wait(_CLOSE_SECONDS)
         finally:
             with self._changed:
                 self._helper = None
@@ -122,4 +128,4 @@ class Dedupe:
                 self._helper.kill()
             self._changed.notify()
         if self._thread:
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)

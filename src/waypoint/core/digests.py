@@ -47,6 +47,7 @@ _IDLE_IO = 3 << 13  # IOPRIO_CLASS_IDLE
 _MEMORY_SECONDS = 3600.0
 """How long a comparison of memory is taken as good for the next spare of the point."""
 _PAUSE_SECONDS = 0.02
+_CLOSE_SECONDS = 30.0
 _RACE_NS = 2_000_000_000
 """A file that was changed so shortly before a snapshot may have been changed again with the same time."""
 
@@ -107,7 +108,7 @@ class Digests:
             self._closed = True
             self._changed.notify_all()
         if self._thread:
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):

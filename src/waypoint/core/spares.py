@@ -28,6 +28,10 @@ log = logging.getLogger("waypoint")
 
 _IDLE_SECONDS = 600.0
 """The spares of a session that has taken no point and made no restore for so long go."""
+_TAKE_SECONDS = 5.0
+"""How long a verb waits for a spare that is being made, before it makes a copy of its own."""
+_DROP_SECONDS = 90.0
+"""How long the end of a spare that is being made is waited for: longer than CRIU may do nothing."""
 _PRESSURE = b"some 150000 1000000"
 """The kernel tells when tasks have waited for memory for 150 ms within a second."""
 
@@ -147,10 +151,10 @@ class Spares(Generic[T]):
 
     def take(self, point_id: str, suits: Callable[[T], bool] = lambda _: True) -> T | None:
         """The spare of a point, if it suits; it is the caller's from now on. One that is being made is waited
-        for: it will be there sooner than another copy. (Not a proof: that one ends.)"""
+        for: it will be there sooner than another copy, unless something hangs. (Not a proof: that one
+        ends.)"""
         with self._changed:
-            while self._making == point_id and not self._proving:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._making != point_id or self._proving, _TAKE_SECONDS)
             held = self._held.get(point_id)
             if held and not suits(held.spare):
                 return None
@@ -164,13 +168,14 @@ class Spares(Generic[T]):
         return None
 
     def drop(self, points: Sequence[str]) -> None:
-        """Throws the spares of these points away, and waits until they are gone."""
+        """Throws the spares of these points away, and waits until they are gone, up to a limit. One that is
+        ready only after that is thrown away then."""
         with self._changed:
             for session_id, (at, wanted) in self._wanted.items():
                 self._wanted[session_id] = (at, [wish for wish in wanted if wish.point not in points])
             self._unproven = {key: wish for key, wish in self._unproven.items() if wish.point not in points}
-            while self._making in points:
-                self._changed.wait()
+            if not self._changed.wait_for(lambda: self._making not in points, _DROP_SECONDS):
+                log.warning("a spare is being made that does not come to an end; it is not waited for")
             dropped = [self._held.pop(point) for point in points if point in self._held]
             self._failed.difference_update(points)
         for held in dropped:
@@ -190,7 +195,7 @@ class Spares(Generic[T]):
             self._changed.notify_all()
         self.drop_all()
         if self._worker:
-            self._worker.join()  # it may be throwing one away
+            self._worker.join(_DROP_SECONDS)  # it may be throwing one away
 
     def held(self) -> list[str]:
         """The points that have one now."""

@@ -119,6 +119,7 @@ def claim(home: Home) -> tuple[socket.socket | None, IO[str]]:
         except BlockingIOError:
             # Another one starts or serves: as soon as it answers there is nothing left to do.
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(max(0.01, deadline - time.monotonic()))
                 probe.connect(str(home.socket))
                 return None, lock
             if time.monotonic() > deadline:

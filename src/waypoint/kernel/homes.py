@@ -16,7 +16,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ import msgspec
 
 from waypoint.errors import MachineError
 from waypoint.home import Home
-from waypoint.kernel import atomic, mounts
+from waypoint.kernel import atomic, locks, mounts
 from waypoint.kernel.mounts import Mount
 from waypoint.kernel.overlay import file_handle
 from waypoint.kernel.syscalls import open_by_handle
@@ -36,7 +35,6 @@ LOCK = Path("/run/waypoint/homes.lock")
 _CONTENTS = ("waypoint.db", "pool.img", "pool")
 """What a home has, one of them at least."""
 _PATIENCE_SECONDS = 30.0
-_POLL_SECONDS = 0.002
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -228,16 +226,9 @@ def _locked(mode: int) -> Iterator[None]:
 
 
 def _take(fd: int, mode: int) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            fcntl.flock(fd, mode | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise MachineError(
-                    "another Waypoint home of this machine is being opened or closed, and does not finish",
-                    hint=f"`fuser {LOCK}` tells which process it is",
-                    path=str(LOCK),
-                ) from None
-        time.sleep(_POLL_SECONDS)
+    if not locks.lock_file(fd, mode, _PATIENCE_SECONDS):
+        raise MachineError(
+            "another Waypoint home of this machine is being opened or closed, and does not finish",
+            hint=f"`fuser {LOCK}` tells which process it is",
+            path=str(LOCK),
+        )

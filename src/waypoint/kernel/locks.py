@@ -4,12 +4,16 @@ A thread that holds a lock may take only locks that stand after it in `ORDER`. d
 thread takes which. Usually these are the plain locks of `threading` and nothing is checked; with
 WAYPOINT_DEBUG_LOCKS=1 (the tests run like that) a lock that is taken out of order raises `OutOfOrder` at
 once, in the thread that would sooner or later have been part of a deadlock.
+
+`lock_file` is for processes: a lock on a file, with a time limit.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+import time
 from types import TracebackType
 
 ORDER: tuple[str, ...] = (
@@ -47,6 +51,9 @@ ORDER: tuple[str, ...] = (
     "store",
 )
 """From the outermost to the innermost."""
+
+
+_POLL_SECONDS = 0.002
 
 
 class OutOfOrder(AssertionError):
@@ -150,3 +157,17 @@ def rlock(name: str) -> threading.RLock:
 def condition(name: str) -> threading.Condition:
     """A condition variable over a lock of its own."""
     return threading.Condition(rlock(name))
+
+
+def lock_file(fd: int, mode: int, seconds: float) -> bool:
+    """Takes a lock with flock(2); False when another process holds it all that time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        else:
+            return True
+        time.sleep(_POLL_SECONDS)

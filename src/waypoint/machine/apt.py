@@ -29,6 +29,8 @@ _APT_GET = (
     "--no-install-recommends",
     "--option=DPkg::Lock::Timeout=300",
 )
+_RUN_SECONDS = 900.0
+"""For one program; apt itself gives up a download that stands still."""
 _ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -41,8 +43,19 @@ def run(doing: str, *argv: str) -> str:
     """The output of a program that must succeed; SetupFailed has its error messages."""
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_RUN_SECONDS,
         )
+    except subprocess.TimeoutExpired as error:
+        raise SetupFailed(
+            f"{doing} took longer than {_RUN_SECONDS / 60:g} minutes",
+            hint="is the package archive reachable, and is no other package manager at work?",
+        ) from error
     except OSError as error:
         raise SetupFailed(f"{doing} failed: {error}") from error
     if done.returncode != 0:

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from waypoint.errors import MissingFeature
+from waypoint.kernel import locks
 
 CLONE = Path(__file__).resolve().parents[3]
 INSTALL_SECONDS = 900
@@ -41,7 +42,11 @@ def provide(requirements: Path, lock: Path, say: Callable[[str], None]) -> None:
     if not missing(requirements):
         return
     with lock.open("w") as held:  # the one that ./waypoint takes
-        fcntl.flock(held, fcntl.LOCK_EX)
+        if not locks.lock_file(held.fileno(), fcntl.LOCK_EX, INSTALL_SECONDS):
+            raise MissingFeature(
+                "another process is installing packages, and does not finish",
+                hint=f"`fuser {lock}` tells which process it is",
+            )
         if not missing(requirements):
             return
         say("installing the packages of the MCP server (once)")

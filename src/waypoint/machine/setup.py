@@ -35,7 +35,7 @@ from pathlib import Path
 from waypoint.api.hints import Do, Hint
 from waypoint.errors import MissingFeature, NotRoot, SetupFailed
 from waypoint.home import Settings
-from waypoint.kernel import atomic
+from waypoint.kernel import atomic, locks
 from waypoint.machine import criu_prefix, natives
 from waypoint.machine.apt import Progress, install_missing
 from waypoint.machine.criu_prefix import Candidate, Origin, Rejection
@@ -44,6 +44,8 @@ Probe = Callable[[Path], str | None]
 """Dumps and restores a small tree with the engine in the given folder; returns why that failed, or None."""
 
 ARCHITECTURES = ("x86_64",)
+_OTHER_SECONDS = 3600.0
+"""How long another process may take to set up: it may have to download the whole of CRIU."""
 LAYOUT = 1
 """Raised when an engine built by an older Waypoint must be built anew."""
 
@@ -193,11 +195,13 @@ def _default_probe() -> Probe:
 def _locked(folder: Path, progress: Progress) -> Iterator[None]:
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locks.lock_file(descriptor, fcntl.LOCK_EX, 0):
             progress("another process is setting up; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not locks.lock_file(descriptor, fcntl.LOCK_EX, _OTHER_SECONDS):
+                raise SetupFailed(
+                    "another process is setting up, and does not finish",
+                    hint=f"`fuser {folder / '.lock'}` tells which process it is",
+                )
         yield
     finally:
         os.close(descriptor)

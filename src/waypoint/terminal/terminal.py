@@ -469,7 +469,7 @@ class Terminal:
         if "\0" in command:
             raise UsageError("a command cannot contain a NUL byte")
         keys = keys_for(run_id, command, stdin, on_terminal=on_terminal, silent=silent, cwd=cwd, env=env)
-        with self._turn:
+        with self._in_turn(timeout):
             stripper = escapes.Stripper() if plain else None
             run = Run(run_id, command, limit, on_output, silent=silent, actor=actor, stripper=stripper)
             while not self._type_command(run, keys):
@@ -480,6 +480,19 @@ class Terminal:
             if run.no_result:
                 raise SessionDead(run.no_result)
             return run.result()
+
+    @contextlib.contextmanager
+    def _in_turn(self, timeout: float | None) -> Iterator[None]:
+        """One command after the other. A command waits for its turn as long as it may take itself."""
+        if not self._turn.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            raise SessionBusy(
+                f"another command has run in the shell all the {timeout:.1f} s that this one may take",
+                hint=Hint("interrupt it, or run beside it (", _BESIDE, ")"),
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _type_command(self, run: Run, keys: bytes) -> bool:
         """Types a command at the prompt and waits until the shell begins it. False when the prompt was gone

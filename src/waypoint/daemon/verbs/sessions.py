@@ -168,7 +168,6 @@ def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
         if not program.ended.wait(timeout):
             timed_out = True
             end_program(program)
-            program.ended.wait()
         passed.ended(program.exit_code, timed_out=timed_out)
     streams.finish()
     event = output.record(program.exit_code)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from waypoint.api.hints import Arg, Hint
-from waypoint.errors import MissingFeature, translated
+from waypoint.errors import MachineError, MissingFeature, translated
 from waypoint.kernel.network import GATEWAY, INTERFACE_PREFIX, flows
 from waypoint.kernel.network.netlink import in_netns
 
@@ -38,6 +38,8 @@ WITHOUT_NAT = Hint(
     "sessions with ", Arg("new", net="none"), " or ", Arg("new", net="host"), " work without it"
 )
 
+_NFT_SECONDS = 30.0
+
 _Chain = dict[str, Any]
 """A chain of nftables, as `nft -j` lists it."""
 
@@ -49,7 +51,20 @@ def _nft(*arguments: str, script: str | None = None) -> str:
             "the program `nft` is not installed: boxes cannot reach the network without it",
             hint=Hint("apt-get install nftables; ", WITHOUT_NAT),
         )
-    done = subprocess.run([program, *arguments], input=script, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            input=script,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_NFT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MachineError(
+            f"`nft` did not answer within {_NFT_SECONDS:g} s",
+            hint=Hint("another program may hold the firewall of this machine; ", WITHOUT_NAT),
+        ) from error
     if done.returncode:
         raise MissingFeature(
             f"the kernel refused the firewall rules of the boxes: {done.stderr.strip()}",

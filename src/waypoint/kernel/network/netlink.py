@@ -16,6 +16,8 @@ from typing import Self, TypeVar
 
 from waypoint.kernel.syscalls import CLONE_NEWNET, setns
 
+_ANSWER_SECONDS = 30.0
+
 T = TypeVar("T")
 
 # From netlink(7)
@@ -116,6 +118,7 @@ class Netlink:
             return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
         self._socket = connect() if netns_fd is None else in_netns(netns_fd, connect)
+        self._socket.settimeout(_ANSWER_SECONDS)
 
     def __enter__(self) -> Self:
         return self

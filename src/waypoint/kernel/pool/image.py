@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -31,6 +32,8 @@ MOUNT_FLAGS = MS_NOATIME | MS_NODEV | MS_NOSUID
 MOUNT_OPTIONS = "discard=async"
 """docs/storage.md has the reasons, with measurements."""
 
+_SECONDS = 120.0
+"""For one program."""
 MIB = 1 << 20
 DEFAULT_SIZE_BYTES = 64 << 30
 SMALLEST_SIZE_BYTES = 256 * MIB
@@ -51,7 +54,8 @@ def require_btrfs() -> None:
         ("loop", loop.CONTROL.exists, f"there are no loop devices here ({loop.CONTROL} is missing)"),
     ):
         if not exists() and (modprobe := _program("modprobe")):
-            subprocess.run([modprobe, "-q", module], check=False, capture_output=True)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run([modprobe, "-q", module], check=False, capture_output=True, timeout=_SECONDS)
         if not exists():
             raise MissingFeature(
                 problem, hint=f"load the kernel's module with `modprobe {module}`, if it has one"
@@ -101,13 +105,21 @@ def make_image(home: Path, size_bytes: int | None) -> None:
             os.chmod(partial, 0o600)
             os.ftruncate(fd, size)
             options = ["--quiet", "--label", "waypoint", "--metadata", "dup", "--data", "single"]
-            result = subprocess.run(
-                [mkfs, *options, str(partial)], check=False, capture_output=True, text=True, errors="replace"
-            )
-            if result.returncode:
+            try:
+                result = subprocess.run(
+                    [mkfs, *options, str(partial)],
+                    check=False,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_SECONDS,
+                )
+                failure = result.stderr.strip()[-500:] if result.returncode else None
+            except subprocess.TimeoutExpired:
+                failure = f"it took longer than {_SECONDS:g} s"
+            if failure is not None:
                 raise SetupFailed(
-                    f"mkfs.btrfs failed on {partial}: {result.stderr.strip()[-500:]}",
-                    hint=Hint("see ", Do("doctor")),
+                    f"mkfs.btrfs failed on {partial}: {failure}", hint=Hint("see ", Do("doctor"))
                 )
             os.fsync(fd)
         os.rename(partial, home / "pool.img")

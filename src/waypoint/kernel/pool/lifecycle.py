@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from waypoint.errors import MachineError, MissingFeature, NoSpace, NotRoot, UsageError, translated
-from waypoint.kernel import homes, mounts
+from waypoint.kernel import homes, locks, mounts
 from waypoint.kernel.pool import loop
 from waypoint.kernel.pool.btrfs import (
     BTRFS_IOC_SUBVOL_CREATE,
@@ -36,13 +36,21 @@ COMPRESSED = ("checkpoints", "staging")
 """Where memory images are written."""
 
 _KIND_FILE = ".kind"
+_LOCK_SECONDS = 60.0
+"""Opening a pool makes its file system, if there is none."""
 _OWN_FILES = {"daemon.log", "engine", "pool", "pool.img", "pool.img.partial", "pool.lock", "waypoint.db"}
 
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    with opened(home / "pool.lock", os.O_RDWR | os.O_CREAT) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    path = home / "pool.lock"
+    with opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        if not locks.lock_file(fd, fcntl.LOCK_EX, _LOCK_SECONDS):
+            raise MachineError(
+                f"the pool in {home} is being opened or closed by another process, which does not finish",
+                hint=f"`fuser {path}` tells which process it is",
+                path=str(path),
+            )
         yield
 
 
