@@ -33,6 +33,7 @@ ORDER: tuple[str, ...] = (
     "network preparation",
     "doors",
     "door",
+    "forwards",
     "terminal",
     "approvals",
     "spares",
