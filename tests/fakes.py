@@ -30,6 +30,7 @@ from waypoint.errors import CannotRestore, MachineError, NotFound
 from waypoint.home import Home, Settings
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.flows import Flow, Flows
+from waypoint.kernel.network.sockets import Connection
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.protocol import Usage
 from waypoint.kernel.processes import Process
@@ -208,6 +209,7 @@ class FakeEngine:
         shell: int,
         memory: TrackedMemory,
         complete_folder: Path,
+        forwarded: Collection[Connection],
     ) -> Iterator[FakeDump]:
         self._faults.call("engine.dump")
         assert isinstance(box, FakeBox)

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from waypoint import aio
+    from waypoint.api.difference import PortFact
     from waypoint.api.hints import Do, Hint
     from waypoint.client.agent import Restored, Resumed, Tasks
     from waypoint.client.checkpoint import Checkpoint
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         FileWritten,
         Forgotten,
         Forked,
+        Forward,
         ImageConfig,
         IntentFrom,
         KeptPoint,
@@ -110,6 +112,7 @@ if TYPE_CHECKING:
     from waypoint.text.views import Bisection, Card, Comparison, Diff, Judgement, Plan, Status
 
 _MODULES = {
+    "api.difference": ("PortFact",),
     "api.hints": (
         "Do",
         "Hint",
@@ -194,6 +197,7 @@ _MODULES = {
         "FilesRestored",
         "Forgotten",
         "Forked",
+        "Forward",
         "ImageConfig",
         "IntentFrom",
         "KeptPoint",
@@ -281,6 +285,7 @@ __all__ = [
     "FilesRestored",
     "Forgotten",
     "Forked",
+    "Forward",
     "GroundMoved",
     "Hint",
     "ImageConfig",
@@ -311,6 +316,7 @@ __all__ = [
     "PolicyBroken",
     "PolicyDenied",
     "PoolUse",
+    "PortFact",
     "Program",
     "Pruned",
     "Recovered",

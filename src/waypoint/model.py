@@ -155,6 +155,30 @@ class Size(Record, frozen=True):
     columns: TerminalLength = 80
 
 
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Forward(Record, frozen=True):
+    """A port of this machine that leads into a session. It follows the session through restores."""
+
+    port: Port
+    """In the session."""
+    address: str
+    """Of this machine: where a client connects."""
+    local_port: Port
+    problem: str = ""
+    """Why it does not work now, if so."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where a client connects: `127.0.0.1:9000`, `[::1]:9000`."""
+        return (
+            f"[{self.address}]:{self.local_port}"
+            if ":" in self.address
+            else f"{self.address}:{self.local_port}"
+        )
+
+
 class Session(Record, frozen=True):
     """A named live environment: a box, a shell in a terminal, a history."""
 
@@ -174,6 +198,8 @@ class Session(Record, frozen=True):
     """Whether a point is taken after each command that changed something."""
     approvals: tuple[Approval, ...] = ()
     """Commands of it that wait for approval, oldest first."""
+    forwards: tuple[Forward, ...] = ()
+    """Ports of this machine that lead into it."""
 
 
 VerdictState = Literal["running", "passed", "failed", "timeout", "unclear", "error"]

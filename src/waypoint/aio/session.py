@@ -37,6 +37,7 @@ from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.aio.program import Program, Terminal
+    from waypoint.api.difference import PortFact
 
 
 class Session:
@@ -215,6 +216,38 @@ class Session:
     async def screen(self) -> str:
         """What its terminal shows now."""
         return (await self._client.ask(requests.Screen(session=self.name))).text
+
+    # ---- ports -------------------------------------------------------------------------------
+
+    async def ports(self, ref: Checkpoint | str | None = None) -> list[PortFact]:
+        """What listens in it now, or what did at a point: `protocol`, `address`, `port`, `pid`, `command`."""
+        answer = await self._client.ask(requests.Ports(session=self.name, ref=ref_of(ref)))
+        return [*answer.ports]
+
+    async def forward(
+        self, port: int, local_port: int | None = None, *, bind: str = "127.0.0.1"
+    ) -> model.Forward:
+        """Lets connections to a port of this machine reach a TCP port of the session: `endpoint` of the
+        answer says where. It follows the session through restores, forks have none, and it ends with
+        `unforward`, `stop`, `park` and `remove`.
+
+        `local_port`: the port of this machine; 0 for any that is free; without it the same number if that is
+        free, else another one. AlreadyExists when it is taken. `bind`: the address of this machine; with the
+        default only this machine reaches it, with "0.0.0.0" every machine does.
+
+            >>> import waypoint
+            >>> with waypoint.session(temporary=True) as s:
+            ...     forward = s.forward(8000, 0)
+            ...     [one == forward for one in s.info.forwards], s.unforward() == [forward]
+            ([True], True)
+        """
+        request = requests.Forward(port=port, session=self.name, local_port=local_port, bind=bind)
+        return (await self._client.ask(request)).forward
+
+    async def unforward(self, port: int | None = None) -> list[model.Forward]:
+        """Ends the forwards of a port of the session, and their connections; without a port all of them. What
+        is forwarded is in `info.forwards`."""
+        return [*(await self._client.ask(requests.Unforward(session=self.name, port=port))).ended]
 
     # ---- points ------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ _METHODS = {
 """Where the call is not `s.VERB`, with `s` a session and `client` a `waypoint.Client`. What a
 `Checkpoint` does needs no ref."""
 _UNNAMED = {
-    "approval", "argv", "command", "file", "good", "id", "intent", "name", "paths", "ref", "sources",
+    "approval", "argv", "command", "file", "good", "id", "intent", "name", "paths", "port", "ref", "sources",
     "target", "task", "text", "titles", "to", "what",
 }  # fmt: skip
 """Arguments that a call does not name."""
@@ -188,11 +188,13 @@ _POSITIONALS = {
     "exec": ("command",),
     "export": ("paths",),
     "forget": ("refs",),
+    "forward": ("session", "port"),
     "fork": ("ref",),
     "new": ("name",),
     "note": ("ref", "text"),
     "park": ("session",),
     "pin": ("ref",),
+    "ports": ("session",),
     "preview": ("ref",),
     "restore": ("ref",),
     "rm": ("sessions",),
@@ -203,6 +205,7 @@ _POSITIONALS = {
     "task_add": ("titles",),
     "task_set": ("task",),
     "type": ("text",),
+    "unforward": ("session", "port"),
     "verify": ("ref", "command"),
 }
 """The arguments of a verb that are words of their own, in order."""

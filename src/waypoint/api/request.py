@@ -1,5 +1,6 @@
 """What a request is: a frozen struct with the type of its result. The requests themselves stand by subject in
-sessions.py, points.py, history.py, files.py, agent.py, effects.py and machine.py, each with its results.
+sessions.py, ports.py, points.py, history.py, files.py, agent.py, effects.py and machine.py, each with its
+results.
 
     class Exec(Request[RunResult], frozen=True): …
 

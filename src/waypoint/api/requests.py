@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from waypoint.api.history import *  # noqa: F403
     from waypoint.api.machine import *  # noqa: F403
     from waypoint.api.points import *  # noqa: F403
+    from waypoint.api.ports import *  # noqa: F403
     from waypoint.api.sessions import *  # noqa: F403
 else:
 
@@ -39,6 +40,7 @@ R = TypeVar("R")
 
 SUBJECTS = {
     "sessions": "new ls session park stop rm auto exec interrupt spawn signal attach type screen",
+    "ports": "ports forward unforward",
     "points": "checkpoint restore undo redo fork verify tag tags note pin",
     "history": "log show status changed diff preview ops bisect compare",
     "files": "apply export copy_in copy_out read_file write_file restore_files",

@@ -25,6 +25,7 @@ from waypoint.core.background import Background
 from waypoint.core.builder import BoxBuilder, BoxFacts
 from waypoint.core.contacts import Contacts
 from waypoint.core.engine import Engine
+from waypoint.core.forwards import Forwards
 from waypoint.core.gate import Gate
 from waypoint.core.live import Doors, Live, start_environment
 from waypoint.core.observe import exported_variables
@@ -61,12 +62,14 @@ class Boxes:
         background: Background,
         doors: Doors,
         contacts: Contacts,
+        forwards: Forwards,
         gate: Gate,
         auto: AutoPoints,
     ) -> None:
         self._home, self._engine, self._builder = home, engine, builder
         self._registry, self._trajectory, self._background = registry, trajectory, background
-        self._doors, self._contacts, self._gate, self._auto = doors, contacts, gate, auto
+        self._doors, self._contacts, self._forwards = doors, contacts, forwards
+        self._gate, self._auto = gate, auto
         self._pump = Pump()
 
     # ---- beginning ---------------------------------------------------------------------------
@@ -274,6 +277,7 @@ class Boxes:
             steps.callback(self._gate.approvals.drop, live)
             steps.callback(faults.reach, "box.silent")
             steps.callback(self._doors.close, live)
+            steps.callback(self._forwards.cut, live)
 
     def end_left_alone(self, box_id: str, pid: int) -> None:
         """Ends a box that this daemon could not take over, if it has not ended by itself."""
@@ -293,6 +297,7 @@ class Boxes:
             steps.callback(self._pump.remove, live.terminal.events.fileno())
             steps.callback(self._pump.remove, live.terminal.master)
             steps.callback(self._doors.close, live)
+            steps.callback(self._forwards.cut, live)
 
     def close(self) -> None:
         """The daemon ends, the boxes do not: their terminals are written down for the next one."""

@@ -26,6 +26,7 @@ from waypoint.errors import WaypointError
 from waypoint.home import Home
 from waypoint.kernel import cgroups, faults, locks
 from waypoint.kernel.network.resolver import resolver_config
+from waypoint.kernel.network.sockets import Connection
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import BoxOptions, Record, Size
@@ -38,6 +39,8 @@ class BoxFacts(Record, frozen=True):
 
     addresses: tuple[str, ...] = ()
     open_files: tuple[str, ...] = ()
+    forwarded: tuple[Connection, ...] = ()
+    """The connections that the daemon had carried into it: nothing is at their other ends any more."""
 
 
 class BoxBuilder(Protocol):

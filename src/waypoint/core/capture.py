@@ -30,6 +30,7 @@ from waypoint.core.dedupe import Dedupe
 from waypoint.core.digests import Digests
 from waypoint.core.durability import Durability
 from waypoint.core.engine import Engine
+from waypoint.core.forwards import Forwards
 from waypoint.core.kept import KeptFiles
 from waypoint.core.live import Doors, Live, Twin, new_id
 from waypoint.core.observe import Observation, observe
@@ -133,6 +134,7 @@ class Capture:
         remains: Remains,
         doors: Doors,
         contacts: Contacts,
+        forwards: Forwards,
         space: DiskSpace,
         dedupe: Dedupe,
         digests: Digests,
@@ -146,7 +148,8 @@ class Capture:
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._pool, self._engine, self._ram, self._remains = pool, engine, ram, remains
-        self._doors, self._contacts, self._space, self._dedupe = doors, contacts, space, dedupe
+        self._doors, self._contacts, self._forwards = doors, contacts, forwards
+        self._space, self._dedupe = space, dedupe
         self._digests, self._kept, self._cards, self._spares = digests, kept, cards, spares
         self._background = background
         self._durability, self._always_durable = durability, always_durable
@@ -251,6 +254,7 @@ class Capture:
             with (
                 live.terminal.no_typing(),
                 self._doors.closed_for_dump(live, images),
+                self._forwards.closed_for_dump(live) as forwarded,
                 self._contacts.counted_until_freeze(live),
                 self._engine.dump(
                     live.box,
@@ -259,6 +263,7 @@ class Capture:
                     shell=shell.pid if shell else 0,
                     memory=live.memory,
                     complete_folder=stage.images,
+                    forwarded=forwarded,
                 ) as dump,
             ):
                 for members in dump.pauses():  # nothing in the box runs in here; the last turn counts
@@ -275,7 +280,11 @@ class Capture:
             faults.reach("capture.dumped")
             facts = observed.facts(stopped=stopped_pids(images)) if observed else None
             addresses = bound_addresses(images) if row.options.net == "nat" else ()
-            box = BoxFacts(addresses=tuple(addresses), open_files=dump.state.open_files)
+            box = BoxFacts(
+                addresses=tuple(addresses),
+                open_files=dump.state.open_files,
+                forwarded=tuple(sorted(forwarded)),
+            )
             (images / TERMINAL_FILE).write_bytes(msgspec.json.encode(terminal))
             (images / FACTS_FILE).write_bytes(msgspec.json.encode(facts))
             (images / BOX_FILE).write_bytes(msgspec.json.encode(box))

@@ -162,7 +162,7 @@ class Copies:
             if point.restorable != "proven":
                 self._registry.store.points.set_restorable(point.id, None)
             undo.pop_all()
-        return Twin(live, held, name, options, prepared)
+        return Twin(live, held, name, options, prepared, facts.forwarded)
 
     @contextlib.contextmanager
     def _records_failure(self, point: Checkpoint) -> Iterator[None]:
@@ -207,10 +207,10 @@ class Copies:
         twin.held.release()
         twin.prepared.discard()
         faults.reach("copy.released")
-        if twin.options.net == "nat" and twin.held.state.network_locked:
+        if (twin.options.net == "nat" or twin.forwarded) and twin.held.state.network_locked:
             space = live.box.open_namespace("net")
             try:
-                abort_outside_connections(space)
+                abort_outside_connections(space, twin.forwarded)
             finally:
                 os.close(space)
         faults.reach("copy.connected")

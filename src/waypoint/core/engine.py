@@ -6,7 +6,7 @@ demand (tests/fakes.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from waypoint.engine.dump import Dump
 from waypoint.engine.images import DumpStats, TreeState
 from waypoint.engine.memory import Memory
 from waypoint.engine.revive import hold
+from waypoint.kernel.network.sockets import Connection
 from waypoint.kernel.processes import Process
 from waypoint.model import Platform
 
@@ -69,6 +70,7 @@ class Engine(Protocol):
         shell: int,
         memory: TrackedMemory,
         complete_folder: Path,
+        forwarded: Collection[Connection],
     ) -> AbstractContextManager[TreeDump]: ...
     def hold(self, box: Box, images: Path) -> HeldTree: ...
 
@@ -91,6 +93,7 @@ class CriuEngine:
         shell: int,
         memory: TrackedMemory,
         complete_folder: Path,
+        forwarded: Collection[Connection],
     ) -> Dump:
         assert isinstance(memory, Memory)
         return Dump(
@@ -100,6 +103,7 @@ class CriuEngine:
             shell=shell,
             memory=memory,
             complete_folder=complete_folder,
+            forwarded=forwarded,
         )
 
     def hold(self, box: Box, images: Path) -> HeldTree:

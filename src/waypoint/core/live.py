@@ -18,6 +18,7 @@ from waypoint.box.users import ROOT, User, find_user
 from waypoint.core.engine import HeldTree, TrackedMemory
 from waypoint.errors import SessionDead
 from waypoint.kernel import locks
+from waypoint.kernel.network.sockets import Connection
 from waypoint.kernel.placement import Folder
 from waypoint.model import BoxOptions, Checkpoint
 from waypoint.terminal.terminal import Terminal
@@ -152,6 +153,8 @@ class Twin:
     options: BoxOptions
     prepared: Prepared
     """What it was made from."""
+    forwarded: tuple[Connection, ...] = ()
+    """Connections that were carried into the box of its point: nothing is at their other ends."""
 
     @property
     def alive(self) -> bool:

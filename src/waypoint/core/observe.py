@@ -69,7 +69,10 @@ def _socket_owners(tree: Sequence[processes.Process]) -> dict[int, processes.Pro
     return owners
 
 
-def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
+def listening_ports(
+    box: Box, tree: Sequence[processes.Process], *, own_network: bool
+) -> tuple[PortFact, ...]:
+    """What listens in a box. On the host's network that is what its own processes hold."""
     space = box.open_namespace("net")
     try:
         listeners = sockets.listening(space)
@@ -87,6 +90,7 @@ def _ports(box: Box, tree: Sequence[processes.Process]) -> tuple[PortFact, ...]:
             command=owners[listener.inode].command if listener.inode in owners else None,
         )
         for listener in listeners
+        if own_network or listener.inode in owners
     )
 
 
@@ -157,5 +161,5 @@ def observe(
         for process in tree
         if process.state != "Z" and not _is_own(process)
     )
-    ports = _ports(box, tree) if own_network else ()
+    ports = listening_ports(box, tree, own_network=True) if own_network else ()
     return Observation(processes=members, ports=ports, shell=_report(box, terminal))

@@ -160,6 +160,7 @@ class Registry:
             foreground=Redactor().redact(live.terminal.foreground() or "").text or None if live else None,
             auto=row.auto,
             approvals=tuple(self.store.ledger.approvals(session_id=row.id)),
+            forwards=tuple(self.store.forwards.of(row.id)),
         )
 
     def describe_all(self) -> list[Session]:

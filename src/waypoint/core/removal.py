@@ -17,6 +17,7 @@ import msgspec
 from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
 from waypoint.core.digests import Digests
+from waypoint.core.forwards import Forwards
 from waypoint.core.live import Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
@@ -40,13 +41,15 @@ class Removals:
         boxes: Boxes,
         restore: Restore,
         remains: Remains,
+        forwards: Forwards,
         spares: Spares[Twin],
         digests: Digests,
         background: Background,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._boxes, self._restore, self._remains = boxes, restore, remains
-        self._spares, self._digests, self._background = spares, digests, background
+        self._forwards, self._spares, self._digests = forwards, spares, digests
+        self._background = background
 
     def plan(self, rows: Sequence[SessionRow]) -> Removal:
         """What removing these sessions would do."""
@@ -87,6 +90,7 @@ class Removals:
 
     def _end(self, row: SessionRow) -> None:
         with self._registry.moving(row.id, removing=True):
+            self._forwards.end_all(row.id)
             if live := self._registry.running(row.id):
                 with live.state:
                     self._boxes.end(live, "the session was removed")

@@ -18,6 +18,7 @@ from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.copies import Copies
+from waypoint.core.forwards import Forwards
 from waypoint.core.live import Live, Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
@@ -43,12 +44,13 @@ class Restore:
         copies: Copies,
         capture: Capture,
         remains: Remains,
+        forwards: Forwards,
         spares: Spares[Twin],
         background: Background,
     ) -> None:
         self._registry, self._store, self._boxes = registry, registry.store, boxes
         self._copies, self._capture, self._remains = copies, capture, remains
-        self._spares, self._background = spares, background
+        self._forwards, self._spares, self._background = forwards, spares, background
         self._clearing: dict[str, deque[Future[None]]] = {}
         """By session, the clearing away of the boxes it was in before its last restores."""
 
@@ -141,6 +143,7 @@ class Restore:
     def _leave(self, row: SessionRow, old: Live | None) -> None:
         """Nothing of the old box runs from here on. What is left of it is cleared away after the answer."""
         if old:
+            self._forwards.cut(old)
             old.box.signal_end()
             old.ended.set()
             faults.reach("restore.left")

@@ -15,6 +15,7 @@ from waypoint.core.builder import BoxBuilder
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.comparison import Comparison
 from waypoint.core.copies import Copies
+from waypoint.core.forwards import Forwards
 from waypoint.core.live import INSIDE_PATH, Twin, new_id
 from waypoint.core.observe import look_at_shell
 from waypoint.core.registry import Registry
@@ -51,12 +52,13 @@ class Sessions:
         capture: Capture,
         copies: Copies,
         remains: Remains,
+        forwards: Forwards,
         spares: Spares[Twin],
         comparison: Comparison,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._builder, self._boxes, self._capture = builder, boxes, capture
-        self._copies = copies
+        self._copies, self._forwards = copies, forwards
         self._remains, self._spares, self._comparison = remains, spares, comparison
 
     def new(
@@ -147,6 +149,7 @@ class Sessions:
             faults.reach("park.taken")
             self._prove(point, "parked")
             faults.reach("park.proven")
+            self._forwards.end_all(row.id)
             self._boxes.end(live, "the session was parked")
             faults.reach("park.ended")
             self._store.sessions.set_state(row.id, "parked", box=None)
@@ -203,6 +206,7 @@ class Sessions:
             with self._registry.steady(row) as live:
                 if head.restorable != "proven" and not head.files_only:
                     self._prove(head, "stopped")
+                self._forwards.end_all(row.id)
                 self._boxes.end(live, "the session was stopped")
                 faults.reach("stop.gone")
                 self._store.sessions.set_state(row.id, "stopped", box=None)

@@ -35,6 +35,7 @@ from waypoint.core.dockerfiles import Dockerfiles
 from waypoint.core.durability import Durability
 from waypoint.core.engine import CriuEngine, Engine
 from waypoint.core.fork import Fork
+from waypoint.core.forwards import Forwards
 from waypoint.core.gate import Gate
 from waypoint.core.journal import Journal
 from waypoint.core.kept import KeptFiles
@@ -108,6 +109,7 @@ class App:
         self.inside = Inside(self)
         doors = self.inside.doors
         self.contacts = Contacts(registry, self.network, background)
+        self.forwards = Forwards(registry)
         self.gate = Gate(registry, store.ledger, background)
         self.comparison = Comparison(registry, self.pool, self.remains, self.contacts)
         self.cards = Cards(registry, self.comparison, store.ledger, background)
@@ -127,6 +129,7 @@ class App:
             self.remains,
             doors,
             self.contacts,
+            self.forwards,
             self.space,
             self.dedupe,
             self.digests,
@@ -148,6 +151,7 @@ class App:
             background,
             doors,
             self.contacts,
+            self.forwards,
             self.gate,
             self.auto,
         )
@@ -165,7 +169,14 @@ class App:
             background,
         )
         self.restore = Restore(
-            registry, self.boxes, self.copies, self.capture, self.remains, self.spares, background
+            registry,
+            self.boxes,
+            self.copies,
+            self.capture,
+            self.remains,
+            self.forwards,
+            self.spares,
+            background,
         )
         self.fork = Fork(registry, self.boxes, self.copies, self.remains, self.capture)
         self.sessions = Sessions(
@@ -175,11 +186,19 @@ class App:
             self.capture,
             self.copies,
             self.remains,
+            self.forwards,
             self.spares,
             self.comparison,
         )
         self.removals = Removals(
-            registry, self.boxes, self.restore, self.remains, self.spares, self.digests, background
+            registry,
+            self.boxes,
+            self.restore,
+            self.remains,
+            self.forwards,
+            self.spares,
+            self.digests,
+            background,
         )
         self.plans = Plans(registry, self.comparison, self.kept, self.contacts, self.gate)
         self.trials = Trials(registry, self.copies, self.commands)
@@ -219,6 +238,7 @@ class App:
             self.durability,
             background,
         ).run()
+        self.forwards.start()
         self.spares.start(self.copies.make_spare, self.copies.end_spare)
         for row in store.sessions.all():
             self.spares.update_proof(row.id)
@@ -227,6 +247,7 @@ class App:
 
     def close(self) -> None:
         """The daemon ends, the sessions do not."""
+        self.forwards.close()
         self.spares.close()
         self.digests.close()
         self.boxes.close()

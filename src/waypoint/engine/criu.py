@@ -77,6 +77,7 @@ class _Option:
     INHERIT_FD = 27
     MANAGE_CGROUPS_MODE = 34
     GHOST_LIMIT = 35
+    TCP_SKIP_IN_FLIGHT = 46
     NETWORK_LOCK = 64
     IMAGES_DIR = 68
 
@@ -132,10 +133,15 @@ def _common_options(log_file: str, *, lock_network: bool) -> Message:
     }
 
 
-def dump_request(pid: int, *, lock_network: bool, track: bool, with_parent: bool) -> bytes:
+def dump_request(
+    pid: int, *, lock_network: bool, track: bool, with_parent: bool, without_waiting: bool = False
+) -> bytes:
     """Dump the tree below `pid` and leave it running. `track`: writes to its memory are tracked (memory.py).
-    `with_parent`: only pages written since the dump whose folder is the first inherited descriptor."""
+    `with_parent`: only pages written since the dump whose folder is the first inherited descriptor.
+    `without_waiting`: TCP connections that wait to be accepted are left out."""
     options = _common_options("dump.log", lock_network=lock_network)
+    if without_waiting:
+        options[_Option.TCP_SKIP_IN_FLIGHT] = True
     if track:
         options[_Option.TRACK_MEM] = True
         if with_parent:

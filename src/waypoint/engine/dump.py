@@ -17,7 +17,7 @@ import logging
 import os
 import termios
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ from waypoint.engine.memory import Memory
 from waypoint.errors import CannotCheckpoint
 from waypoint.kernel import faults, overlay, processes, tty
 from waypoint.kernel.network import sockets
+from waypoint.kernel.network.sockets import Connection
 from waypoint.kernel.syscalls import CLONE_NEWIPC, detached_mount, setns
 
 log = logging.getLogger("waypoint")
@@ -71,7 +72,8 @@ class Dump:
 
     With `memory`, only what was written since its baseline is copied in the pause; the images of memory are
     completed afterwards, in `complete_folder`. `outside_pipes`: pipes of programs whose other ends clients
-    hold. If anything fails, the caller's code included, the tree runs on as before.
+    hold. `forwarded`: connections whose other ends the daemon holds; no other one begins meanwhile. If
+    anything fails, the caller's code included, the tree runs on as before.
     """
 
     state: TreeState
@@ -86,10 +88,12 @@ class Dump:
         shell: int,
         memory: Memory | None = None,
         complete_folder: Path | None = None,
+        forwarded: Collection[Connection] = (),
     ) -> None:
         self._box, self._folder = box, folder
         self._outside_pipes, self._shell = outside_pipes, shell
         self._memory, self._complete_folder = memory, complete_folder or folder
+        self._forwarded = forwarded
         self._file_records = memory.file_records if memory else None
         self._pauses = self._all_pauses()
 
@@ -143,8 +147,15 @@ class Dump:
         lock_network = has_own_network(box) and _has_connections(box)
         parent = memory.take_baseline() if memory else None
         tracked = memory is not None and memory.tracking
+        # CRIU refuses connections that are not accepted yet. Those from outside are none of the session's: a
+        # program that is slow to accept must not prevent a checkpoint because of them.
+        without_waiting = bool(self._forwarded) and _waiting(box, self._forwarded).only_outside
         request = criu.dump_request(
-            hello.anchor, lock_network=lock_network, track=tracked, with_parent=parent is not None
+            hello.anchor,
+            lock_network=lock_network,
+            track=tracked,
+            with_parent=parent is not None,
+            without_waiting=without_waiting,
         )
         faults.reach("dump.begun")
         state: TreeState | None = None
@@ -185,6 +196,8 @@ class Dump:
                             )
                             socket_watches, unknown = watches.find(open_files.by_process, box.pid)
                             obstacles += unknown
+                            if without_waiting:
+                                obstacles += _not_accepted(box, self._forwarded, open_files)
                             if obstacles:
                                 continue
                             state = self._describe(
@@ -363,6 +376,26 @@ def _has_connections(box: Box) -> bool:
         return sockets.connected(namespace)
     finally:
         os.close(namespace)
+
+
+def _waiting(box: Box, forwarded: Collection[Connection]) -> sockets.Waiting:
+    namespace = box.open_namespace("net")
+    try:
+        return sockets.waiting(namespace, forwarded)
+    finally:
+        os.close(namespace)
+
+
+def _not_accepted(
+    box: Box, forwarded: Collection[Connection], open_files: _OpenFiles
+) -> Iterator[unrestorable.Obstacle]:
+    """The process to which a connection waits that comes from the session itself: it has come since CRIU was
+    told to leave out those that wait."""
+    there = _waiting(box, forwarded)
+    if not there.only_outside:
+        for inode in sorted(there.listeners):
+            if process := open_files.holder(inode):
+                yield process, unrestorable.NOT_ACCEPTED
 
 
 def _unsent_datagrams(box: Box) -> frozenset[int]:

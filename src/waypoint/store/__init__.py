@@ -6,10 +6,11 @@ unless the table `forgotten` names it; any other is deleted.
 
 **Session row**, **point**, **operation** (what moved a session, and what undo goes back to), **event** (one
 thing of a trajectory), **blob**, **contact**, **effect** (the ledger), **landing** (files that a session has
-brought to this machine). Each group of tables has a module; `Store` holds all of them:
+brought to this machine), **forward** (a port of this machine that leads into a session).
+Each group of tables has a module; `Store` holds all of them:
 
     database.py     the file, the schema and its migrations, transactions
-    sessions.py  points.py  events.py  operations.py  contacts.py  landings.py  ledger.py
+    sessions.py  points.py  events.py  operations.py  contacts.py  landings.py  ledger.py  forwards.py
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from waypoint.store.contacts import ContactTable
 from waypoint.store.database import Database
 from waypoint.store.events import EventTable
+from waypoint.store.forwards import ForwardTable
 from waypoint.store.landings import LandingTable
 from waypoint.store.ledger import Ledger
 from waypoint.store.operations import OperationTable
@@ -40,6 +42,7 @@ class Store:
         self.contacts = ContactTable(self.database)
         self.landings = LandingTable(self.database)
         self.ledger = Ledger(self.database)
+        self.forwards = ForwardTable(self.database)
 
     def sync(self) -> None:
         """Returns when everything that was stored before this call would survive a power cut."""

@@ -264,6 +264,17 @@ MIGRATIONS = (
     UPDATE sessions SET head = NULL WHERE head NOT IN (SELECT id FROM checkpoints);
     UPDATE checkpoints SET parent = NULL WHERE parent NOT IN (SELECT id FROM checkpoints);
     """,
+    """
+    CREATE TABLE forwards (
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        port        INTEGER NOT NULL,
+        address     TEXT NOT NULL,
+        local_port  INTEGER NOT NULL,
+        problem     TEXT NOT NULL DEFAULT '',
+        PRIMARY KEY (address, local_port)
+    ) WITHOUT ROWID;
+    CREATE INDEX forwards_by_session ON forwards (session, port);
+    """,
 )
 """One script for each version of the schema. A script is never changed once it was released: homes that were
 made with it exist."""

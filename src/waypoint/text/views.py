@@ -392,6 +392,13 @@ class Status(Answer):
         for approval in session.get("approvals", ()):
             text = f"for approval {approval['id']}: {shown(approval['command'])} ({approval['class']})"
             lines.append(("warn", _row("waits", text)))
+        for forward in session.get("forwards", ()):
+            address = f"[{forward['address']}]" if ":" in forward["address"] else forward["address"]
+            text = f"{address}:{forward['local_port']} leads to port {forward['port']}"
+            why = shown(forward["problem"])
+            lines.append(
+                ("warn", _row("forward", f"{text}: {why}")) if why else ("plain", _row("forward", text))
+            )
         if session.get("auto"):
             lines.append(("plain", _row("automatic", "a point after each command that changed something")))
         diff = self.diff

@@ -23,6 +23,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "ops": "restore", "fork": "points", "verify": "points", "bisect": "points", "tag": "points",
         "note": "points",
     },
+    "Ports": {"ports": "ports", "forward": "ports", "unforward": "ports"},
     "The terminal": {"shell": "terminal", "type": "terminal", "screen": "terminal"},
     "Files in and out": {"apply": "files", "export": "files", "cp": "files"},
     "Disk space": {"pin": "space", "unpin": "space", "forget": "space", "prune": "space", "du": "space"},
@@ -54,7 +55,8 @@ _SYNONYMS = {
     "gc": "prune", "history": "log", "install": "setup", "kill": "rm", "list": "ls", "plan": "preview",
     "ps": "ls", "remove": "rm", "repair": "recover", "reset": "restore", "rollback": "restore",
     "save": "checkpoint",
-    "send-keys": "type", "start": "new", "stop": "park", "test": "verify",
+    "port": "ports", "port-forward": "forward", "publish": "forward", "send-keys": "type",
+    "start": "new", "stop": "park", "test": "verify",
 }  # fmt: skip
 """Words that users of git, tmux and docker type, and the verb that does this here."""
 

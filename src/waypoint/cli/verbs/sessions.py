@@ -181,6 +181,7 @@ def ls(console: Console) -> int:
 def _listing(sessions: Sequence[Session], labels: Mapping[str, str], paint: render.Paint) -> str:
     """`labels`: what each point is called, as SESSION:LABEL."""
     rows = []
+    forwarded = any(session.forwards for session in sessions)
     for session in sessions:
         head = session.head
         doing = session.foreground or ("at its prompt" if session.state == "live" else "")
@@ -192,10 +193,20 @@ def _listing(sessions: Sequence[Session], labels: Mapping[str, str], paint: rend
                 session.state,
                 render.age(session.created_at),
                 labels.get(head, head).removeprefix(f"{session.name}:") if head else "-",
+                *((_forwards(session),) if forwarded else ()),
                 doing if len(doing) <= 60 else f"{doing[:59]}…",
             )
         )
-    return render.table(("NAME", "STATE", "STARTED", "AT", "DOING"), rows, paint)
+    names = ("NAME", "STATE", "STARTED", "AT", *(("PORTS",) if forwarded else ()), "DOING")
+    return render.table(names, rows, paint)
+
+
+def _forwards(session: Session) -> str:
+    """`127.0.0.1:9000→8000`."""
+    return ", ".join(
+        f"{forward.endpoint}→{forward.port}{' (!)' if forward.problem else ''}"
+        for forward in session.forwards
+    )
 
 
 @verb(
