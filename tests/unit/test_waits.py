@@ -110,6 +110,11 @@ BOUNDED = {
         "thread.join()": KERNEL,
         "self._socket.recv(1 << 16)": "the socket has a time limit",
     },
+    "kernel/network/relay.py": {
+        "self._thread.join()": "it has just been told to end",
+        "door.listener.accept()": NO_WAIT,
+        "side.sock.recv(_PIECE_BYTES)": NO_WAIT,
+    },
     "kernel/pool/deltas.py": {"self._thread.join()": "the pipe that it writes to is closed"},
     "mcp/pending.py": {
         "poll.poll()": USER,

@@ -293,7 +293,7 @@ def _connect(live: Live, port: int) -> tuple[socket.socket, Connection] | None:
         namespace = live.box.open_namespace("net")
         is_own = live.box.alive
     try:
-        return sockets.connect(namespace, port) if is_own else None
+        return sockets.connect_to(namespace, port) if is_own else None
     finally:
         os.close(namespace)
 

@@ -144,7 +144,7 @@ def waiting(netns_fd: int, outside: Collection[Connection]) -> Waiting:
     return Waiting(frozenset(entry.inode for entry in listeners), total <= ours)
 
 
-def connect(netns_fd: int, port: int) -> tuple[socket.socket, Connection] | None:
+def connect_to(netns_fd: int, port: int) -> tuple[socket.socket, Connection] | None:
     """A connection to what listens at a port of another network namespace; None when nothing does. It is
     non-blocking and may still be under way."""
 
