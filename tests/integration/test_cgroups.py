@@ -135,12 +135,24 @@ def test_names_cannot_lead_out_of_the_tree() -> None:
 
 @needs_root
 class TestOnThisKernel:
-    def test_no_limits_no_group(self, sleeper: subprocess.Popen[bytes]) -> None:
+    def test_without_limits_no_process_is_moved(self, sleeper: subprocess.Popen[bytes]) -> None:
+        before = Path(f"/proc/{sleeper.pid}/cgroup").read_text()
         group = cgroups.create(TAG, "box")
         assert group.procs_files == ()
         group.add(sleeper.pid)
+        assert Path(f"/proc/{sleeper.pid}/cgroup").read_text() == before
         group.remove()
         assert boxes_with_groups() == set()
+
+    def test_the_group_of_a_tree_is_found_again_and_goes_with_the_others(self) -> None:
+        folder = unified() / f"waypoint-{TAG}-box" / "tree"
+        group = cgroups.create(TAG, "box")
+        assert group.tree == folder
+        assert not cgroups.is_frozen(folder)
+        again = cgroups.find(TAG, "box")
+        assert again.tree == folder
+        again.remove()
+        assert not folder.parent.exists()
 
     @needs("pids")
     def test_a_group_is_found_again_and_removed_once(self, sleeper: subprocess.Popen[bytes]) -> None:

@@ -26,7 +26,7 @@ from waypoint.box.masks import mask_home
 from waypoint.box.plan import BoxSpec, inside_path, write_plan
 from waypoint.errors import BaseChanged, MachineError, MissingFeature, NoSpace, WaypointError
 from waypoint.home import Home
-from waypoint.kernel import atomic, faults, homes, processes, readiness
+from waypoint.kernel import atomic, cgroups, faults, homes, processes, readiness
 from waypoint.kernel.homes import KnownHome
 from waypoint.kernel.mounts import Mount, mounts, parse_mountinfo
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
@@ -55,6 +55,22 @@ class Box:
             undo.callback(os.close, self._pidfd)
             self.keeper = Keeper(socket_path(home, box_id))
             undo.pop_all()
+        self.group = cgroups.find(home.tag, box_id).tree
+        """The control group of its tree; None where the machine has none that can be frozen."""
+
+    def use_group(self, folder: Path | None) -> None:
+        """The control group in which the keeper starts the tree. Before it starts one."""
+        if folder:
+            with contextlib.ExitStack() as opened:
+                fds = []
+                for path, flags in (
+                    (folder, os.O_RDONLY | os.O_DIRECTORY),
+                    (folder / cgroups.FREEZE_FILE, os.O_WRONLY),
+                ):
+                    fds.append(os.open(path, flags | os.O_CLOEXEC))
+                    opened.callback(os.close, fds[-1])
+                self.keeper.use_group(*fds)
+        self.group = folder
 
     @classmethod
     def build(cls, spec: BoxSpec) -> Box:

@@ -105,6 +105,17 @@ class Keeper:
         packet = self._socket.recv(65536)
         return packet.decode().split(" ") if packet else []
 
+    def use_group(self, folder: int, freeze_file: int) -> None:
+        """The control group in which the tree is started, by its folder and its file that freezes it."""
+        self.ask("group", fds=(folder, freeze_file))
+
+    def freeze(self) -> None:
+        """Stops the whole tree. It runs on at the latest when this connection ends."""
+        self.ask("freeze")
+
+    def thaw(self) -> None:
+        self.ask("thaw")
+
     def start_anchor(self) -> int:
         return int(self.ask("anchor")[0][0])
 

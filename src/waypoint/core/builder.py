@@ -128,6 +128,7 @@ class HostBuilder:
             undo.enter_context(box.end_named("build a box"))
             faults.reach("box.started")
             group.add(box.pid)
+            box.use_group(group.tree)
             if options.net == "nat":
                 self._prepare_network()
                 space = box.open_namespace("net")

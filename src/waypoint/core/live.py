@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,8 @@ from waypoint.terminal.terminal import Terminal
 
 INSIDE_PATH = "/dev/waypoint/bin/inside"
 """It comes first, before a Waypoint that the base may contain: that one does not work in a box."""
+_PATIENCE_SECONDS = 1.0
+"""How long the end of a session waits for a verb that is busy with it."""
 _PATH = f"{INSIDE_PATH}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -93,6 +97,13 @@ class Live:
         self.cleared = False
         """Whether its end has begun. Its descriptors may be reused by other boxes from then on."""
 
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Holds `state` to end the box. A verb that does not give it up may be waiting for something in the
+        box, which must not keep the box from ending: then the box ends first."""
+        with patient(self.state, self.box):
+            yield
+
     def user(self, name: str | None = None) -> User:
         """A user of the box, as its files name them now; without a name the one that the session is run by.
         NotFound when there is none."""
@@ -117,6 +128,19 @@ class Live:
                 return True
         except OSError:
             return False
+
+
+@contextlib.contextmanager
+def patient(lock: threading.RLock, box: Box | None) -> Iterator[None]:
+    """Holds a lock to end a box. If another verb keeps it for long, the processes of the box end first."""
+    if not lock.acquire(timeout=_PATIENCE_SECONDS):
+        if box:
+            box.signal_end()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Doors(Protocol):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store as bases
-from waypoint.core.live import Live
+from waypoint.core.live import Live, patient
 from waypoint.core.observe import exported_variables
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
@@ -232,14 +232,18 @@ class Registry:
     # ---- locks -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def moving(self, session_id: str, *, removing: bool = False, alone: bool = False) -> Iterator[None]:
+    def moving(
+        self, session_id: str, *, removing: bool = False, ending: bool = False, alone: bool = False
+    ) -> Iterator[None]:
         """For one verb at a time that takes a session elsewhere or ends it. `removing`: the one that removes
-        it. `alone`: also a session whose box was left alone."""
+        it. `ending`: its box ends in any case, and another verb that is busy for long does not prevent that.
+        `alone`: also a session whose box was left alone."""
         if not alone:
             self.require_own(session_id)
         with self._lock:
             turn = self._turns.setdefault(session_id, locks.rlock("session move"))
-        with turn:
+        live = self.running(session_id) if ending or removing else None
+        with patient(turn, live.box) if live else turn:
             if not removing and session_id in self._removing:
                 raise NotFound("this session is being removed", hint=self._listing())
             yield

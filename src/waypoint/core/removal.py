@@ -92,7 +92,7 @@ class Removals:
         with self._registry.moving(row.id, removing=True):
             self._forwards.end_all(row.id)
             if live := self._registry.running(row.id):
-                with live.state:
+                with live.ending():
                     self._boxes.end(live, "the session was removed")
                     faults.reach("rm.ended")
 

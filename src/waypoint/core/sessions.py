@@ -236,10 +236,10 @@ class Sessions:
                     self._store.sessions.set_state(session_id, "dead", box=alone.box)
                     self._registry.leave_alone_no_more(session_id)
         for known in self._store.sessions.all():
-            with self._registry.moving(known.id):
+            with self._registry.moving(known.id, ending=True):
                 row, live = self._store.sessions.find(known.id), self._registry.running(known.id)
                 if row and live:
-                    with live.state:
+                    with live.ending():
                         self._boxes.end(live, "the session was stopped")
                         faults.reach("stop.ended")
                         self._store.sessions.set_state(row.id, "dead", box=row.box)

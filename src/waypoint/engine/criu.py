@@ -16,6 +16,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -29,18 +30,24 @@ from waypoint.kernel import faults
 
 SILENCE_SECONDS = 60.0
 """How long CRIU may take from one stage to the next, plus the time to copy the tree's memory."""
+_ABORT_SECONDS = 20.0
+"""How long it may take to give up. It takes milliseconds."""
 _SLOWEST_BYTES_PER_SECOND = 16 << 20
 
 _IMAGES_FD = 4
 """Where the keeper puts the images folder in CRIU's descriptor table; 3 is the socket."""
 FIRST_INHERITED_FD = 5
 _GHOST_BYTES = 1 << 30
+_CREDENTIALS = struct.Struct("=iII")
+"""struct ucred: process, user, group."""
 _LOG_WARNINGS = 2
 
 
 class Stage(StrEnum):
     """The stages of CRIU's work that Waypoint acts on, by CRIU's names for them."""
 
+    BEGUN = "pre-dump"
+    """CRIU is about to stop the processes."""
     FROZEN = "query-ext-files"
     """All processes stand still, and nothing has been read from them."""
     DUMPED = "post-dump"
@@ -49,6 +56,8 @@ class Stage(StrEnum):
     """CRIU is about to create the processes."""
     HELD = "post-restore"
     """All processes exist and none has run."""
+    RESUMING = "pre-resume"
+    """CRIU is about to let the processes run."""
 
 
 # The numbers of fields by message, and enum criu_req_type.
@@ -77,6 +86,7 @@ class _Option:
     INHERIT_FD = 27
     MANAGE_CGROUPS_MODE = 34
     GHOST_LIMIT = 35
+    FREEZE_CGROUP = 44
     TCP_SKIP_IN_FLIGHT = 46
     NETWORK_LOCK = 64
     IMAGES_DIR = 68
@@ -134,11 +144,19 @@ def _common_options(log_file: str, *, lock_network: bool) -> Message:
 
 
 def dump_request(
-    pid: int, *, lock_network: bool, track: bool, with_parent: bool, without_waiting: bool = False
+    pid: int,
+    *,
+    lock_network: bool,
+    track: bool,
+    with_parent: bool,
+    without_waiting: bool = False,
+    frozen_group: int | None = None,
 ) -> bytes:
     """Dump the tree below `pid` and leave it running. `track`: writes to its memory are tracked (memory.py).
     `with_parent`: only pages written since the dump whose folder is the first inherited descriptor.
-    `without_waiting`: TCP connections that wait to be accepted are left out."""
+    `without_waiting`: TCP connections that wait to be accepted are left out. `frozen_group`: the descriptor
+    of the tree's control group, which is frozen. CRIU thaws it when it holds every process, and freezes it
+    again before it lets them go."""
     options = _common_options("dump.log", lock_network=lock_network)
     if without_waiting:
         options[_Option.TCP_SKIP_IN_FLIGHT] = True
@@ -146,6 +164,8 @@ def dump_request(
         options[_Option.TRACK_MEM] = True
         if with_parent:
             options[_Option.PARENT_IMG] = f"/proc/self/fd/{FIRST_INHERITED_FD}"
+    if frozen_group is not None:
+        options[_Option.FREEZE_CGROUP] = f"/proc/self/fd/{frozen_group}"
     options |= {_Option.PID: pid, _Option.LEAVE_RUNNING: True}
     return encode({_REQUEST_TYPE: _TYPE_DUMP, _REQUEST_OPTS: options})
 
@@ -171,12 +191,21 @@ class Conversation:
     """
 
     def __init__(
-        self, box: Box, pid: int, connection: socket.socket, request: bytes, size_bytes: int
+        self,
+        box: Box,
+        pid: int,
+        connection: socket.socket,
+        request: bytes,
+        size_bytes: int,
+        begin_seconds: float | None = None,
     ) -> None:
         self._box, self._pid, self._socket = box, pid, connection
         self._seconds = faults.limit(SILENCE_SECONDS) + size_bytes / _SLOWEST_BYTES_PER_SECOND
         self._waits_for_answer = False
-        connection.settimeout(self._seconds)
+        self.host_pid: int | None = None
+        """Known from the first stage on: the kernel names the sender of each packet."""
+        connection.settimeout(min(begin_seconds or self._seconds, self._seconds))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._send(request)
 
     def stages(self) -> Iterator[str]:
@@ -185,6 +214,7 @@ class Conversation:
         while True:
             self.proceed()
             response = self._receive()
+            self._socket.settimeout(self._seconds)
             if response.get(_RESPONSE_TYPE) != _TYPE_NOTIFY:
                 if not response.get(_RESPONSE_SUCCESS):
                     raise CriuFailed("CRIU reports a failure")
@@ -209,13 +239,16 @@ class Conversation:
 
     def _receive(self) -> dict[int, int | bytes]:
         try:
-            packet = self._socket.recv(65536)
+            packet, control, *_ = self._socket.recvmsg(65536, socket.CMSG_SPACE(_CREDENTIALS.size))
         except TimeoutError as error:
             raise self._kill() from error
         except OSError as error:
             raise CriuEnded("CRIU has ended") from error
         if not packet:
             raise CriuEnded("CRIU ended without an answer")
+        for level, kind, data in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                self.host_pid = _CREDENTIALS.unpack(data)[0]
         return decode(packet)
 
     def _kill(self) -> CriuTimedOut:
@@ -223,7 +256,7 @@ class Conversation:
         if host_pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(host_pid, signal.SIGKILL)
-        return CriuTimedOut(f"CRIU did nothing for {self._seconds:.0f} s and was ended")
+        return CriuTimedOut(f"CRIU did nothing for {self._socket.gettimeout():.0f} s and was ended")
 
     def close(self) -> None:
         self._socket.close()
@@ -238,7 +271,16 @@ class Conversation:
             # It is read at the next stage if CRIU does not wait in one now.
             with contextlib.suppress(CriuFailed):
                 self._send(_answer(success=False))
+            self._wait_for_end()
         self.close()
+
+    def _wait_for_end(self) -> None:
+        """Until then CRIU may still change the state of the processes, and of their control group."""
+        self._socket.settimeout(faults.limit(_ABORT_SECONDS))
+        with contextlib.suppress(CriuFailed):
+            while True:
+                if self._receive().get(_RESPONSE_TYPE) == _TYPE_NOTIFY:
+                    self._send(_answer(success=False))
 
 
 def start(
@@ -250,16 +292,18 @@ def start(
     size_bytes: int,
     env: Sequence[str] = (),
     inherited: Sequence[int] = (),
+    begin_seconds: float | None = None,
 ) -> Conversation:
     """Starts CRIU beside the tree of a box and sends it a request. `ipc`: its IPC namespace, see
-    native/keeper.c. `size_bytes`: about how much memory there is to copy."""
+    native/keeper.c. `size_bytes`: about how much memory there is to copy. `begin_seconds`: how long it may
+    take until its first stage, where that is limited more than the others."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         variables = [*(f"{key}={value}" for key, value in criu_environment().items()), *env]
         argv = criu_argv(ENGINE_IN_BOX, "swrk", "3")
         pid = box.keeper.run(ipc, variables, argv, [theirs.fileno(), folder, *inherited])
-        return Conversation(box, pid, ours, request, size_bytes)
+        return Conversation(box, pid, ours, request, size_bytes, begin_seconds)
     except BaseException:
         ours.close()
         raise

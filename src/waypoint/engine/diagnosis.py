@@ -29,6 +29,8 @@ _DYING_SECONDS, _LOOK_SECONDS = 0.25, 0.02
 """How long processes are watched after a CRIU that ended in the middle of a dump."""
 _TRANSIENT = ("In-flight connection", "in-flight socket")
 """CRIU's words for a connection that is not accepted yet. Mostly it is a moment later."""
+_INTERRUPTED = "task interruption"
+"""CRIU's words for a process that a SIGSTOP had reached and that had not stopped yet."""
 _TRANSIENT_REASONS = {
     unrestorable.UNSENT,
     unrestorable.VFORK,
@@ -67,7 +69,7 @@ def is_transient(error: CannotCheckpoint) -> bool:
     reasons = [culprit["reason"] for culprit in error.details.get("processes", ())]
     lines = error.details.get("log", ())
     return not _TRANSIENT_REASONS.isdisjoint(reasons) or any(
-        words in line for line in lines for words in _TRANSIENT
+        words in line for line in lines for words in (*_TRANSIENT, _INTERRUPTED)
     )
 
 

@@ -19,7 +19,7 @@ import termios
 import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,6 +43,7 @@ from waypoint.engine import (
 )
 from waypoint.engine.criu import Stage
 from waypoint.engine.diagnosis import FILES_ONLY
+from waypoint.engine.freezer import Disturbed, Freezer
 from waypoint.engine.images import DumpStats, Lock, TreeState
 from waypoint.engine.memory import Memory
 from waypoint.errors import CannotCheckpoint
@@ -56,6 +57,8 @@ log = logging.getLogger("waypoint")
 _IN_ONESHOT = 0x80000000
 _RETRY_SECONDS = (0.02, 0.1, 0.3)
 """The pauses between attempts when the cause of a failure is likely to pass."""
+_BEGIN_SECONDS = 5.0
+"""How long CRIU may take to begin while the tree runs, which can disturb it. It takes milliseconds."""
 _MAX_TERMINALS = 128
 """How many terminals a keeper creates ahead of a restore (MAX_PTYS in native/waypoint.h)."""
 
@@ -112,11 +115,14 @@ class Dump:
         return self._pauses
 
     def _all_pauses(self) -> Pauses:
-        delays = iter(_RETRY_SECONDS)
+        delays, disturbed = iter(_RETRY_SECONDS), False
         while True:
             try:
-                yield from self._attempt()
+                yield from self._attempt(freeze_first=disturbed)
                 return
+            except Disturbed as error:
+                log.warning("CRIU was disturbed from inside the box: %s", error)
+                disturbed = True
             except CannotCheckpoint as error:
                 if self._memory and self._memory.could_cause(error):
                     log.warning("memory is no longer tracked: %s %s", error, error.details.get("log", ())[1:])
@@ -126,11 +132,12 @@ class Dump:
                     time.sleep(seconds)
                 else:
                     raise
-                for folder in {self._folder, self._complete_folder}:
-                    for path in folder.iterdir():
-                        path.unlink()
+            for folder in {self._folder, self._complete_folder}:
+                for path in folder.iterdir():
+                    path.unlink()
 
-    def _attempt(self) -> Pauses:
+    def _attempt(self, *, freeze_first: bool) -> Pauses:
+        """`freeze_first`: the tree stands still before CRIU is started, and not only before it begins."""
         box, memory, folder = self._box, self._memory, self._folder
         hello = box.hello()
         os.close(hello.master)
@@ -150,12 +157,15 @@ class Dump:
         # CRIU refuses connections that are not accepted yet. Those from outside are none of the session's: a
         # program that is slow to accept must not prevent a checkpoint because of them.
         without_waiting = bool(self._forwarded) and _waiting(box, self._forwarded).only_outside
+        freezer, began = Freezer(box), freeze_first
+        groups = [box.group] if freezer.available and box.group else []
         request = criu.dump_request(
             hello.anchor,
             lock_network=lock_network,
             track=tracked,
             with_parent=parent is not None,
             without_waiting=without_waiting,
+            frozen_group=criu.FIRST_INHERITED_FD + bool(parent) + 1 if groups else None,
         )
         faults.reach("dump.begun")
         state: TreeState | None = None
@@ -166,8 +176,11 @@ class Dump:
         open_files = _OpenFiles([])
         socket_watches: tuple[images.SocketWatch, ...] = ()
         try:
+            if freeze_first:
+                freezer.freeze()
             with (
-                _open_folder(parent) as inherited,
+                _open_folders([parent] if parent else []) as inherited,
+                _open_folders(groups) as group,
                 os.fdopen(os.memfd_create("peers"), "rb") as records,
                 criu.start(
                     box,
@@ -175,16 +188,21 @@ class Dump:
                     request,
                     ipc="keep" if saves_ipc else "join",
                     size_bytes=sum(process.rss_bytes for process in members),
+                    begin_seconds=None if began or not groups else _BEGIN_SECONDS,
                     env=[
                         *(["WAYPOINT_TRACK=1"] if tracked else []),
                         f"WAYPOINT_PEERS={criu.FIRST_INHERITED_FD + len(inherited)}",
                     ],
-                    inherited=[*inherited, records.fileno()],
+                    inherited=[*inherited, records.fileno(), *group],
                 ) as conversation,
             ):
                 faults.reach("dump.started")
                 for stage in conversation.stages():
                     match stage:
+                        case Stage.BEGUN:
+                            freezer.freeze()
+                            freezer.check(conversation.host_pid)
+                            began = True
                         case Stage.FROZEN:
                             typed = _take_typed(box)
                             faults.reach("dump.frozen")
@@ -216,12 +234,15 @@ class Dump:
                             if images.has_link_remaps(folder):
                                 yield processes.below(anchor.host_pid)
         except criu.CriuFailed as failure:
+            if not began and freezer.available and box.alive:
+                raise Disturbed(str(failure)) from failure
             error = diagnosis.cannot_checkpoint(box, folder, failure, tree)
             if obstacles and not error.details.get("gone"):
                 error = diagnosis.cannot_save(obstacles)
             raise error from failure
         finally:
             put_typed(box, typed)
+            freezer.thaw()
         assert state, "CRIU has reported no freeze"
         faults.reach("dump.ended")
         if memory and parent:
@@ -249,7 +270,8 @@ class Dump:
         images.correct_unix_sockets(folder)
         faults.reach("dump.corrected")
         images.write_state(folder, state)
-        self.state, self.stats = state, images.dump_stats(folder)
+        self.state = state
+        self.stats = replace(images.dump_stats(folder), group_frozen_ms=freezer.pause_ms)
 
     def _describe(
         self,
@@ -308,16 +330,14 @@ def _with_peers(
 
 
 @contextlib.contextmanager
-def _open_folder(folder: Path | None) -> Iterator[list[int]]:
-    """A descriptor of the folder, in a list; an empty list without one."""
-    if folder is None:
-        yield []
-        return
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield [fd]
-    finally:
-        os.close(fd)
+def _open_folders(folders: Sequence[Path]) -> Iterator[list[int]]:
+    """A descriptor of each folder."""
+    with contextlib.ExitStack() as opened:
+        fds = []
+        for folder in folders:
+            fds.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            opened.callback(os.close, fds[-1])
+        yield fds
 
 
 # ---- before the freeze ---------------------------------------------------------------------------

@@ -314,17 +314,19 @@ def read_image(path: Path) -> Iterator[dict[int, int | bytes]]:
 
 @dataclass(frozen=True)
 class DumpStats:
-    """CRIU's own measurements of a dump."""
+    """CRIU's own measurements of a dump, and for how long the processes stood still."""
 
     freezing_ms: float
     frozen_ms: float
     pages_written: int
     pages_in_parent: int = 0
     """Not written since the dump it was compared with, and so not copied."""
+    group_frozen_ms: float = 0.0
+    """For how long their control group was frozen."""
 
     @property
     def pause_ms(self) -> float:
-        return self.freezing_ms + self.frozen_ms
+        return max(self.freezing_ms + self.frozen_ms, self.group_frozen_ms)
 
 
 def dump_stats(images: Path) -> DumpStats:

@@ -38,6 +38,7 @@ from waypoint.engine import (
 )
 from waypoint.engine.criu import Stage
 from waypoint.engine.dump import put_typed
+from waypoint.engine.freezer import Freezer
 from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state
 from waypoint.errors import CannotRestore
 from waypoint.kernel import faults, processes, readiness, timers
@@ -79,15 +80,19 @@ class HeldTree:
 
     def release(self) -> None:
         """Lets the tree run."""
-        with self._conversation:
+        freezer = Freezer(self.box)
+        with contextlib.ExitStack() as steps:
+            steps.callback(freezer.thaw)
+            steps.enter_context(self._conversation)
             # Not before: memory that is tracked has to notice it.
             sqlite.renumber(self._host_pids, self.state.file_records)
             while self._stopped_timers:
                 self._stopped_timers.pop().resume()
             try:
                 faults.reach("revive.releasing")
-                for _ in self._conversation.stages():
-                    pass
+                for stage in self._conversation.stages():
+                    if stage == Stage.RESUMING:  # nothing runs before CRIU is out of its reach
+                        freezer.freeze_held()
             except criu.CriuFailed as failure:
                 raise diagnosis.cannot_restore(self._images, failure) from failure
             self.released = True
@@ -164,6 +169,12 @@ def _start_criu(
         if state.ended_ids:
             ended = ",".join(":".join(map(str, (pid, *ids))) for pid, ids in state.ended_ids.items())
             env.append(f"WAYPOINT_ENDED={ended}")
+        if box.group:
+            opened.callback(
+                os.close, group := os.open(box.group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            )
+            env.append(f"WAYPOINT_GROUP={state.anchor}:{criu.FIRST_INHERITED_FD + len(inherited)}")
+            inherited.append(group)
         if terminals:
             leaders = [f"{leader}:{index}" for index, leader in terminals.items() if leader]
             env.append("WAYPOINT_PTYS=" + ",".join(box.keeper.hold_ptys(sorted(terminals))))

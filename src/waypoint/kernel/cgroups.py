@@ -1,10 +1,14 @@
-"""cgroups(7): limits for a box, as one control group for each box that has any.
+"""cgroups(7): the control groups of a box: one with its limits, and one to stop its processes.
 
 A box that uses too much must end its own programs and not the machine's, so memory, processors and the
-number of processes can be limited. A box without limits gets no group: making one takes a fraction of a
-millisecond, but moving the first process in makes the kernel wait for a grace period, 5 to 15 ms during
-which no process of the machine can fork. (On version 2 the move can be avoided: clone3 with
-CLONE_INTO_CGROUP starts a process inside.)
+number of processes can be limited. The keeper is moved into this group. A box without limits has none: making
+a group takes a fraction of a millisecond, but for the first process that is moved in the kernel waits for a
+grace period, 5 to 15 ms.
+
+The other group is for the processes of the session alone, without the keeper and without CRIU. It is frozen
+while CRIU works, so that nothing in the box can signal CRIU or change its limits. It needs version 2, which
+has a freezer in every group whatever controllers it has. Processes are never moved into it: clone3 with
+CLONE_INTO_CGROUP starts them there, which costs nothing.
 
 Two versions of the interface are in use, sometimes on one machine: version 2, one tree for all controllers,
 and version 1, one tree for each. Which controller is where is read from the mount table. The groups lie
@@ -37,6 +41,7 @@ CPU_PERIOD_US = 100_000
 CPU_QUOTA_MIN_US = 1_000
 """Below that the kernel refuses a quota."""
 
+FREEZE_FILE = "cgroup.freeze"
 _REMOVE_SECONDS = 2.0
 
 
@@ -114,11 +119,13 @@ _SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The control group of one box: a folder in each tree that is needed for it."""
+    """The control groups of one box: a folder in each tree needed for its limits, and one to freeze."""
 
     name: str
     folders: Mapping[Path, int] = field(hash=False)
     """Each with the version of its tree."""
+    tree: Path | None = None
+    """The group of the session's own processes; None without version 2."""
 
     @cached_property
     def procs_files(self) -> tuple[Path, ...]:
@@ -135,7 +142,8 @@ class Cgroup:
     def remove(self) -> None:
         """Removes the group, if it still exists. Waits for its last processes, which may be about to end."""
         deadline = time.monotonic() + _REMOVE_SECONDS
-        for folder in self.folders:
+        own = dict.fromkeys((self.tree, self.tree.parent)) if self.tree else {}
+        for folder in (*own, *(folder for folder in self.folders if folder not in own)):
             while True:
                 try:
                     folder.rmdir()
@@ -153,6 +161,9 @@ def _pids(folder: Path) -> list[int]:
     with contextlib.suppress(OSError):
         return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
     return []
+
+
+_TREE = "tree"
 
 
 def _name(tag: str, box_id: str = "") -> str:
@@ -180,19 +191,19 @@ def _missing(controllers: frozenset[str], cause: str = "") -> MissingFeature:
 def create(
     tag: str, box_id: str, limits: Limits | None = None, *, trees: list[Hierarchy] | None = None
 ) -> Cgroup:
-    """Makes the group of a box, with its limits in force before a process is in it.
+    """Makes the groups of a box, with its limits in force before a process is in it.
 
-    A limit that cannot be set is an error. Without limits it is a group of no folders: every method works and
-    does nothing.
+    A limit that cannot be set is an error. Without limits no folder has any; without version 2 there is
+    nothing to freeze: every method works then and does nothing.
     """
     limits = limits or Limits()
     name = _name(tag, box_id)
     wanted = frozenset(limit_files(2, limits))
+    trees = hierarchies() if trees is None else trees
     folders: dict[Path, int] = {}
-    group = Cgroup(name, folders)
+    group = Cgroup(name, folders, _make_tree(trees, name))
     if not wanted:
         return group
-    trees = hierarchies() if trees is None else trees
     if lacking := wanted.difference(*(tree.controllers for tree in trees)):
         raise _missing(lacking)
     with contextlib.ExitStack() as failed:
@@ -205,6 +216,26 @@ def create(
                     raise _missing(needed, f": {error}") from error
         failed.pop_all()
     return group
+
+
+def _make_tree(trees: list[Hierarchy], name: str) -> Path | None:
+    """The group to freeze. A machine that has none, or does not let us make one, does without."""
+    for tree in trees:
+        if tree.version == 2:
+            folder = tree.path / name / _TREE
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                if (folder / FREEZE_FILE).exists():
+                    return folder
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+                folder.parent.rmdir()
+    return None
+
+
+def is_frozen(tree: Path) -> bool:
+    """Whether every process of a group that was frozen stands still."""
+    return "frozen 1" in (tree / "cgroup.events").read_text().splitlines()
 
 
 def _make(tree: Hierarchy, name: str, needed: frozenset[str], limits: Limits) -> Path:
@@ -234,7 +265,11 @@ def find(tag: str, box_id: str, *, trees: list[Hierarchy] | None = None) -> Cgro
     """The group that an earlier daemon made for a box; one without folders if there is none."""
     name = _name(tag, box_id)
     trees = hierarchies() if trees is None else trees
-    return Cgroup(name, {tree.path / name: tree.version for tree in trees if (tree.path / name).is_dir()})
+    found = [tree for tree in trees if (tree.path / name).is_dir()]
+    inner = (tree.path / name / _TREE for tree in found if tree.version == 2)
+    group = next((folder for folder in inner if folder.is_dir()), None)
+    limiting = (tree for tree in found if tree.controllers or not group)
+    return Cgroup(name, {tree.path / name: tree.version for tree in limiting}, group)
 
 
 def box_ids(tag: str, *, trees: list[Hierarchy] | None = None) -> set[str]:

@@ -20,6 +20,7 @@
 
 #define _GNU_SOURCE
 #include <linux/capability.h>
+#include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
@@ -28,6 +29,7 @@
 #include <sys/signalfd.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "plan.h"
 #include "waypoint.h"
@@ -46,6 +48,7 @@
 #endif
 
 static int listen_fd, anchor_socket = -1;
+static int group_folder = -1, freeze_file = -1; /* the control group of the tree */
 static int status_pipe[2] = { -1, -1 };
 static pid_t anchor;
 static struct { int index, master, slave; } ptys[MAX_PTYS];
@@ -97,6 +100,20 @@ static int confine(void)
 	return syscall(SYS_capset, &header, data) ? -1 : 0;
 }
 
+/* As fork(), into a control group of version 2. */
+static pid_t fork_into(int folder)
+{
+	struct clone_args wanted = { .flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = folder };
+
+	return syscall(SYS_clone3, &wanted, sizeof(wanted));
+}
+
+/* Stops all processes of the tree, or lets them run. 0, or -1 with errno. */
+static int freeze_tree(int frozen)
+{
+	return pwrite(freeze_file, frozen ? "1" : "0", 1, 0) == 1 ? 0 : -1;
+}
+
 static pid_t start_anchor(void)
 {
 	sigset_t all, before;
@@ -105,7 +122,7 @@ static pid_t start_anchor(void)
 	/* A request starts with a signal: one that comes before the anchor is ready must wait, not kill it. */
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, &before);
-	pid = fork();
+	pid = group_folder < 0 ? fork() : fork_into(group_folder);
 	if (pid == 0) {
 		int null = open("/dev/null", O_RDWR);
 
@@ -170,6 +187,7 @@ static pid_t run_beside(const char *ipc, char **argv, char **env, const int *fds
 /* ---- clients --------------------------------------------------------------------------------- */
 
 static int clients[MAX_CLIENTS], serving = -1;
+static int freezing = -1; /* the client that has frozen the tree: when it ends the tree runs on */
 static char ring[RING_BYTES];
 static size_t ring_length;
 static unsigned long long ring_dropped;
@@ -184,6 +202,10 @@ static void disconnect(int client)
 			clients[i] = -1;
 	if (serving == client)
 		serving = -1;
+	if (freezing == client) {
+		freezing = -1;
+		freeze_tree(0);
+	}
 	close(client);
 }
 
@@ -371,12 +393,18 @@ static int32_t ask_anchor(const char *packet, size_t length, const int *stdio)
 	socklen_t peer_length = sizeof(peer);
 	int32_t pid = -EPROTO;
 	int buffer_bytes = PACKET_BYTES * 2, connection;
+	struct timespec now, end;
 
 	memcpy(CMSG_DATA(&control.header), stdio, 3 * sizeof(int));
-	if (kill(anchor, SIGUSR1))
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += ANSWER_SECONDS;
+	/* It may be stopped, and pid 1 hears of that only after this. */
+	if (kill(anchor, SIGCONT) || kill(anchor, SIGUSR1))
 		return -errno;
 	for (;;) {
-		if (poll(&wait, 1, ANSWER_SECONDS * 1000) <= 0)
+		/* One limit for all connections: a process that connects again and again must not keep pid 1 here. */
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		if (now.tv_sec >= end.tv_sec || poll(&wait, 1, (end.tv_sec - now.tv_sec) * 1000) <= 0)
 			return -ETIMEDOUT;
 		connection = accept4(anchor_socket, NULL, NULL, SOCK_CLOEXEC);
 		if (connection < 0)
@@ -547,6 +575,19 @@ static void act(int client, char *packet, size_t length, int *fds, int fd_count)
 			answer_error(client, errno, "fork");
 		else
 			answer(client, "ok %d", anchor);
+	} else if (!strcmp(words[0], "group") && fd_count == 2) {
+		if (group_folder >= 0) {
+			close(group_folder);
+			close(freeze_file);
+		}
+		group_folder = fcntl(fds[0], F_DUPFD_CLOEXEC, 3);
+		freeze_file = fcntl(fds[1], F_DUPFD_CLOEXEC, 3);
+		answer_result(client, group_folder < 0 || freeze_file < 0, "group");
+	} else if (!strcmp(words[0], "freeze") || !strcmp(words[0], "thaw")) {
+		int frozen = !strcmp(words[0], "freeze");
+
+		freezing = frozen ? client : -1;
+		answer_result(client, freeze_tree(frozen), words[0]);
 	} else if (!strcmp(words[0], "adopt") && count == 2) {
 		anchor = atoi(words[1]); /* restored: CRIU started it */
 		answer(client, "ok");
@@ -639,12 +680,17 @@ static int receive(int client)
 	return 0;
 }
 
+/* Every process of the box may send signals to CRIU, its helpers and the anchor. Those that are stopped are continued
+   at once: the daemon waits for them. */
 static void reap(void)
 {
+	int status;
 	pid_t pid;
 
-	while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
-		if (pid == anchor)
+	while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0)
+		if (WIFSTOPPED(status))
+			kill(pid, SIGCONT);
+		else if (pid == anchor)
 			_exit(0); /* what is left is no tree any more: what it starts would be in no checkpoint */
 }
 

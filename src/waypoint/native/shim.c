@@ -32,6 +32,9 @@
    and forks the first member of its session; as long as they are made, CRIU takes the session and its group for those of
    the parent (WAYPOINT_DEAD_SESSIONS).
 
+   The group of the tree. Its first process is created in a control group of its own (WAYPOINT_GROUP), which the others
+   inherit and CRIU is not in: the daemon freezes it while CRIU works (kernel/cgroups.py).
+
    Programs in a memfd. CRIU saves the file of a program as one that has a name, or had one. It is shown a copy of the
    memfd, a file that was created without a name.
 
@@ -285,6 +288,7 @@ static struct dead_session {
 	int session, shown_session, shown_group;
 } dead_sessions[MAX_BIRTHS];
 static int birth_count, dead_count;
+static int group[2]; /* the process that begins the tree, and the folder of its control group */
 
 static const struct birth *birth_of(int pid)
 {
@@ -352,6 +356,18 @@ int inotify_init1(int flags)
 	return (int)libc_result(set_flags(kernel(SYS_inotify_init1, flags & (O_NONBLOCK | O_CLOEXEC), 0, 0, 0, 0, 0), flags));
 }
 
+/* CRIU's structure may be one without the last field. */
+static long clone_into_group(const struct clone_args *wanted, size_t size)
+{
+	struct clone_args args = { 0 };
+
+	for (size_t i = 0; i < size && i < sizeof(args); i++)
+		((char *)&args)[i] = ((const char *)wanted)[i];
+	args.flags |= CLONE_INTO_CGROUP;
+	args.cgroup = group[1];
+	return kernel(SYS_clone3, (long)&args, sizeof(args), 0, 0, 0, 0);
+}
+
 /* Replaces libc's. Six arguments are read for every call; the kernel ignores those it does not need. */
 long syscall(long number, ...)
 {
@@ -367,6 +383,12 @@ long syscall(long number, ...)
 	f = va_arg(arguments, long);
 	va_end(arguments);
 
+	if (number == SYS_clone3 && group[0]) {
+		const struct clone_args *wanted = (const struct clone_args *)a;
+
+		if (wanted->set_tid_size == 1 && *(pid_t *)wanted->set_tid == group[0])
+			return libc_result(clone_into_group(wanted, (size_t)b));
+	}
 	if (number == SYS_clone3 && birth_count) {
 		struct clone_args *wanted = (struct clone_args *)a;
 		const struct birth *birth = wanted->set_tid_size == 1 ? birth_of(*(pid_t *)wanted->set_tid) : NULL;
@@ -469,6 +491,7 @@ __attribute__((constructor)) static void read_environment(void)
 		listeners[i] = text[i];
 	birth_count = read_records(value_of("WAYPOINT_BIRTHS"), &births[0].pid, MAX_BIRTHS, 3);
 	dead_count = read_records(value_of("WAYPOINT_DEAD_SESSIONS"), &dead_sessions[0].session, MAX_BIRTHS, 3);
+	read_records(value_of("WAYPOINT_GROUP"), group, 1, 2);
 	holder = read_number(value_of("WAYPOINT_HOLDER"), 0);
 	peers_fd = read_number(value_of("WAYPOINT_PEERS"), -1);
 	tracking = *value_of("WAYPOINT_TRACK") != 0;
