@@ -1,4 +1,4 @@
-"""`python -m tests.load [--operations N] [--cycles N] [--seed N] [--write]`, as root."""
+"""`python -m tests.load [--only PART] [--operations N] [--cycles N] [--minutes N] [--seed N]`, as root."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from waypoint.home import Home
 from waypoint.kernel.pool.lifecycle import close_pool
 from waypoint.kernel.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount, unshare
 
+PARTS = ("clients", "cycles", "bulk")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.load", description=__doc__)
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--cycles", type=int, default=10_000)
-    parser.add_argument("--no-bulk", action="store_true")
+    parser.add_argument("--minutes", type=float, default=120.0, help="the repetitions end after so many")
+    parser.add_argument("--only", action="append", choices=PARTS, help="these parts alone")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--write", action="store_true", help="write the results into docs/reliability.md")
     options = parser.parse_args()
@@ -50,33 +53,31 @@ def main() -> int:
 
 
 def _run(folder: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
-    begun = time.monotonic()
-    served = clients.run(folder, options.operations, options.seed)
-    print(f"clients: {time.monotonic() - begun:.0f} s, {served.violations}", flush=True)
-    begun = time.monotonic()
-    repeated = cycles.run(folder, options.cycles)
-    print(f"cycles: {time.monotonic() - begun:.0f} s, {repeated.violations}", flush=True)
-    large = {} if options.no_bulk else bulk.run(folder)
-    violations = [*served.violations, *repeated.violations, *filter(None, large.values())]
-    done = sum(served.operations.values())
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in served.operations.most_common())
-    refused = sum(served.refused.values())
-    rows = [
-        (
-            f"operations of 32 clients on 8 sessions ({kinds}; {refused:,} refused)",
-            done,
-            len(served.violations),
-        ),
-        ("points of theirs that were looked at once more at the end", served.points, 0),
-        ("repetitions of checkpoint, change, restore", repeated.cycles, len(repeated.violations)),
-        *((f"bulk: {name.replace('_', ' ')}", 1, int(bool(problem))) for name, problem in large.items()),
-    ]
-    held = [(f"after {mark:,}", *(getattr(one, name) for name in cycles.COUNTS),
-             f"{one.memory_bytes / 1e6:.1f} MB", f"{one.pool_bytes / 1e6:.1f} MB")
-            for mark, one in repeated.held.items()]  # fmt: skip
+    parts, rows, held = options.only or PARTS, [], []
+    violations: list[str] = []
+    if "clients" in parts:
+        served = clients.run(folder, options.operations, options.seed)
+        print(f"clients: {served.violations}, {served.refused}", flush=True)
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in served.operations.most_common())
+        refused = sum(served.refused.values())
+        what = f"operations of 32 clients on 8 sessions ({kinds}; {refused:,} refused)"
+        rows.append((what, sum(served.operations.values()), len(served.violations)))
+        rows.append(("points of theirs that were looked at once more at the end", served.points, 0))
+        violations += served.violations
+    if "cycles" in parts:
+        repeated = cycles.run(folder, options.cycles, seconds=60 * options.minutes)
+        rows.append(("repetitions of checkpoint, change, restore", repeated.cycles, len(repeated.violations)))
+        violations += repeated.violations
+        for mark, one in repeated.held.items():
+            counts = (getattr(one, name) for name in cycles.COUNTS)
+            sizes = (f"{one.memory_bytes / 1e6:.1f} MB", f"{one.pool_bytes / 1e6:.1f} MB")
+            held.append((f"after {mark:,}", *counts, *sizes))
+    large = bulk.run(folder) if "bulk" in parts else {}
+    rows += [(f"bulk: {name.replace('_', ' ')}", 1, int(bool(problem))) for name, problem in large.items()]
+    violations += filter(None, large.values())
     head = ("cycles", *(name.replace("_", " ") for name in cycles.COUNTS), "daemon's memory", "pool")
-    print(served.refused, flush=True)
-    return f"{table(('load', 'count', 'violations'), rows)}\n\n{table(head, held)}", violations
+    tables = [table(("load", "count", "violations"), rows), *([table(head, held)] if held else [])]
+    return "\n\n".join(tables), violations
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from waypoint.kernel import cgroups, mounts
 KEPT_POINTS = 4
 _FORGET_EVERY = 20
 """cycles; to forget takes longer than a cycle"""
-PARTS = 10
+PARTS = 20
 """After each of so many parts the daemon and the machine are looked at."""
 _CALM_SECONDS = 3.0
 _SETTLE_SECONDS = 60.0
@@ -72,9 +73,10 @@ class Outcome:
     violations: list[str] = field(default_factory=list)
 
 
-def run(folder: Path, cycles: int, *, sessions: int = 4) -> Outcome:
-    """So many cycles, divided among a few sessions that go on side by side."""
-    outcome, home = Outcome(), Home(folder)
+def run(folder: Path, cycles: int, *, sessions: int = 4, seconds: float = math.inf) -> Outcome:
+    """So many cycles, divided among a few sessions that go on side by side. After so many seconds the part
+    that has begun is the last one."""
+    outcome, home, deadline = Outcome(), Home(folder), time.monotonic() + seconds
     with contextlib.closing(waypoint.Client(folder)) as client, contextlib.ExitStack() as stack:
         lines = [_Line(folder, f"cycles-{number}") for number in range(sessions)]
         for line in lines:
@@ -92,6 +94,9 @@ def run(folder: Path, cycles: int, *, sessions: int = 4) -> Outcome:
             outcome.cycles = goal * sessions
             client.prune()
             outcome.held[outcome.cycles] = settled(home, client)
+            print(f"cycles: {outcome.cycles}, {outcome.held[outcome.cycles]}", flush=True)
+            if time.monotonic() > deadline:
+                break
     outcome.violations += _growth(outcome.held)
     return outcome
 
