@@ -140,3 +140,43 @@ def test_a_box_that_dies_in_the_middle_of_a_verb_is_a_typed_error(
     with contextlib.suppress(errors.SessionDead, errors.CannotCheckpoint):
         list(iter(again, False))  # a restore leaves the box, and brings back a session that died
     thread.join()
+
+
+OTHER_VERBS: dict[str, Callable[[waypoint.Session], object]] = {
+    "files only": lambda session: session.checkpoint(files_only=True),
+    "fork": lambda session: session.fork(names=["copy"])[0].remove(),
+    "spawn": lambda session: session.spawn(["true"]).communicate(),
+    "another user": lambda session: session.run("true", user="nobody"),
+    "write_file": lambda session: session.write_file("/srv/file", "text"),
+    "read_file": lambda session: session.read_file("/etc/hostname"),
+    "screen": lambda session: session.screen(),
+    "type": lambda session: session.type("#\r"),
+    "status": lambda session: session.status(),
+    "diff": lambda session: session.diff("@"),
+    "restore files": lambda session: session.restore_files("@", ["/srv"]),
+    "park": lambda session: (session.park(), session.restore("@")),
+}
+
+
+def test_a_box_that_dies_in_the_middle_of_any_verb_is_a_typed_error(fresh: waypoint.Session) -> None:
+    fresh.write_file("/srv/file", "text")
+    fresh.checkpoint()
+    wrong: dict[str, object] = {}
+    for verb, ask in OTHER_VERBS.items():
+        keeper = fresh.info.pid
+        assert keeper
+        kill = threading.Timer(0.01, os.kill, (keeper, signal.SIGKILL))
+        kill.start()
+        try:
+            while fresh.info.pid == keeper:
+                ask(fresh)
+        except (errors.SessionDead, errors.CannotCheckpoint):
+            pass
+        except errors.WaypointError as error:
+            wrong[verb] = error
+        kill.join()
+        with contextlib.suppress(errors.NotFound):
+            waypoint.Client().session("copy").remove()
+        fresh.restore("@", safety=False)
+        assert fresh.run("cat /srv/file").output == "text"
+    assert not wrong

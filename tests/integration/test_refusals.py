@@ -258,6 +258,19 @@ def test_a_mount_made_inside_the_session_is_refused_not_lost(privileged: waypoin
     privileged.checkpoint()
 
 
+def test_what_was_unmounted_or_mounted_again_is_told_in_the_coverage(privileged: waypoint.Session) -> None:
+    assert not [line for line in privileged.checkpoint().info.coverage if "unmounted" in line]
+    privileged.run("umount /dev/mqueue || umount /sys; mount -o remount,bind,noexec /dev/shm").check()
+    told = [line for line in privileged.checkpoint().info.coverage if "unmounted" in line]
+    assert len(told) == 2, told
+    assert any("/dev/shm" in line for line in told)
+    assert told == [
+        line for line in privileged.checkpoint(files_only=True).info.coverage if "unmounted" in line
+    ]
+    privileged.restore("@", safety=False)
+    assert not [line for line in privileged.checkpoint().info.coverage if "unmounted" in line]
+
+
 def refused_and_runs_on(session: waypoint.Session, reason: str, command: str) -> None:
     """A checkpoint is refused because of the process with this command line, which notices nothing."""
     with pytest.raises(errors.CannotCheckpoint, match=reason) as refused:

@@ -243,13 +243,25 @@ class Box:
         return made
 
     def _mounts_not_built(self) -> list[Mount]:
+        # Paths may have changed: a folder above a mount, or the folder that it shows, was renamed.
+        built = {(mount.mount_id, mount.device) for mount in self._mounts_built()}
+        return [mount for mount in mounts(self.pid) if built and (mount.mount_id, mount.device) not in built]
+
+    def _mounts_built(self) -> list[Mount]:
         try:
-            text = os.fsdecode(self._mounts_file.read_bytes())
+            return parse_mountinfo(os.fsdecode(self._mounts_file.read_bytes()))
         except FileNotFoundError:
             return []
-        # Paths may have changed: a folder above a mount, or the folder that it shows, was renamed.
-        built = {(mount.mount_id, mount.device) for mount in parse_mountinfo(text)}
-        return [mount for mount in mounts(self.pid) if (mount.mount_id, mount.device) not in built]
+
+    def mounts_changed_inside(self) -> list[Mount]:
+        """What was unmounted, or mounted with other options, since the box was built: a box that is built
+        anew has it as it was."""
+        now = {(mount.mount_id, mount.device): mount.options for mount in mounts(self.pid)}
+        return [
+            mount
+            for mount in self._mounts_built()
+            if now.get((mount.mount_id, mount.device)) != mount.options
+        ]
 
     def open_namespace(self, kind: str) -> int:
         """A descriptor of one of the keeper's namespaces."""

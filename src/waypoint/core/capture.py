@@ -49,7 +49,7 @@ from waypoint.kernel import faults, processes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.processes import printable
-from waypoint.model import Actor, Checkpoint, IntentFrom, Kind
+from waypoint.model import Actor, BoxOptions, Checkpoint, IntentFrom, Kind
 from waypoint.store.points import AgentState, NewPoint
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.terminal import TerminalState
@@ -192,7 +192,7 @@ class Capture:
             live.terminal.settle()
             faults.reach("capture.settled")
             covered = coverage(row.options, self._registry.base_of(row.options), self._home)
-            dump = self._snapshot_files(live, stage) if wish.files_only else self._dump(row, live, stage)
+            dump = self._snapshot_files(row, live, stage) if wish.files_only else self._dump(row, live, stage)
             live.stream.flush()
             new = NewPoint(
                 id=stage.id,
@@ -229,7 +229,7 @@ class Capture:
             return msgspec.structs.replace(point, durable=True)
         return point
 
-    def _snapshot_files(self, live: Live, stage: Stage) -> _Dump:
+    def _snapshot_files(self, row: SessionRow, live: Live, stage: Stage) -> _Dump:
         """The files alone; nothing is stopped for them."""
         note_moved_mounts(live.box.volume, live.box.pid)
         live.stream.hold()
@@ -239,7 +239,8 @@ class Capture:
             f"{printable(mount.path)} ({mount.fstype}) was mounted inside the session and is left out"
             for mount in live.box.mounts_made_inside()
         )
-        return _Dump(not_covered=("processes are not part of it: files only", *mounted))
+        changed = _changed_mounts(live, row.options)
+        return _Dump(not_covered=("processes are not part of it: files only", *mounted, *changed))
 
     def _dump(self, row: SessionRow, live: Live, stage: Stage) -> _Dump:
         """The process tree and the files of one moment. The pause is in the loop and nowhere else."""
@@ -292,7 +293,8 @@ class Capture:
         faults.reach("capture.moved")
         record_sizes(stage.images)
         faults.reach("capture.sized")
-        not_covered = [*dump.state.notes, *lost_from_dev(live.box.pid)]
+        changed = _changed_mounts(live, row.options)
+        not_covered = [*dump.state.notes, *lost_from_dev(live.box.pid), *changed]
         if dump.state.outside_pipes:
             not_covered.append("streams between programs and clients end at a restore; the programs go on")
         return _Dump(dump.stats.pause_ms, dump.state.processes, facts, tuple(not_covered))
@@ -323,6 +325,15 @@ class Capture:
         if point.kind != "safety" and not point.files_only:
             self._background.run(lambda: self._spares.update(row.id))
         self._durability.reach_soon()
+
+
+def _changed_mounts(live: Live, options: BoxOptions) -> Iterator[str]:
+    """Only a privileged session can change any."""
+    for mount in () if options.confined else live.box.mounts_changed_inside():
+        yield (
+            f"{printable(mount.path)} ({mount.fstype}) was unmounted in the session, or mounted with other"
+            " options: a restore brings it back as it was"
+        )
 
 
 @contextlib.contextmanager

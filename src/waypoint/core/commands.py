@@ -19,7 +19,7 @@ from waypoint.box.users import User
 from waypoint.core.boxes import Boxes
 from waypoint.core.live import Live, Program, start_environment
 from waypoint.core.observe import exported_variables
-from waypoint.core.registry import Registry
+from waypoint.core.registry import DYING_SECONDS, Registry
 from waypoint.errors import (
     CannotStart,
     MachineError,
@@ -277,7 +277,7 @@ class Commands:
             except StartFailed as error:
                 raise _cannot_start(live, argv[0], cwd, user, error) from error
             except OSError as error:
-                if not live.box.alive:
+                if live.box.ends_within(DYING_SECONDS):
                     raise SessionDead("the session has just ended") from error
                 raise MachineError(
                     f"{argv[0]!r} could not be started: {os.strerror(error.errno or 0)}",

@@ -129,7 +129,7 @@ class Comparison:
             else:
                 live.terminal.wait_prompt()
                 undo.callback(self._remains.delete, volume)
-                with live.state:
+                with live.state, self._registry.death_named(row, live):
                     self._pool.snapshot(live.box.volume, volume, readonly=True)
                     below = processes.below(live.box.pid)
                     members = [process for process in below if process.comm != "waypoint-anchor"]

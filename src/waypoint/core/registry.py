@@ -35,7 +35,7 @@ from waypoint.store import Store
 from waypoint.store.database import iso
 from waypoint.store.sessions import SessionRow
 
-_DYING_SECONDS = 1.0
+DYING_SECONDS = 1.0
 _ARRIVAL_SECONDS = 60.0
 """A restore or a fork of a point does not take longer."""
 FACTS_FILE = "facts.json"
@@ -271,7 +271,7 @@ class Registry:
         except WaypointError:
             raise
         except Exception as error:
-            if not live.box.ends_within(_DYING_SECONDS):
+            if not live.box.ends_within(DYING_SECONDS):
                 raise
             raise SessionDead(
                 f"session {row.name!r} has ended in the middle of this",
