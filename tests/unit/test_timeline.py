@@ -264,6 +264,34 @@ def test_the_log_of_the_experience_page() -> None:
     assert lines[2].index("+7") == lines[1].index("working")
 
 
+def test_a_point_that_cannot_be_restored_is_loud() -> None:
+    """In the log (also where automatic points are folded), in its card, and where a session stands on it."""
+    failed = {"restorable": "failed", "restore_error": "Can't open a \x1b[31mfile"}
+    points = [point(number, kind="auto") for number in range(1, 6)]
+    points[2] |= failed
+    lines = told(points, status(points[-1]))
+    (at,) = [number for number, line in enumerate(lines) if "cannot be restored: Can't open a" in line]
+    assert lines[at - 1].startswith("✗  c3")
+    assert "\x1b" not in lines[at]
+    for view in (card_of(points[2]), status(points[2])):
+        [(manner, line)] = [(manner, line) for manner, line in view.lines() if "NO: Can't open a" in line]
+        assert manner == "bad"
+        assert "\x1b" not in line
+    assert not any("NO:" in line for _, line in status(points[3]).lines())
+    for known, words in (("proven", "brought back once"), ("unproven", "not tried yet")):
+        assert any(words in line for _, line in card_of(point(1, restorable=known)).lines())
+
+
+def test_a_card_says_when_a_power_cut_may_take_its_point() -> None:
+    def says_so(*, durable: bool) -> bool:
+        return any(
+            "a power cut may take it" in line for _, line in card_of(point(1, durable=durable)).lines()
+        )
+
+    assert says_so(durable=False)
+    assert not says_so(durable=True)
+
+
 def test_whose_words_an_intent_is_can_be_seen() -> None:
     points = [
         point(1, intent="mine"),
