@@ -21,7 +21,7 @@ from tests.waiting import until
 
 from waypoint import errors
 from waypoint.box.box import Box
-from waypoint.core import registry
+from waypoint.core import registry, space
 from waypoint.core.background import Background
 from waypoint.core.capture import Wish
 from waypoint.core.live import new_id
@@ -342,6 +342,18 @@ def test_the_point_before_one_that_cannot_be_restored_is_not_forgotten(world: Wo
         app.space.forget_points([first], force=True)
     app.capture.checkpoint(row, Wish("three"))
     assert app.space.forget_points([first], force=True).forgotten
+
+
+def test_thinning_keeps_the_newest_point_that_is_known_to_come_back(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "AUTOMATIC_KEPT", 1)
+    app = world.app
+    points = [app.capture.checkpoint(row, Wish(str(number), kind="auto")) for number in range(5)]
+    app.store.points.set_restorable(points[1].id, None)
+    app.store.points.set_restorable(points[3].id, "broken")
+    gone = [point.id for point in app.space._thinnable()]
+    assert gone == [points[0].id, points[2].id, points[3].id]
 
 
 # ---- recovery ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,15 @@ def labels(points: Sequence[Checkpoint], chosen: Sequence[str]) -> list[str]:
 def a_line(count: int, step: timedelta = timedelta(minutes=10)) -> list[Checkpoint]:
     """c1 is the oldest, the last one was taken now."""
     return [point(number, step * (count - number)) for number in range(1, count + 1)]
+
+
+def test_a_point_that_cannot_be_restored_takes_no_other_points_place() -> None:
+    points = [
+        msgspec.structs.replace(one, restorable="failed") if one.label in ("c2", "c5") else one
+        for one in a_line(5)
+    ]
+    decision = decide(points, RetentionPolicy(keep_last=2))
+    assert labels(points, decision.forget) == ["c1", "c2", "c5"]
 
 
 def test_the_last_ones_are_kept() -> None:
