@@ -73,7 +73,9 @@ class Outcome:
     violations: list[str] = field(default_factory=list)
 
 
-def run(folder: Path, cycles: int, *, sessions: int = 4, seconds: float = math.inf) -> Outcome:
+def run(
+    folder: Path, cycles: int, *, sessions: int = 4, parts: int = PARTS, seconds: float = math.inf
+) -> Outcome:
     """So many cycles, divided among a few sessions that go on side by side. After so many seconds the part
     that has begun is the last one."""
     outcome, home, deadline = Outcome(), Home(folder), time.monotonic() + seconds
@@ -84,8 +86,8 @@ def run(folder: Path, cycles: int, *, sessions: int = 4, seconds: float = math.i
         # A thread for each: a client has a connection for each thread that uses it, and the daemon a thread
         # for each connection.
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in lines]
-        for part in range(1, PARTS + 1):
-            goal = cycles * part // PARTS // sessions
+        for part in range(1, parts + 1):
+            goal = cycles * part // parts // sessions
             working = [
                 thread.submit(line.go_on_to, goal) for thread, line in zip(threads, lines, strict=True)
             ]
