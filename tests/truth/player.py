@@ -14,9 +14,11 @@ from typing import Any
 from tests.truth.base import has_program
 from tests.truth.judge.ledger import Ledger
 from tests.truth.judge.whole import judge_card, judge_diff, judge_plan, judge_status
+from tests.truth.oracle.live import ShellFacts
 from tests.truth.oracle.look import Look, Oracle
 from tests.truth.oracle.work import Outside, Work
 from tests.truth.story import Act, Step, Story
+from tests.waiting import until
 
 import waypoint
 
@@ -75,13 +77,13 @@ class Player:
     def fork(self) -> waypoint.Session:
         return self._seed.fork(name=f"story{next(self._number)}")[0]
 
-    def _look(self, session: waypoint.Session) -> Look:
+    def _look(self, session: waypoint.Session, shell: ShellFacts | None = None) -> Look:
         def run(command: str) -> str:
             return session.run(command).check().output
 
         pid = session.info.pid
         assert pid
-        return self._oracle.look(pid, run)
+        return self._oracle.look(pid, run if shell is None else shell)
 
 
 class _Performance:
@@ -95,6 +97,8 @@ class _Performance:
         self._points: list[waypoint.Checkpoint] = [player._seed]
         self._names: dict[str, waypoint.Checkpoint] = {"start": player._seed}
         self._effects = itertools.count(1)
+        self._asleep: ShellFacts | None = None
+        """What is known of the session's shell while a shell inside it waits for commands."""
         self._work = self._left = Work()
         """What stands written now, and what stood before the last restore."""
 
@@ -127,9 +131,22 @@ class _Performance:
                 raise StoryFailed(f"{self._story.name}, step {number}: {step.command}\n{result.output}")
             if step.outside:
                 self._done_outside(step.command, step.outside, began, claimed=False)
+        if step.types:
+            self._type(step)
         for act in step.acts:
             self._act(act)
         self._record(number, step)
+
+    def _type(self, step: Step) -> None:
+        """Types lines, and waits until the last one has run. What the session's own shell knows stays."""
+        shell = self._looks[self._points[-1].id].shell
+        if step.restore:
+            shell = self._looks[self._names[step.restore].id].shell
+        typed = Path(f"/proc/{self._session.info.pid}/root/tmp/typed")
+        self._session.type(step.types)
+        until(typed.exists, 30)
+        typed.unlink()
+        self._asleep = shell if step.nested else None
 
     def _act(self, act: Act) -> None:
         """Writes something down, in Waypoint and here."""
@@ -171,7 +188,7 @@ class _Performance:
         self._work = dataclasses.replace(work, done=(*work.done, effect), ever=(*work.ever, effect))
 
     def _look(self) -> Look:
-        return dataclasses.replace(self._player._look(self._session), work=self._work)
+        return dataclasses.replace(self._player._look(self._session, self._asleep), work=self._work)
 
     def _go_back(self, go: Any, to: Work) -> None:
         look = self._look()

@@ -23,6 +23,10 @@ class Step:
 
     command: str = ""
     """Runs in the session's shell."""
+    types: str = ""
+    """Lines that are typed into the session's terminal after it. The last one makes the file `/tmp/typed`."""
+    nested: bool = False
+    """Whether a shell inside the session's own waits for commands after it: nothing else can run then."""
     name: str = ""
     """What the point is called: later steps go back to it by this name."""
     restore: str = ""

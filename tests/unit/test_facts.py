@@ -202,7 +202,11 @@ def test_what_changed_in_a_real_shell(tmp_path: Path) -> None:
     assert shell_summary(live) == (
         "5 variables · 3 functions · 1 alias · 1 option · 1 trap · umask 0022 → 0077"
     )
-    assert summarize_shell(live)[1:] == ["5 variables", "+h(), -g(), ~f()", "4 shell settings"]
+    assert summarize_shell(live)[1:] == [
+        "~X, ~Y and 3 more variables",
+        "+h(), -g(), ~f()",
+        "~alias l, nullglob on and 2 more shell settings",
+    ]
     assert compare_facts(Facts(shell=new), Facts(shell=new)).empty
 
 

@@ -78,21 +78,30 @@ def _mover(port: PortFact) -> str:
 
 
 def summarize_shell(live: LiveDifference) -> list[str]:
-    """The shell's folder, variables, functions and settings, by their names while they are few."""
+    """The shell's folder, and the names of two or three variables, functions and settings. Those come first
+    that programs see."""
     functions = [
         *(f"+{name}()" for name in live.functions_added),
         *(f"-{name}()" for name in live.functions_removed),
         *(f"~{change.name}()" for change in live.settings if change.kind == "function"),
     ]
     settings = [_setting(change) for change in live.settings if change.kind != "function"]
-    variables = [f"{_variable_sign(variable)}{variable.name}" for variable in live.variables]
+    exported = sorted(live.variables, key=lambda variable: not variable.exported)
+    variables = [f"{_variable_sign(variable)}{variable.name}" for variable in exported]
     return [
         f"cwd {live.cwd[1]}" if live.cwd else "",
         *(
-            ", ".join(names) if len(names) <= _NAMED else plural(len(names), noun)
+            _some_of_shell(names, noun)
             for names, noun in ((variables, "variable"), (functions, "function"), (settings, "shell setting"))
         ),
     ]
+
+
+def _some_of_shell(names: Sequence[str], noun: str) -> str:
+    """`~PATH, +TOKEN`, `~PATH, +TOKEN and 5 more variables`."""
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: _NAMED - 1])} and {plural(len(names) - _NAMED + 1, f'more {noun}')}"
 
 
 def _variable_sign(variable: VariableChange) -> Sign:

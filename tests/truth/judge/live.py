@@ -23,6 +23,22 @@ def same_text(told: str, real: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, told.split(MASK))), real, re.DOTALL) is not None
 
 
+_SHELLS = re.compile(r"^-?(?:\S*/)?(?:ba|da|z)?sh(?: -\S+)*$")
+
+
+def judge_nested(ledger: Ledger, new: Look, gaps: Sequence[str]) -> None:
+    """What a shell inside the session's own knows cannot be told, which has to be said."""
+    nested = {process.pid for process in new.processes.values() if _SHELLS.match(process.command)}
+    told = {
+        int(match[1]) for gap in gaps if (match := re.search(r"\(pid (\d+)\) runs inside the session's", gap))
+    }
+    ledger.count("shell", len(nested))
+    for pid in nested - told:
+        ledger.missing("shell", f"nothing says that the shell with the pid {pid} was not asked")
+    for pid in told - nested:
+        ledger.wrong("shell", f"there is no shell with the pid {pid}")
+
+
 def judge_live(ledger: Ledger, old: Look, new: Look, live: Mapping[str, Any]) -> None:
     """Processes, ports and the shell, and what of them is not told."""
     known = ("started", "ended", "restarted", "stopped", "continued", "kept", "opened", "closed", "moved")

@@ -8,7 +8,7 @@ from typing import Any
 from tests.truth.judge.files import judge_files
 from tests.truth.judge.findings import judge_findings
 from tests.truth.judge.ledger import Ledger
-from tests.truth.judge.live import judge_live
+from tests.truth.judge.live import judge_live, judge_nested
 from tests.truth.judge.plans import judge_plan_words
 from tests.truth.judge.words import Words
 from tests.truth.judge.work import judge_planned_work, judge_work_of_card, work_phrases
@@ -25,6 +25,7 @@ def judge_difference(ledger: Ledger, old: Look, new: Look, difference: Answer) -
     judge_files(ledger, old, new, difference["files"]["changes"])
     judge_findings(ledger, old, new, difference["analysis"])
     judge_live(ledger, old, new, difference["live"])
+    judge_nested(ledger, new, difference["gaps"])
     before = {(process.pid, process.command) for process in old.processes.values()}
     went_on = before & {(process.pid, process.command) for process in new.processes.values()}
     if went_on and not any("memory of" in phrase for phrase in difference["not_compared"]):

@@ -362,9 +362,10 @@ class Words:
 
     def _variables(self, phrase: str) -> bool:
         nouns = self._shell_names()
-        counted = re.fullmatch(r"(\d+) (variable|function|shell setting)s?", phrase)
+        counted = re.fullmatch(r"(.*) and (\d+) more (variable|function|shell setting)s?", phrase)
         if counted:
-            return int(counted[1]) == len(nouns[counted[2]])
+            told, real = counted[1].split(", "), nouns[counted[3]]
+            return set(told) <= real and len(told) + int(counted[2]) == len(real) > 3
         return set(phrase.split(", ")) in nouns.values()
 
     # ---- files in a line ---------------------------------------------------------------------
@@ -416,7 +417,9 @@ class Words:
         if not named:
             return False
         rest = [change for change in own if not any(change is other for other in named)]
-        telling = [change for change in rest if posixpath.splitext(change["path"])[1] not in _BY_THE_WAY]
+        telling = [
+            change for change in rest if not change["path"].endswith((*_BY_THE_WAY, "/.bash_history"))
+        ]
         if self._of("package"):
             return True  # files of packages are told with them
         # A folder in which a repository or a cache changed needs no name of its own.

@@ -50,9 +50,11 @@ class Oracle:
         """The files alone: nothing runs."""
         return self._look(root, {}, set(), ShellFacts(), 0)
 
-    def look(self, keeper: int, run: Callable[[str], str]) -> Look:
-        """`keeper`: the first process of the session's box. `run`: runs a command in its shell."""
-        shell = live.read_shell(run)
+    def look(self, keeper: int, shell: Callable[[str], str] | ShellFacts) -> Look:
+        """`keeper`: the first process of the session's box. `shell`: runs a command in its shell; or what is
+        known of a shell that runs a program and takes no commands."""
+        if not isinstance(shell, ShellFacts):
+            shell = live.read_shell(shell)
         return self._look(
             f"/proc/{keeper}/root", live.read_processes(keeper), live.read_ports(keeper), shell, keeper
         )

@@ -58,6 +58,26 @@ STORIES: tuple[Story, ...] = (
         needs=("redis-server", "redis-cli"),
     ),
     story(
+        "a shell inside the session's shell",
+        "cd /srv; export COLOUR=blue; plain=1",
+        Step(
+            types="bash --norc --noprofile\n: > /tmp/typed\n",
+            nested=True,
+            name="inside",
+            intent="a shell inside",
+        ),
+        Step(
+            types="cd /etc; COLOUR=green; echo 1 > /srv/one; : > /tmp/typed\n",
+            nested=True,
+            name="deeper",
+            intent="another folder",
+        ),
+        Step(types="exit\n: > /tmp/typed\n", intent="out of it"),
+        Step(types="sh\n: > /tmp/typed\n", nested=True, intent="another shell"),
+        Step(types="exit\n: > /tmp/typed\n", restore="deeper", intent="back and out"),
+        "plain=2; echo 2 > two",
+    ),
+    story(
         "the state of the shell",
         "export COLOUR=blue; plain=1; alias ll='ls -l'; greet() { echo hello; }; umask 027",
         "COLOUR=green; plain=2; alias ll='ls -la'; greet() { echo goodbye; }; umask 022; shopt -s nullglob",
