@@ -1108,7 +1108,15 @@ def test_a_card_without_a_change_says_what_was_not_compared() -> None:
 def test_a_plan_of_nothing() -> None:
     lines = plan_text(lost=NOTHING).splitlines()
     assert lines[0].startswith("From now (c9) back to c2 ")
-    assert lines[1] == "  nothing would change"
+    assert lines[1] == "  no difference found in files, processes, ports and the shell"
+    # What is staged is no commit, and is not lost without a word.
+    staged = RepositoryChange(path="/app", change="changed", staged=1)
+    index = Changes(changes=(change("/app/.git/index", "modified"), change("/app/.git/objects/ab/c")))
+    lost = msgspec.structs.replace(NOTHING, files=index, analysis=Analysis(findings=(staged,)))
+    assert plan_text(lost=lost).splitlines()[1] == "  files      also changed: 2 in .git"
+    made = Changes(changes=(change("/app/node_modules", entry="folder"),))
+    text = plan_text(lost=msgspec.structs.replace(NOTHING, files=made))
+    assert text.splitlines()[1] == "  files      also changed: folders in node_modules"
 
 
 # Asking -------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def _files(changes: Changes, analysis: Analysis, cwd: str, way: Way) -> Iterator
             told = of_several if of_several and number > 1 else of_one
             names = [shown(_name(change, cwd)) for change in members]
             yield f"{at_least}{number:,} {told}: {some(names, _NAMED_FILES)}"
-    yield from _folds(folded.folds, analysis.findings, cwd)
+    yield from _folds(folded.folds, analysis.findings, way, cwd)
 
 
 def _is_edited(change: Change) -> bool:
@@ -169,9 +169,14 @@ def _name(change: Change, cwd: str) -> str:
     return name
 
 
-def _folds(folds: Sequence[Fold], findings: Sequence[Finding], cwd: str) -> Iterator[str]:
-    """Folders that programs fill: caches in one phrase; those of git only when its commits are not told."""
-    told = {finding.path for finding in findings if isinstance(finding, RepositoryChange | ServerChange)}
+def _folds(folds: Sequence[Fold], findings: Sequence[Finding], way: Way, cwd: str) -> Iterator[str]:
+    """Folders that programs fill: caches in one phrase; those of git only when nothing is told of it."""
+    told = {
+        finding.path
+        for finding in findings
+        if isinstance(finding, ServerChange)
+        or (isinstance(finding, RepositoryChange) and any(_repositories([finding], way)))
+    }
     sums = [(fold, fold.created + fold.modified + fold.deleted + fold.renamed) for fold in folds]
     caches = [(fold, number) for fold, number in sums if number and fold.is_cache]
     others = [
@@ -181,6 +186,9 @@ def _folds(folds: Sequence[Fold], findings: Sequence[Finding], cwd: str) -> Iter
     ]
     if others:
         yield f"also changed: {some(others, _NAMED_FOLDERS)}"
+    if folds and not any(number for _, number in sums):
+        names = [_relative(fold.path, cwd) for fold in folds]
+        yield f"also changed: folders in {some(names, _NAMED_FOLDERS)}"
     if caches:
         names = [_relative(fold.path, cwd) for fold, _ in caches]
         number = sum(number for _, number in caches)

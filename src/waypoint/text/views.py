@@ -487,7 +487,7 @@ class Plan(Answer):
         rows = [*self._rows(words, facts[0])]
         lines += [("plain", f"  {_row(name, text)}") for name, text in rows]
         if not rows:
-            lines.append(("dim", "  nothing would change"))
+            lines.append(("dim", "  no difference found in files, processes, ports and the shell"))
         if plan["not_undone"]:
             lines.append(("warn", f"  not undone, it happened outside: {' · '.join(plan['not_undone'])}"))
         if plan["unseen"]:

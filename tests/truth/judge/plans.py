@@ -91,6 +91,9 @@ def judge_plan_words(
     for field in ("packages", "git", "databases", "system", "shell"):
         if len(words[field]) < judge.fewest(field):
             ledger.missing(KIND, f"{field}: {words[field]}")
+    said = ("files", "packages", "git", "databases", "system")
+    if plan["lost"]["files"]["changes"] and not any(words[field] for field in said):
+        ledger.missing(KIND, "nothing is said, and files differ")
     ledger.count(KIND, len(words["ends"]) + len(words["resumes"]))
     live = plan["lost"]["live"]
     ending = [*live["started"], *(restart["after"] for restart in live["restarted"])]
@@ -212,7 +215,7 @@ class _PlanWords:
         """`3 in .git, 5 in app/node_modules`, `7 files in .cache and 1 more`."""
         told = 0
         for part in re.sub(r" and [\d,]+ more$", "", words).split(", "):
-            match = re.fullmatch(rf"([\d,]+) (?:{NOUNS} )?in (.*)", part)
+            match = re.fullmatch(rf"(?:([\d,]+) )?(?:{NOUNS} )?in (.*)", part)
             if match is None:
                 return False
             below = [
@@ -224,7 +227,7 @@ class _PlanWords:
             if not below:
                 return False
             exact = sum(_files(change) for change in below)
-            if "files in" not in part and number(match[1]) != exact:
+            if "files in" not in part and number(match[1] or "0") != exact:
                 return False
         return bool(told)
 

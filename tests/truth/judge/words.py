@@ -417,9 +417,7 @@ class Words:
         if not named:
             return False
         rest = [change for change in own if not any(change is other for other in named)]
-        telling = [
-            change for change in rest if not change["path"].endswith((*_BY_THE_WAY, "/.bash_history"))
-        ]
+        telling = [change for change in rest if not change["path"].endswith((*_BY_THE_WAY, "/.bash_history"))]
         if self._of("package"):
             return True  # files of packages are told with them
         # A folder in which a repository or a cache changed needs no name of its own.

@@ -25,7 +25,7 @@ def random_story(seed: int, points: int = 6) -> Story:
     with_graph = pick.random() < 0.4
     names = ["start"]
     steps = [Step(f"mkdir -p {_TOP}/{{{','.join(_FOLDERS)}}} && cd {_TOP}", name="p0")]
-    groups = [_FILES] * 3 + pick.choices([_FILES, _TREES, _GIT, _SQLITE, _LIVE, _SHELL, _BASE], k=4)
+    groups = [_FILES] * 3 + pick.choices([_FILES, _TREES, _GIT, _SQLITE, _LIVE, _SHELL, _BASE, _SYSTEM], k=4)
     for number in range(1, points + 1):
         commands = [pick.choice(pick.choice(groups))(pick) for _ in range(pick.randint(1, 4))]
         way = pick.random() if with_graph else 1.0
@@ -293,4 +293,39 @@ _SHELL: tuple[Operation, ...] = (
     _shell("trap - USR1"),
     _shell("A{n}=(a {value})"),
     _shell("cd /srv; cd /etc"),
+)
+
+# ---- the system ----------------------------------------------------------------------------------
+
+_CRON, _UNITS, _USER_UNITS = "/etc/cron.d", "/etc/systemd/system", "/root/.config/systemd/user"
+
+
+def _admin(command: str) -> Operation:
+    def make(pick: Pick) -> str:
+        names = {
+            "n": str(pick.randint(1, 3)),
+            "m": str(pick.randint(1, 3)),
+            "units": pick.choice((_UNITS, _USER_UNITS)),
+        }
+        return command.format(**names)
+
+    return make
+
+
+_SYSTEM: tuple[Operation, ...] = (
+    _admin(f"echo '{{n}} * * * * root true' >> {_CRON}/job{{m}}"),
+    _admin(f"echo '# {{n}}' >> {_CRON}/job{{m}}"),
+    _admin(f"rm -f {_CRON}/job{{n}}"),
+    _admin("grep -q ^g{n}: /etc/group || echo 'g{n}:x:210{n}:' >> /etc/group"),
+    _admin("sed -i 's/^g{n}:.*/g{n}:x:210{m}:root/' /etc/group"),
+    _admin("sed -i '/^g{n}:/d' /etc/group"),
+    _admin("grep -q ^u{n}: /etc/passwd || echo 'u{n}:x:200{n}:200{n}::/home/u{m}:/bin/sh' >> /etc/passwd"),
+    _admin("grep -q ^u{n}: /etc/shadow || echo 'u{n}:$6$a{m}$b:19000::::::' >> /etc/shadow"),
+    _admin("sed -i '/^u{n}:/d' /etc/passwd /etc/shadow"),
+    _admin("sed -i 's/^u{n}:[^:]*/u{n}:!/' /etc/shadow"),
+    _admin("mkdir -p {units}; echo '# {n}' >> {units}/app{m}.service"),
+    _admin("mkdir -p {units}/default.target.wants; ln -sf ../app{n}.service {units}/default.target.wants/"),
+    _admin("rm -f {units}/app{n}.service {units}/default.target.wants/app{m}.service"),
+    _admin(f"cp /usr/bin/true {_TOP}/tool{{n}}; setcap cap_net_raw+ep {_TOP}/tool{{m}}"),
+    _admin(f"setcap cap_net_admin+ep {_TOP}/tool{{n}}; mv {_TOP}/tool{{n}} {_TOP}/tool{{m}}"),
 )
