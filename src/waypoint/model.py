@@ -450,7 +450,7 @@ class Approval(Record, frozen=True):
     id: str
     session: str
     command: str
-    """Redacted; `digest` is of what would really run."""
+    """Redacted; `digest` is of what would really run: the line and, behind a NUL, its standard input."""
     digest: str
     class_: EffectClass = msgspec.field(name="class")
     why: str
@@ -460,6 +460,8 @@ class Approval(Record, frozen=True):
     state: ApprovalState = "waiting"
     decided_at: str | None = None
     note: str = ""
+    review: tuple[str, ...] = ()
+    """While it waits: what the person who decides has to read, line by line, with all that would run."""
 
 
 class RunResult(Record, frozen=True):

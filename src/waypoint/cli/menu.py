@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from waypoint.api import hints
-from waypoint.api.effects import Approve, Deny
+from waypoint.api.effects import Approvals, Approve, Deny
 from waypoint.api.history import Preview
 from waypoint.api.points import Checkpoint, Restore
-from waypoint.api.sessions import Session
 from waypoint.cli import render
 from waypoint.cli.console import terminal_size
 from waypoint.errors import PlanStale, WaypointError
@@ -105,8 +104,8 @@ class Overlay:
             text = f"…{text[2:]}"
         self._write(f"\x18\x1b\\\x1b[r\x1b[?6l\x1b[{size.lines};1H\x1b[0;7m {text}\x1b[K\x1b[?25h".encode())
 
-    def page(self, lines: Sequence[str]) -> None:
-        """Draws a page in place of the session; what does not fit is left out."""
+    def page(self, lines: Sequence[str]) -> int:
+        """Draws a page in place of the session, and returns how many of the lines fit on it."""
         self.is_drawn = True
         size, fitting, rows = terminal_size(), list[str](), 2
         for line in lines:
@@ -116,6 +115,26 @@ class Overlay:
             fitting.append(line)
         text = "\r\n".join(fitting)
         self._write(MODES_OFF + f"\x1b[?1049h\x1b[H\x1b[2J{text}".encode(errors="replace"))
+        return len(fitting)
+
+    def read(self, lines: Sequence[str], question: str) -> str:
+        """All of the lines, page by page; the question is asked with the last page. A key before that goes to
+        the next page and answers nothing. Escape leaves it."""
+        width = terminal_size().columns
+        rest = [line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)]
+        while True:
+            shown = self.page(rest)
+            rest = rest[shown:]
+            if not shown:
+                self.line("this window is too small to read it")
+                self.key()
+                return _ESCAPE
+            if not rest:
+                self.line(question)
+                return self.key()
+            self.line(f"{len(rest)} more lines · space shows them · Esc leaves it waiting")
+            if self.key() in (_ESCAPE, _CTRL_C):
+                return _ESCAPE
 
     def ask(self, question: str, text: str = "") -> str | None:
         """A line that is typed at the bottom; None after Escape."""
@@ -219,13 +238,14 @@ class Menu:
         return ""
 
     def _approve(self, overlay: Overlay) -> str:
-        waiting = self._transport.ask(Session(session=self._session)).session.approvals
+        waiting = self._transport.ask(Approvals(session=self._session)).approvals
         if not waiting:
             return "no command waits for approval"
         for approval in waiting:
-            overlay.page(describe_approval(approval, self._paint))
-            overlay.line("y runs it once · n refuses it · any other key leaves it waiting")
-            answer = overlay.key()
+            answer = overlay.read(
+                describe_approval(approval, self._paint),
+                "y runs it once · n refuses it · any other key leaves it waiting",
+            )
             if answer in ("y", "Y"):
                 self._transport.ask(Approve(id=approval.id))
             elif answer in ("n", "N"):
@@ -254,12 +274,4 @@ class Menu:
 
 def describe_approval(approval: Approval, paint: Paint) -> list[str]:
     """A command that waits, for the user who decides about it."""
-    actor = "an agent" if approval.actor == "agent" else "a person"
-    return [
-        f"{actor} wants to run in {approval.session}:",
-        "",
-        f"    {paint.bold(render.shown(approval.command))}",
-        "",
-        f"{approval.class_}: {render.shown(approval.why)}",
-        paint.dim(f"waits until {render.clock(approval.expires_at)}"),
-    ]
+    return [*approval.review, paint.dim(f"waits until {render.clock(approval.expires_at)}")]

@@ -65,9 +65,11 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
+        when_ready: Callable[[], None] | None = None,
     ) -> RunResult:
         """A command in the shell of a session. With a folder or variables of its own it runs in a subshell:
-        what it changes of the shell does not last. As another user it runs beside the shell."""
+        what it changes of the shell does not last. As another user it runs beside the shell. `when_ready` is
+        called when it is its turn, and may refuse it."""
         live = self._registry.live(row)
         env = env or {}
         check_variables(env)
@@ -91,6 +93,8 @@ class Commands:
                     actor=actor,
                     stripper=stripper,
                 )
+                if when_ready:
+                    when_ready()
                 return self._run_as(live, run, someone, cwd, env, timeout, stdin)
             return live.terminal.run(
                 secrets.token_hex(6),
@@ -104,6 +108,7 @@ class Commands:
                 actor=actor,
                 cwd=cwd,
                 env=env,
+                when_ready=when_ready,
             )
 
     def _run_as(

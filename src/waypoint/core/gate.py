@@ -13,13 +13,14 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.core.background import Background
 from waypoint.core.live import Live
+from waypoint.core.meaning import compare, look
 from waypoint.core.observe import look_at_shell
 from waypoint.core.pushes import pushes_inside
 from waypoint.core.registry import Registry
@@ -39,16 +40,17 @@ from waypoint.model import (
 from waypoint.policy.approvals import Approvals
 from waypoint.policy.remotes import environment_is_plain, push_folders
 from waypoint.policy.rules import Policy, Rules, built_in, check
-from waypoint.policy.wrappers import inspect, inspect_words
+from waypoint.policy.wrappers import Inspection, inspect, inspect_words
 from waypoint.store.ledger import Ledger, NewEffect
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.recording import TerminalEvent
 from waypoint.text import effects as telling
+from waypoint.text.review import LONGEST, Command, digest, review
 
 log = logging.getLogger("waypoint")
 
 FILE = "policy.toml"
-_MOST_SHOWN = 2000
+_MOST_SHOWN = 16_000
 
 
 @dataclass
@@ -66,6 +68,26 @@ class Asker:
     """SessionBusy if the command could not run now: then it asks for no approval and uses none up."""
 
 
+class Asked(NamedTuple):
+    """A command that a person is to decide about."""
+
+    command: str | Sequence[str]
+    line: str
+    shown: str
+    """The line without its secrets, as it is stored."""
+    judgement: Judgement
+    actor: Actor = "agent"
+    warnings: Sequence[str] = ()
+    stdin: bytes | None = None
+    user: str | None = None
+    cwd: str | None = None
+
+    def inspection(self) -> Inspection:
+        if isinstance(self.command, str):
+            return inspect(self.command, _text(self.stdin))
+        return inspect_words(self.command)
+
+
 @dataclass
 class Passed:
     """A command that may run. `ended` records its outcome; a block left without it was interrupted."""
@@ -76,6 +98,8 @@ class Passed:
     exit_code: int | None = None
     alone: bool = True
     """Whether the line is one command, so that its exit code is that of the effect."""
+    require_same: Callable[[], None] = lambda: None
+    """To be called when it is the command's turn: NotApproved if it means something else now."""
 
     def ended(self, exit_code: int | None, *, timed_out: bool = False) -> None:
         self.exit_code = exit_code
@@ -193,15 +217,23 @@ class Gate:
 
     @contextmanager
     def passing(
-        self, row: SessionRow, command: str | Sequence[str], asker: Asker, *, stdin: bytes | None = None
+        self,
+        row: SessionRow,
+        command: str | Sequence[str],
+        asker: Asker,
+        *,
+        stdin: bytes | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
     ) -> Iterator[Passed]:
-        """Around a command: refused, held or let through before, written down before and after."""
+        """Around a command: refused, held or let through before, written down before and after. `cwd`: of a
+        program that is started in another folder than the shell's."""
         policy = self.policy(row)
         judgement = self.judge(row, command, stdin=stdin)
         if judgement.decision == "allow":
             yield Passed()
             return
-        line = command if isinstance(command, str) else " ".join(command)
+        line = command if isinstance(command, str) else shlex.join(command)
         shown = self._clean(row, line)
         if judgement.decision == "deny":
             self._registry.record(row, "approval", _denial(judgement, shown), actor=asker.actor)
@@ -211,17 +243,18 @@ class Gate:
                 **{"class": judgement.class_},
             )
         warnings = self._warnings(row, judgement)
-        approval = (
-            self._ask(row, line, shown, judgement, asker, warnings) if judgement.decision == "ask" else None
-        )
         passed = Passed(warnings=warnings, alone=len(judgement.parts) == 1)
+        approval = None
+        if judgement.decision == "ask":
+            asked = Asked(command, line, shown, judgement, asker.actor, warnings, stdin, user, cwd)
+            approval, passed.require_same = self._ask(row, asked, asker)
         new = self._new(row, judgement, asker.actor, approval.id if approval else None)
         if new:
             numbers = self.ledger.add(row.id, row.name, new)
             passed.effects = list(zip(numbers, new, strict=True))
         try:
             yield passed
-        except SessionBusy:
+        except (SessionBusy, NotApproved):
             passed.state = "failed"  # nothing of it has run
             raise
         finally:
@@ -242,22 +275,21 @@ class Gate:
                 **{"class": judgement.class_},
             )
 
-    def _ask(
-        self,
-        row: SessionRow,
-        line: str,
-        shown: str,
-        judgement: Judgement,
-        asker: Asker,
-        warnings: Sequence[str],
-    ) -> Approval:
+    def _ask(self, row: SessionRow, asked: Asked, asker: Asker) -> tuple[Approval, Callable[[], None]]:
+        """The approval, and what is to be called when it is the command's turn."""
+        shown, judgement = asked.shown, asked.judgement
         live, seconds = self._registry.live(row), self.policy(row).expires_seconds
         if asker.patience_seconds is not None:
             seconds = min(seconds, asker.patience_seconds)
-        why = " · ".join((self._clean(row, judgement.why), *warnings))
-        refused = _refused(asker, live)
+        why = " · ".join((self._clean(row, judgement.why), *asked.warnings))
+        refused, meaning, inspection = _refused(asker, live), None, asked.inspection()
+        review: tuple[str, ...] = ()
         if not refused:
             asker.require_free(live)
+            meaning = look(live, inspection)
+            review = self.review(row, asked, meaning.remarks())
+            if (length := sum(map(len, review))) > LONGEST:
+                refused = f"it is too long for a person to read: {length:,} characters with its reasons"
 
         def announce(approval: Approval) -> None:
             self._record_approval(row, approval)
@@ -267,8 +299,9 @@ class Gate:
         approval = self.approvals.ask(
             row.id,
             row.name,
-            line,
             shown=shown,
+            digest=digest(asked.line, asked.stdin),
+            review=review,
             class_=judgement.class_,
             why=why,
             actor=asker.actor,
@@ -281,9 +314,22 @@ class Gate:
         )
         live.terminal.notify({"approval": approval})
         self._record_approval(row, approval)
+
+        def require_same() -> None:
+            if meaning and (change := compare(meaning, look(live, inspection))):
+                note = f"not used: {self._clean(row, change)}"
+                self._record_approval(row, self.approvals.withdraw(approval.id, note) or approval)
+                raise NotApproved(
+                    f"`{_cut(shown)}` did not run: since it was asked about, {self._clean(row, change)}",
+                    hint="run it again to be asked again",
+                    approval=approval.id,
+                    state="gone",
+                )
+
         if approval.state == "approved" and not live.ended.is_set():
+            require_same()
             asker.announce(approval)
-            return approval
+            return approval, require_same
         if refused:
             raise NotApproved(
                 f"`{_cut(shown)}` did not run: it needs approval, and {refused} ({judgement.class_}: {why})",
@@ -308,6 +354,23 @@ class Gate:
             hint=Hint("each attempt asks for approval again; ", Do("approvals"), " lists what waits"),
             approval=approval.id,
             state=approval.state,
+        )
+
+    def review(self, row: SessionRow, asked: Asked, remarks: Sequence[str] = ()) -> tuple[str, ...]:
+        """What the person who decides has to read."""
+        redactor = self._registry.redactor(row)
+        return review(
+            Command(
+                session=row.name,
+                actor=asked.actor,
+                line=asked.line,
+                judgement=asked.judgement,
+                remarks=(*remarks, *asked.warnings),
+                opaque=redactor.opaque_values(asked.line),
+                stdin=asked.stdin,
+                user=asked.user,
+                cwd=asked.cwd,
+            )
         )
 
     def _new(
@@ -373,7 +436,9 @@ class Gate:
         return tuple(dict.fromkeys(warnings))
 
     def _clean(self, row: SessionRow, text: str) -> str:
-        return self._registry.redactor(row).redact(text).text[:_MOST_SHOWN] if text else text
+        clean = self._registry.redactor(row).redact(text).text if text else text
+        more = len(clean) - _MOST_SHOWN
+        return clean if more <= 0 else f"{clean[:_MOST_SHOWN]}… ({more:,} more characters)"
 
     # ---- after the fact ----------------------------------------------------------------------
 
@@ -427,7 +492,7 @@ class Gate:
             )
         clean = self._registry.redactor(row).redact
         new = NewEffect(
-            command=clean(what).text[:_MOST_SHOWN],
+            command=self._clean(row, what),
             class_=class_,
             source="claimed",
             target=clean(target).text,

@@ -203,6 +203,23 @@ def _looks_random(value: str) -> bool:
     return mixed and bits >= (3.0 if _HEX.fullmatch(sample) else 3.5)
 
 
+_OPAQUE = re.compile(r"[A-Za-z0-9_+/=-]{12,}")
+
+
+def _is_opaque(value: str) -> bool:
+    """Generated, and one word without a character that means something to a shell or in an address."""
+    pieces = value.split(".") if value.startswith("eyJ") else [value]
+    for piece in pieces:
+        digits, letters = (sum(map(kind, piece)) for kind in (str.isdecimal, str.isalpha))
+        counts = Counter(piece)
+        bits = -sum(n / len(piece) * math.log2(n / len(piece)) for n in counts.values())
+        if not _OPAQUE.fullmatch(piece) or _PATH.match(piece) or _WORDY.fullmatch(piece):
+            return False
+        if digits < 2 or letters < 4 or bits < 3.0:
+            return False
+    return True
+
+
 def _has_mixed_case(value: str) -> bool:
     """Capitals in places where no word begins."""
     cases = [letter.isupper() for letter in value if letter.isalpha()]
@@ -336,6 +353,10 @@ class Redactor:
         return Redacted(text=text, count=count)
 
     def _pass(self, text: str) -> tuple[str, int]:
+        edit = self._edit(text)
+        return edit.text, edit.count
+
+    def _edit(self, text: str) -> _Edit:
         edit, shapes = _Edit(text), _shapes()
         if self._known is not None:
             edit.replace(self._known, lambda _: MASK)
@@ -359,7 +380,23 @@ class Redactor:
             edit.values(_FLAG, _flag)
             edit.values(_ASSIGNED, _assigned)
             edit.replace(_NEAR, _near)
-        return edit.text, edit.count
+        return edit
+
+    def opaque_values(self, text: str) -> tuple[str, ...]:
+        """Of the secrets of a command line, those that its reader need not see to know what it does:
+        generated ones, in which the shell finds nothing to carry out. The longest come first.
+
+        Where only a secret should stand (`--token=…`), a command, the name of a program or an address can
+        stand too, so the place alone does not count."""
+        found: list[str] = []
+        for _ in range(4):
+            edit = self._edit(text)
+            found += edit.hidden
+            if edit.text == text:
+                break
+            text = edit.text
+        lines = {line.strip() for value in found for line in value.strip("'\"").splitlines()}
+        return tuple(sorted(filter(_is_opaque, lines), key=len, reverse=True))
 
     def redact_json(self, value: Any) -> tuple[Any, int]:
         """Anything made of dictionaries, lists and strings. Only strings are changed; keys stay."""
@@ -464,6 +501,8 @@ class _Edit:
     def __init__(self, text: str) -> None:
         self.text = text
         self.count = 0
+        self.hidden: list[str] = []
+        """What was replaced."""
 
     def replace(self, pattern: re.Pattern[str], decide: Callable[[re.Match[str]], str | None]) -> None:
         """Replaces every match by what `decide` returns; None leaves it as it is."""
@@ -473,6 +512,8 @@ class _Edit:
             if text is None:
                 return match[0]
             self.count += 1
+            before, _, after = text.partition(MASK)
+            self.hidden.append(match[0][len(before) : len(match[0]) - len(after)])
             return text
 
         self.text = pattern.sub(replacement, self.text)
@@ -482,6 +523,7 @@ class _Edit:
         done = 0
         for start, end in spans:
             pieces += (self.text[done:start], MASK)
+            self.hidden.append(self.text[start:end])
             done = end
         if spans:
             self.text = "".join([*pieces, self.text[done:]])
@@ -538,6 +580,7 @@ class _Edit:
             masked = f"\n{margin}{MASK}\n{margin}" if "\n" in inner else MASK
             if inner != masked and _KEY_MATERIAL.search(inner):
                 pieces += (self.text[done:start], masked)
+                self.hidden.append(inner)
                 done = end
                 self.count += 1
         if pieces:

@@ -7,6 +7,7 @@ reason).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from waypoint.hooks.events import EventName, HookEvent, Permission, mapping, permission_answer, text
@@ -50,5 +51,7 @@ class Claude:
             own_tool=tool.startswith(_OWN_TOOLS),
         )
 
-    def permission(self, permission: Permission, reason: str) -> dict[str, Any] | None:
-        return permission_answer(permission, reason)
+    def permission(
+        self, permission: Permission, reason: str, review: Sequence[str] = ()
+    ) -> dict[str, Any] | None:
+        return permission_answer(permission, "\n".join(review) if permission == "ask" else reason)

@@ -8,6 +8,7 @@ gets one JSON object as its last argument at the end of a turn; it is for versio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from waypoint.api.hints import Do, in_command
@@ -52,7 +53,9 @@ class Codex:
             own_tool=tool.startswith(_OWN_TOOLS),
         )
 
-    def permission(self, permission: Permission, reason: str) -> dict[str, Any] | None:
+    def permission(
+        self, permission: Permission, reason: str, review: Sequence[str] = ()
+    ) -> dict[str, Any] | None:
         if permission == "allow":
             return None
         if permission == "ask":

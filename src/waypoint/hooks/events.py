@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 EventName = Literal["session_start", "prompt", "before_tool", "after_tool", "turn_end", "other"]
@@ -38,8 +39,10 @@ class Agent(Protocol):
     def parse(self, payload: dict[str, Any]) -> HookEvent:
         """The event that the agent sends to its hook."""
 
-    def permission(self, permission: Permission, reason: str) -> dict[str, Any] | None:
-        """The answer to `before_tool`; None for no answer."""
+    def permission(
+        self, permission: Permission, reason: str, review: Sequence[str] = ()
+    ) -> dict[str, Any] | None:
+        """The answer to `before_tool`; None for no answer. `review`: what its user has to read."""
 
 
 def session_context(text: str) -> dict[str, Any]:

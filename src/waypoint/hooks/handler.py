@@ -37,6 +37,8 @@ class Verdict(NamedTuple):
     reason: str
     outside: tuple[Judged, ...] = ()
     """The parts of the command that act outside the session."""
+    review: Sequence[str] = ()
+    """What the person who decides has to read."""
 
 
 class Route(Protocol):
@@ -90,7 +92,7 @@ def answer(
             if verdict.permission == "ask" and deny:
                 how = f"it needs the approval of a user, who can run it: {in_command(Do('exec', 'command'))}"
                 return agent.permission("deny", f"{verdict.reason}; {how}")
-            return agent.permission(verdict.permission, verdict.reason)
+            return agent.permission(verdict.permission, verdict.reason, verdict.review)
         case "after_tool":
             _record_call(route, event)
             if event.command:

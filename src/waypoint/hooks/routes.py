@@ -15,6 +15,7 @@ from waypoint.errors import WaypointError, from_dict
 from waypoint.home import Settings
 from waypoint.hooks.handler import Verdict
 from waypoint.model import from_plain
+from waypoint.text.review import LONGEST
 
 if TYPE_CHECKING:
     from waypoint.client.connection import Transport
@@ -32,7 +33,9 @@ def verdict(answer: Classified) -> Verdict:
     """What the policy says, for an agent: a command that is only recorded may run."""
     permission = "allow" if answer.ruling == "record" else answer.ruling
     outside = tuple(part for part in answer.judgement.outside if part.decision != "allow")
-    return Verdict(permission, answer.reason, outside)
+    if sum(map(len, answer.review)) > LONGEST:
+        return Verdict("deny", f"it needs approval, and is too long to be read ({answer.reason})", outside)
+    return Verdict(permission, answer.reason, outside, answer.review)
 
 
 class DaemonRoute:

@@ -11,13 +11,14 @@ decision nor a disconnect can be missed, and nothing is checked periodically.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from waypoint.api.hints import Do, Hint
 from waypoint.errors import NotFound, UsageError
@@ -51,9 +52,10 @@ class Approvals:
         self,
         session_id: str,
         session: str,
-        command: str,
         *,
         shown: str,
+        digest: str,
+        review: tuple[str, ...],
         class_: EffectClass,
         why: str,
         actor: Actor,
@@ -64,7 +66,8 @@ class Approvals:
         announce: Callable[[Approval], None],
         refused: str = "",
     ) -> Approval:
-        """Waits for the decision and returns it. `shown`: the command without its secrets; `requester`: the
+        """Waits for the decision and returns it. `shown`: the command without its secrets, which is stored;
+        `review`: what the person reads, which is not; `requester`: the
         client's socket, whose end of file means that the client has disconnected. `refused`: why it is denied
         without a wait."""
         now = time.time()
@@ -72,12 +75,13 @@ class Approvals:
             id=secrets.token_hex(4),
             session=session,
             command=shown,
-            digest=hashlib.sha256(command.encode(errors="surrogatepass")).hexdigest(),
+            digest=digest,
             class_=class_,
             why=why,
             actor=actor,
             created_at=iso(now),
             expires_at=iso(now + expires_seconds),
+            review=review,
         )
         if refused:
             self._ledger.ask(approval, session_id, now, now)
@@ -128,6 +132,22 @@ class Approvals:
                 f"{approval.id} is {state} already", hint="an approval is for one run of one command"
             )
         return self._ledger.approval(approval.id) or approval
+
+    def approvals(self, *, waiting: bool = True, session_id: str | None = None) -> list[Approval]:
+        """Oldest first. Those that wait have their review."""
+        with self._lock:
+            reviews = {number: entry.approval.review for number, entry in self._waiting.items()}
+        return [
+            msgspec.structs.replace(approval, review=reviews.get(approval.id, ()))
+            if approval.state == "waiting"
+            else approval
+            for approval in self._ledger.approvals(waiting=waiting, session_id=session_id)
+        ]
+
+    def withdraw(self, approval_id: str, note: str) -> Approval | None:
+        """An approval that was given and is not used: what was approved means something else now."""
+        self._ledger.withdraw(approval_id, note)
+        return self._ledger.approval(approval_id)
 
     def drop(self, owner: object) -> None:
         """The present of a session is gone: refuses the commands that wait in it."""

@@ -33,7 +33,7 @@ from waypoint.policy.wrappers import Inspection, Part, inspect, inspect_words
 CLASSES: tuple[EffectClass, ...] = get_args(EffectClass)
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 
-_MAX_SHOWN = 400
+_MAX_SHOWN = 4000
 
 
 class Rule(Record, frozen=True, forbid_unknown_fields=True):
@@ -408,12 +408,12 @@ class Policy:
         if class_ in OUTSIDE:
             target, key = target or part.place, key or f"command:{_digest(part, command)}"
         return Judged(
-            command=command[:_MAX_SHOWN],
+            command=_cut(command),
             class_=class_,
             decision=decision or self.decisions[class_],
             rule=name,
             place=part.place,
-            target=target[:_MAX_SHOWN],
+            target=_cut(target),
             key=key,
             compensate=compensate,
             why=why,
@@ -442,6 +442,11 @@ def _first_match(
 
 
 _rank = CLASSES.index
+
+
+def _cut(text: str) -> str:
+    more = len(text) - _MAX_SHOWN
+    return text if more <= 0 else f"{text[:_MAX_SHOWN]}… ({more:,} more characters)"
 
 
 def _digest(part: Part, text: str) -> str:

@@ -173,6 +173,14 @@ class Ledger:
         )
         return changed == 1
 
+    def withdraw(self, approval_id: str, note: str) -> None:
+        """One that was granted was not used, and cannot be any more."""
+        self._database.execute(
+            "UPDATE approvals SET state = 'gone', note = ? WHERE id = ? AND state = 'approved'",
+            note,
+            approval_id,
+        )
+
     def abandon(self) -> None:
         """For a daemon that starts: no requester waits any more, so what waits is over and not granted."""
         self._database.execute(

@@ -462,17 +462,19 @@ class Terminal:
         actor: Actor = "person",
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        when_ready: Callable[[], None] | None = None,
     ) -> RunResult:
         """Runs a command in the shell and waits for its end. One at a time; others wait for their turn.
         `silent`: neither shown to watchers nor kept in the shell's history. `plain`: no escape sequences in
-        the output. `cwd`, `env`: for this command only, in a subshell."""
+        the output. `cwd`, `env`: for this command only, in a subshell. `when_ready`: called at the prompt,
+        when it is the command's turn."""
         if "\0" in command:
             raise UsageError("a command cannot contain a NUL byte")
         keys = keys_for(run_id, command, stdin, on_terminal=on_terminal, silent=silent, cwd=cwd, env=env)
         with self._in_turn(timeout):
             stripper = escapes.Stripper() if plain else None
             run = Run(run_id, command, limit, on_output, silent=silent, actor=actor, stripper=stripper)
-            while not self._type_command(run, keys):
+            while not self._type_command(run, keys, when_ready):
                 pass
             if not run.done.wait(timeout):
                 run.timed_out = True
@@ -494,10 +496,12 @@ class Terminal:
         finally:
             self._turn.release()
 
-    def _type_command(self, run: Run, keys: bytes) -> bool:
+    def _type_command(self, run: Run, keys: bytes, when_ready: Callable[[], None] | None) -> bool:
         """Types a command at the prompt and waits until the shell begins it. False when the prompt was gone
         again before the first key: the shell ended, or a user was faster."""
         self.wait_ready()
+        if when_ready:
+            when_ready()
         with self._typing:
             with self.lock:
                 if not self._is_at_prompt():

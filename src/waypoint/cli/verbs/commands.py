@@ -366,9 +366,9 @@ def _approval_mode(console: Console) -> ApprovalMode | None:
 def _ask_approval(console: Console, approval: Approval) -> bool | None:
     """Asks the user about a command that waits for approval. None: the user cannot be asked here, or the
     decision has come from elsewhere."""
-    command = render.shown(approval.command)
-    console.warn(f"this command needs approval ({approval.class_}): {command}")
-    console.aside(f"  {render.shown(approval.why)}")
+    console.warn(f"this command needs approval ({approval.class_})")
+    for line in approval.review:
+        console.aside(line)
     if console.can_ask:
         return console.ask_unless("Run it?", console.transport.asked_on)
     until = render.clock(approval.expires_at)

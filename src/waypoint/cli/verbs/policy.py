@@ -10,7 +10,7 @@ import msgspec
 from waypoint import errors
 from waypoint.api.effects import Approvals, Approve, Classify, Deny, Policy, PolicySet
 from waypoint.cli import render
-from waypoint.cli.spec import SESSION, argument, command, flag, join_command, verb
+from waypoint.cli.spec import SESSION, YES, argument, command, flag, join_command, verb
 from waypoint.text import views
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ def _approval_lines(console: Console, approval: Approval) -> list[str]:
     waits = approval.state == "waiting"
     state = f"waits until {render.clock(approval.expires_at)}" if waits else approval.state
     note = f": {render.shown(approval.note)}" if approval.note else ""
+    if approval.review:
+        return [f"{console.paint.bold(approval.id)}  {state}", *(f"  {line}" for line in approval.review)]
     actor = "an agent" if approval.actor == "agent" else "a person"
     return [
         f"{console.paint.bold(approval.id)}  {approval.session}  {render.shown(approval.command)}",
@@ -134,9 +136,24 @@ def _approval_lines(console: Console, approval: Approval) -> list[str]:
 _ID = argument("id", metavar="ID", help="its id, from `waypoint approvals`")
 
 
-@verb("approve", "let a waiting command run, once", _ID, examples=("waypoint approve 3f9c2a1b",))
+@verb(
+    "approve",
+    "let a waiting command run, once",
+    _ID,
+    YES,
+    examples=("waypoint approve 3f9c2a1b",),
+    about="On a terminal it shows the whole command and asks.",
+)
 def approve(console: Console) -> int:
-    result = console.send(Approve(id=console.arguments.id), "waiting for the daemon")
+    arguments = console.arguments
+    if console.can_ask and not arguments.yes:
+        waiting = console.send(Approvals(), "waiting for the daemon").approvals
+        for approval in waiting:
+            if approval.id.startswith(arguments.id):
+                for line in approval.review:
+                    console.aside(line)
+                console.confirm("Run it?", action="the command")
+    result = console.send(Approve(id=arguments.id), "waiting for the daemon")
     approval = result.approval
     console.result(result, f"{approval.session} runs {render.shown(approval.command)}")
     return 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from waypoint.api import effects as api
+from waypoint.core.gate import Asked
 from waypoint.daemon.connection import Connection
 from waypoint.model import Judgement, from_plain
 from waypoint.policy.rules import built_in_text
@@ -54,11 +55,13 @@ def classify(app: App, _: Connection, request: api.Classify) -> api.Classified:
         # A key says whether two effects are the same. It opens nothing, so it is redacted like text.
         shown["key"] = redactor.redact(part.key).text
     reason = judgement.why or f"it is {judgement.class_}"
+    asked = Asked(request.command, request.command, "", judgement)
     return api.Classified(
         session=row.name,
         ruling=judgement.decision,
         reason=redactor.redact(reason).text,
         judgement=from_plain(clean, Judgement),
+        review=app.gate.review(row, asked) if judgement.decision == "ask" else (),
     )
 
 
@@ -83,7 +86,7 @@ def policy_set(app: App, _: Connection, request: api.PolicySet) -> api.PolicyCha
 
 def approvals(app: App, _: Connection, request: api.Approvals) -> api.ApprovalsResult:
     session_id = app.registry.find(request.session).id if request.session else None
-    waiting = app.gate.ledger.approvals(waiting=not request.all, session_id=session_id)
+    waiting = app.gate.approvals.approvals(waiting=not request.all, session_id=session_id)
     return api.ApprovalsResult(approvals=tuple(waiting))
 
 

@@ -112,7 +112,7 @@ def _run(
 
     asker = _asker(connection, request, patience, require_free)
     line = in_place(request.command, request.cwd, request.env)
-    with app.gate.passing(row, line, asker, stdin=request.stdin) as passed:
+    with app.gate.passing(row, line, asker, stdin=request.stdin, user=request.user) as passed:
         if timeout is not None and request.approval_timeout is None:
             timeout = max(0.0, timeout - (time.monotonic() - started))
         faults.reach("exec.passed")
@@ -129,6 +129,7 @@ def _run(
             cwd=request.cwd,
             env=request.env,
             user=request.user,
+            when_ready=passed.require_same,
         )
         faults.reach("exec.ended")
         passed.ended(result.exit_code, timed_out=result.timed_out)
@@ -157,7 +158,9 @@ def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
     asker = _asker(connection, request, patience, require_free)
     judged = ["env", *(f"{name}={value}" for name, value in request.env.items()), *argv]
     timed_out = False
-    with app.gate.passing(row, judged if request.env else argv, asker) as passed:
+    with app.gate.passing(
+        row, judged if request.env else argv, asker, user=request.user, cwd=request.cwd
+    ) as passed:
         program, pipes = app.commands.spawn(
             row, argv, request.cwd, request.env, shell_env=request.shell_env, user=request.user
         )

@@ -40,6 +40,8 @@ _MAX_OUTPUT_BYTES = 4 << 20
 _MAX_WAITING = 32
 _MAX_APPROVAL_SECONDS = 86_400.0
 """A wait ends when the policy says. The timeout of a command does not count meanwhile."""
+_LONGEST_QUESTION = 4000
+"""Characters. A client may cut what it shows in a form: what is longer is read at a terminal."""
 _QUESTION = "approval"
 _ASKS_BETWEEN_CALLS = "2026-07-28"
 """The first version of the protocol in which a question ends the call."""
@@ -135,7 +137,7 @@ class CommandTools:
         try:
             while await self._backend.ask(pending.wait, ctx, doing) == "undecided":
                 assert pending.approval is not None
-                if not _can_ask(ctx):
+                if not (_can_ask(ctx) and len(_message(pending.approval)) <= _LONGEST_QUESTION):
                     pending.decide(None)
                     return self._leave_waiting(call, pending.approval)
                 if (ctx.protocol_version or "") >= _ASKS_BETWEEN_CALLS:
@@ -154,7 +156,8 @@ class CommandTools:
         approve, deny = in_command(Do("approve", id=approval.id)), in_command(Do("deny", id=approval.id))
         text = (
             f"Not run yet: the user has to approve `{shown(approval.command)}` ({approval.class_}:"
-            f" {shown(approval.why)}).\nAsk them to type: {approve}   (or: {deny})\n"
+            f" {shown(approval.why)}).\nAsk them to type: {approve}   (or: {deny}); it shows them the whole"
+            " command.\n"
             f"Then call wait(approval={approval.id!r}); it expires at {clock(approval.expires_at)}."
             " Do not try other ways to the same effect."
         )
@@ -257,10 +260,7 @@ def _can_ask(ctx: Context[Any, Any]) -> bool:
 
 
 def _message(approval: model.Approval) -> str:
-    return visible(
-        f"The agent wants to run this in session {approval.session}:\n\n    {approval.command}\n\n"
-        f"{approval.class_}: {approval.why}"
-    )
+    return "\n".join(approval.review)
 
 
 async def _ask_user(ctx: Context[Any, Any], approval: model.Approval) -> bool:
