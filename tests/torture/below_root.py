@@ -12,6 +12,7 @@ that undoing fails too; a death in the recovery after a death.
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import multiprocessing
 import os
@@ -361,6 +362,7 @@ def deaths(case: Case, calls: Sequence[str], chance: random.Random) -> Iterator[
         yield msgspec.structs.replace(case, recovery=(Fault(call, kind), *again))
 
 
+@functools.cache
 def _warm_up(place: Path) -> None:
     """What verbs load and compile when they are first used: once in each worker, not in each of thousands of
     processes that it forks."""
@@ -378,6 +380,12 @@ def _warm_up(place: Path) -> None:
     shutil.rmtree(place)
 
 
+def _run_warm(case: Case, prepared: Path, place: Path) -> Outcome:
+    """A case in a worker."""
+    _warm_up(place.parent)
+    return run_case(case, prepared, place)
+
+
 @dataclass(frozen=True)
 class Extent:
     """How many cases of each sort a verb gets at most, chosen by the seed. None: all there are."""
@@ -392,7 +400,7 @@ class Campaign:
 
     def __init__(self, place: Path, seed: int, workers: int) -> None:
         self._place, self._chance = place, random.Random(seed)
-        self._workers = multiprocessing.get_context("fork").Pool(workers, _warm_up, (place,))
+        self._workers = multiprocessing.get_context("fork").Pool(workers)
         self._numbers = itertools.count()
         self.outcomes: dict[str, Outcome] = {}
 
@@ -430,6 +438,6 @@ class Campaign:
 
     def _run_cases(self, prepared: Path, cases: Sequence[Case]) -> list[Outcome]:
         places = [(case, prepared, self._place / f"case-{next(self._numbers)}") for case in cases]
-        outcomes = self._workers.starmap(run_case, places, chunksize=1)
+        outcomes = self._workers.starmap(_run_warm, places, chunksize=1)
         self.outcomes |= {case.name: outcome for case, outcome in zip(cases, outcomes, strict=True)}
         return outcomes

@@ -25,6 +25,7 @@ from waypoint.api.request import Request, StatePayload
 from waypoint.api.requests import verb_of
 from waypoint.core import background, pointfile
 from waypoint.core.spares import Wanted
+from waypoint.daemon.connection import Peer
 from waypoint.daemon.verbs import handler_of
 from waypoint.errors import WaypointError
 from waypoint.model import Checkpoint, Record
@@ -57,7 +58,7 @@ class Known(Record, frozen=True):
 class _Client:
     """The connection of a client that only listens."""
 
-    peer = os.getpid()
+    peer = Peer(os.getpid(), os.geteuid(), frozenset())
 
     def event(self, body: Any) -> None:
         pass
