@@ -10,6 +10,7 @@ import msgspec
 class Part(msgspec.Struct):
     """By kind of fault: how many happened, and how many cases were wrong after one."""
 
+    name: str = ""
     cases: int = 0
     faults: dict[str, int] = msgspec.field(default_factory=dict)
     wrong: dict[str, int] = msgspec.field(default_factory=dict)
