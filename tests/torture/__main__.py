@@ -47,7 +47,7 @@ def run_below_root(seed: int) -> Part:
     part = Part()
     place = Path(tempfile.mkdtemp(prefix="waypoint-torture-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
-        with below_root.Campaign(place, seed, workers=4) as campaign:
+        with below_root.Campaign(place, seed, workers=6) as campaign:
             for verb in scene.VERBS:
                 campaign.run_verb(verb, EXTENT)
                 wrong = sum(bool(outcome.violations) for outcome in campaign.outcomes.values())
