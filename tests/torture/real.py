@@ -34,6 +34,7 @@ import waypoint
 from waypoint import errors
 from waypoint.api import machine, points, sessions
 from waypoint.box.box import keepers
+from waypoint.client.connection import rebuild_database
 from waypoint.home import Home
 from waypoint.kernel import faults
 from waypoint.kernel.pool.lifecycle import close_pool
@@ -62,6 +63,8 @@ class Verb:
     """Whether the session `work` may have ended by it."""
     waits_for: str = ""
     """A point that is reached in the background after the answer."""
+    again: Callable[[Stage], object] = lambda _: None
+    """What a user does when it has failed, before anything else can be asked."""
     proof: Callable[[Stage], object] = lambda _: None
     """Asked when all is over, whatever happened: what the verb makes can be had."""
 
@@ -253,6 +256,22 @@ def _prove_build(stage: Stage) -> None:
     stage.client.ask(machine.BaseRm(name="built"))
 
 
+def _damage_database(stage: Stage) -> None:
+    """No daemon runs, and none can start."""
+    stage.client.ask(machine.DaemonStop())
+    with contextlib.closing(sqlite3.connect(stage.home.database)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with stage.home.database.open("r+b") as file:
+        file.write(bytes(100))
+
+
+def _recover_again(stage: Stage) -> None:
+    try:
+        stage.client.sessions()
+    except errors.DatabaseDamaged:
+        rebuild_database(stage.home)
+
+
 def _landing(stage: Stage) -> Path:
     folder = stage.outside / "landed"
     shutil.rmtree(folder, ignore_errors=True)
@@ -399,6 +418,12 @@ VERBS = {
         ),
         Verb("base rm", _remove_base, _import_base),
         Verb("base import of a Dockerfile", _build, _prepare_build, proof=_prove_build),
+        Verb(
+            "recover of a damaged database",
+            lambda stage: rebuild_database(stage.home),
+            _damage_database,
+            again=_recover_again,
+        ),
         Verb("the start of a daemon", lambda stage: stage.client.sessions(), _stop),
         Verb("the start after a loss", lambda stage: stage.client.sessions(), _lose_a_row),
         Verb(
@@ -457,6 +482,7 @@ def run_case(stage: Stage, verb: Verb, point: str, kind: RealKind) -> bool:
         raise Wrong(f"the error is not typed: {error}")
     if error and not happened:
         raise Wrong(f"it fails without a fault: {error}")
+    verb.again(stage)
     may_be_gone = happened and (kind.startswith("kill") and kind != "kill daemon")
     may_be_gone = may_be_gone or kind.startswith("hang")
     allowed = verb

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
@@ -20,6 +21,7 @@ from waypoint.core.capture import Wish
 from waypoint.core.kept import BaseFile, BaseFiles
 from waypoint.core.live import new_id
 from waypoint.core.rebuild import Rebuild, refuse_newer
+from waypoint.kernel import faults
 from waypoint.model import Checked, Recovered, Size
 from waypoint.store import Store, soundness, wal
 from waypoint.store.database import SCHEMA_VERSION, damaged
@@ -319,6 +321,27 @@ def test_a_database_that_cannot_be_read_is_rebuilt_from_the_points(
     assert result.kept
     if harm != "gone":
         assert (Path(result.kept) / path.name).read_bytes() == path_before(data, harm)
+    assert_all_there(world, row)
+
+
+@pytest.mark.parametrize("point", ["rebuild.kept", "rebuild.adopted", "rebuild.ready", "rebuild.unlogged"])
+def test_a_rebuild_that_stops_half_way_has_lost_nothing(world: World, row: SessionRow, point: str) -> None:
+    """With a log that holds what the file does not have yet."""
+    world.app.store.points.add_note(str(row.head), "in the log")
+    world.lose_daemon()
+
+    def stop(name: str) -> None:
+        if name == point:
+            raise OSError(errno.EIO, "the machine fails")
+
+    faults.control(stop)
+    try:
+        with pytest.raises(errors.MachineError):
+            rebuild(world)
+    finally:
+        faults.control(None)
+    world.start()  # this database is whole: nothing had to be rebuilt
+    assert [note.text for note in world.app.store.points.notes(str(row.head))] == ["in the log"]
     assert_all_there(world, row)
 
 

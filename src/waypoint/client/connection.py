@@ -104,8 +104,9 @@ def rebuild_database(home: Home) -> model.Recovered:
     try:
         answer = wire.decode(done.stdout.splitlines()[-1].encode())
     except (ValueError, IndexError):
-        raise errors.InternalError(
-            f"the database could not be rebuilt: {done.stderr.strip()[-500:]}", hint=f"the log is {home.log}"
+        raise errors.DaemonError(
+            f"the database was not rebuilt: the process that does it has ended: {done.stderr.strip()[-500:]}",
+            hint=f"ask again; the log is {home.log}",
         ) from None
     if "error" in answer:
         raise errors.from_dict(answer["error"])

@@ -2,14 +2,16 @@
 
 No daemon runs meanwhile. The damaged files are kept beside the new ones. A table is taken over when SQLite
 finds no fault in it; from any other not one row is believed. Then every complete folder of a point that has
-no row gets one. A session whose row is lost comes back with its points; it runs on if its box does.
+no row gets one. A session whose row is lost comes back with its points; it runs on if its box does. All of
+that happens in another file, which takes the place of the damaged one at the end: whatever fails before that
+has changed nothing, and what is left of the exchange is done by the next process that opens the database.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-import os
 import shutil
 import sqlite3
 import time
@@ -22,11 +24,12 @@ from waypoint.core.pointfile import PointFile
 from waypoint.core.remains import Remains
 from waypoint.errors import DaemonError, DatabaseDamaged, translated
 from waypoint.home import Home
-from waypoint.kernel import atomic
+from waypoint.kernel import atomic, faults
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import Recovered, Repair, Violation
 from waypoint.store import Store
 from waypoint.store.database import SCHEMA_VERSION
+from waypoint.store.exchange import exchange, finish_exchange
 from waypoint.store.points import read_point
 from waypoint.store.sessions import read_session
 
@@ -47,7 +50,9 @@ class Rebuild:
     def run(self) -> Recovered:
         """Afterwards the home has a database that can be opened."""
         with translated("rebuild the database of", self._home.path):
+            finish_exchange(self._home.database)
             kept = self._keep()
+            faults.reach("rebuild.kept")
             shutil.rmtree(self._work, ignore_errors=True)
             self._work.mkdir(mode=0o700)
             try:
@@ -55,12 +60,16 @@ class Rebuild:
                 store = Store(fresh)
                 try:
                     self._take_over(store)
+                    faults.reach("rebuild.read")
+                    left = self._adopt(store)
+                    faults.reach("rebuild.adopted")
                 finally:
                     store.close()
-                self._exchange(fresh)
+                if Path(f"{fresh}-wal").exists():
+                    raise OSError(errno.EIO, "the log of the new database could not be written back")
+                exchange(fresh, self._home.database)
             finally:
                 shutil.rmtree(self._work, ignore_errors=True)
-        left = self._adopt()
         return Recovered(repaired=tuple(self._done), left=tuple(left), kept=str(kept))
 
     def _note(self, what: str, where: str = "waypoint.db") -> None:
@@ -167,31 +176,18 @@ class Rebuild:
             " WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM events)"
         )
 
-    def _exchange(self, fresh: Path) -> None:
-        """The write-ahead log goes first: SQLite would apply it to any database of that name."""
-        for suffix in _SUFFIXES[1:]:
-            Path(f"{self._home.database}{suffix}").unlink(missing_ok=True)
-            Path(f"{fresh}{suffix}").unlink(missing_ok=True)
-        atomic.sync(fresh)
-        os.rename(fresh, self._home.database)
-        atomic.sync(self._home.path)
-
     # ---- from the folders --------------------------------------------------------------------
 
-    def _adopt(self) -> list[Violation]:
-        store = Store(self._home.database)
-        try:
-            remains = Remains(self._home, self._pool, store)
-            contents = [pointfile.read(path) for path in remains.without_row()]
-            lost = [one for one in contents if one and store.sessions.find(one.session.id) is None]
-            adoption = Adoption(self._home, store, self._pool, remains)
-            adoption.run()
-            self._done += adoption.done
-            self._wake(store, lost)
-            store.sync()
-            owned = {row.box for row in store.sessions.all()}
-        finally:
-            store.close()
+    def _adopt(self, store: Store) -> list[Violation]:
+        remains = Remains(self._home, self._pool, store)
+        contents = [pointfile.read(path) for path in remains.without_row()]
+        lost = [one for one in contents if one and store.sessions.find(one.session.id) is None]
+        adoption = Adoption(self._home, store, self._pool, remains)
+        adoption.run()
+        self._done += adoption.done
+        self._wake(store, lost)
+        store.sync()
+        owned = {row.box for row in store.sessions.all()}
         return [
             Violation(
                 rule=_BOXES_RULE,

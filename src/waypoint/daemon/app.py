@@ -66,6 +66,7 @@ from waypoint.machine import setup
 from waypoint.model import Platform
 from waypoint.store import Store, wal
 from waypoint.store.database import damaged
+from waypoint.store.exchange import finish_exchange
 
 if TYPE_CHECKING:
     from waypoint.daemon.server import Server
@@ -96,6 +97,7 @@ class App:
         for folder in (home.sessions, home.checkpoints, home.beginnings, home.staging):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.pool, self.network, engine = machine.pool, machine.network, machine.engine
+        finish_exchange(home.database)
         if (home.run / BOOT_FILE).exists() and (lost := wal.damage(home.database)):
             raise damaged(home.database, lost)
         self.store = store = Store(home.database)

@@ -17,6 +17,7 @@ from waypoint.core.rebuild import Rebuild, refuse_newer
 from waypoint.daemon.main import claim
 from waypoint.errors import DaemonError, InternalError, NotRoot, WaypointError
 from waypoint.home import Home, Settings, locate
+from waypoint.kernel import faults
 from waypoint.kernel.pool.lifecycle import open_pool
 from waypoint.model import Recovered
 
@@ -25,7 +26,9 @@ def main() -> int:
     try:
         if os.geteuid() != 0:
             raise NotRoot("Waypoint needs root", hint="run it with sudo, or as root")
-        home = locate()
+        home, settings = locate(), Settings.read()
+        if settings.faults:
+            faults.control(faults.ask(settings.faults))
         logging.basicConfig(
             filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
         )

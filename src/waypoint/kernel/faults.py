@@ -166,6 +166,12 @@ POINTS: dict[str, str] = {
     "adopt.cleared": "what was noted of forgotten points is dropped",
     "start.adopted": "database and pool agree",
     "start.deleted": "what no row names is deleted",
+    # A database that cannot be read is rebuilt.
+    "rebuild.kept": "a copy of the damaged files is on the disk",
+    "rebuild.read": "what is whole of them is in another file",
+    "rebuild.adopted": "so is what the folders of the points say",
+    "rebuild.ready": "that file is on the disk, and counts from here on",
+    "rebuild.unlogged": "the log of the damaged database is gone",
     # A home is torn down.
     "teardown.stopped": "all boxes are gone",
     "teardown.quiet": "nothing works in the background any more",
