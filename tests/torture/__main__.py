@@ -29,6 +29,8 @@ from tests.torture.tester import RealKind
 
 RESULTS = Path(__file__).parents[2] / ".cache" / "torture"
 _MEMORY = Path("/dev/shm")
+_WORKERS = int(os.environ.get("WAYPOINT_TORTURE_WORKERS", "4"))
+"""Processes below root; half as many on the real thing."""
 EXTENT = below_root.Extent(pairs=90, deaths=50)
 """For each verb. WAYPOINT_TORTURE_CASES sets a smaller number of each sort."""
 if most := os.environ.get("WAYPOINT_TORTURE_CASES"):
@@ -47,7 +49,7 @@ def run_below_root(seed: int) -> Part:
     part = Part()
     place = Path(tempfile.mkdtemp(prefix="waypoint-torture-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
-        with below_root.Campaign(place, seed, workers=6) as campaign:
+        with below_root.Campaign(place, seed, _WORKERS) as campaign:
             for verb in scene.VERBS:
                 campaign.run_verb(verb, EXTENT)
                 wrong = sum(bool(outcome.violations) for outcome in campaign.outcomes.values())
@@ -68,7 +70,7 @@ def run_real(seed: int) -> Part:
     """The fault points on the real thing, for so many minutes as WAYPOINT_TORTURE_MINUTES says."""
     place = Path(tempfile.mkdtemp(prefix="waypoint-torture-", dir="/var/tmp"))
     campaign = real.RealCampaign(place, seed, _print_step)
-    campaign.run(60 * float(os.environ.get("WAYPOINT_TORTURE_MINUTES", "30")))
+    campaign.run(60 * float(os.environ.get("WAYPOINT_TORTURE_MINUTES", "30")), _WORKERS // 2)
     if not campaign.part.violations:
         shutil.rmtree(place)
     return campaign.part
