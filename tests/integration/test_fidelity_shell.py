@@ -48,7 +48,7 @@ trap 'echo hangup' HUP; trap 'echo custom' USR1
 set -- first 'second one'
 exec 7>/tmp/seven; echo one >&7
 complete -W 'alpha beta' greet; bind '"\C-xq": "quoted"'; hash -p /bin/true known
-PS1='prompt> '; IFS=$' \t\n:'; HISTSIZE=77
+WAYPOINT_PROMPT=off PS1='prompt> '; IFS=$' \t\n:'; HISTSIZE=77
 history -c
 """
 _UNDO = r"""
@@ -374,7 +374,7 @@ def test_a_terminal_in_raw_mode_stays_raw(session: waypoint.Session, revive: Rev
 
 
 def test_nested_shells_keep_their_variables_each(session: waypoint.Session, revive: Revive) -> None:
-    session.type("level=outer; PS1='outer> '\r")
+    session.type("level=outer WAYPOINT_PROMPT=off; PS1='outer> '\r")
     shows(session, r"^outer> \Z|^outer>\Z")
     session.type("bash --norc\rlevel=inner; PS1='inner> '\r")
     shows(session, r"^inner>\Z")

@@ -38,7 +38,7 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
 def work(wp: House) -> str:
     """A session with a prompt that can be waited for."""
     name: str = json.loads(wp("--json", "new"))["session"]["name"]
-    wp("exec", "-s", name, "PS1='ready> '")
+    wp("exec", "-s", name, "PS1='ready> ' WAYPOINT_PROMPT=off")
     return name
 
 
@@ -283,6 +283,38 @@ def test_the_smaller_of_two_windows_sets_the_size(wp: House, work: str) -> None:
     assert small.leaves() == 0
     large.type(b"clear; stty size\r")
     large.sees("30 120")
+
+
+def test_the_prompt_and_the_title_name_the_session(wp: House) -> None:
+    name: str = json.loads(wp("--json", "new"))["session"]["name"]
+    wp("exec", "-s", name, "PS1='ready> '")
+    person = wp.person("shell", name)
+    person.screen.feed(b"\x1b]2;mine\x07")
+    person.sees(f"\n({name}) ready>")
+    person.sees(lambda _: person.screen.title == f"waypoint: {name}")
+    person.type(b"PS1='other> '; echo $WAYPOINT_SESSION\r")
+    person.sees(f"{name}\n({name}) other>")
+    person.type(b"shopt -u promptvars\r")
+    person.sees("\nother>")
+    person.type(b"shopt -s promptvars; WAYPOINT_PROMPT=off; PS1='third> '\r")
+    person.sees("\nthird>")
+    person.type(b"unset WAYPOINT_PROMPT; printf '\\e]2;theirs\\a'\r")
+    person.sees(f"({name}) third>")
+    person.sees(lambda _: person.screen.title == "theirs")
+    person.type(DETACH)
+    assert person.leaves() == 0
+    assert person.screen.title == "mine"
+
+    wp("checkpoint", "-s", name, "here")
+    wp("fork", "-s", name, "@", "--name", "grown")
+    # In its memory the shell still has the name of the session that it was forked from.
+    assert wp("exec", "-s", "grown", "echo $WAYPOINT_SESSION") == "grown\n"
+    assert wp("exec", "-s", "grown", "--pipe", "printenv", "WAYPOINT_SESSION") == "grown\n"
+    twin = wp.person("shell", "grown")
+    twin.sees("(grown) third>")
+    assert "shell" not in wp("diff", "-s", "grown", "--shell")
+    wp("restore", "-s", name, "--yes", "@")
+    assert wp("exec", "-s", name, "echo $WAYPOINT_SESSION") == f"{name}\n"
 
 
 def test_exit_says_what_happens(wp: House, work: str) -> None:

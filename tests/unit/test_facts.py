@@ -80,9 +80,11 @@ INTEGRATION = Path(waypoint.__file__).parent / "shell" / "integration.bash"
 
 def bash(folder: Path, script: str) -> tuple[ShellFact, str]:
     """The shell as it reports itself at a prompt after this script, and what the script printed then."""
+    (folder / "name").write_text("work\n")
     text = (
         INTEGRATION.read_text().replace("/dev/waypoint.state", str(folder)).replace("/dev/tty", "/dev/null")
     )
+    text = text.replace("/dev/waypoint.inside", str(folder))
     start, hooks = text.split("__waypoint_key=", 1)
     assert ".bashrc" in start
     (folder / "integration").write_text(f"__waypoint_key={hooks}")
@@ -143,6 +145,7 @@ def test_all_of_a_real_shell_is_listed(tmp_path: Path) -> None:
     assert values["status"] == ("", "mine"), "a local variable of the integration does not hide it"
     assert values["where"] == ("", "here")
     assert values["PS1"] == ("", "mine> "), "without what the integration added"
+    assert "WAYPOINT_SESSION" not in values
     assert values["HISTIGNORE"] == ("", "ls")
     assert not {name for name in values if name.startswith("__waypoint")} | {"RANDOM", "PIPESTATUS"} & set(
         values

@@ -30,7 +30,7 @@ from waypoint.box.volume import (
 )
 from waypoint.errors import NotFound, UsageError
 from waypoint.home import Home
-from waypoint.kernel import confinement, homes, processes
+from waypoint.kernel import atomic, confinement, homes, processes
 from waypoint.kernel.syscalls import (
     CLONE_NEWNET,
     CLONE_NEWNS,
@@ -81,6 +81,7 @@ KEPT_IN_BOX = Path("/dev/waypoint.kept")
 """Files of an earlier base that restored processes have mapped or open: core/kept.py."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _READONLY_VARIABLES = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
+_LONGEST_NAME = 64
 _SAFE = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 
@@ -183,6 +184,7 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     plan.mount(volume / "state", STATE_IN_BOX, flags=MS_BIND | _SAFE)
     plan.mount(spec.engine, ENGINE_IN_BOX, flags=MS_BIND | MS_RDONLY | MS_NOSUID)
     _make_inside(spec.inside)
+    tell_name(spec.inside, spec.name)
     plan.mount(spec.inside, INSIDE_IN_BOX, flags=MS_BIND | MS_RDONLY | _SAFE)
     if (volume / "kept").is_dir():
         plan.add("in-folder", KEPT_IN_BOX, "755")
@@ -242,6 +244,12 @@ def _make_inside(folder: Path) -> None:
     for path in (folder, folder / "replies"):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o755)
+
+
+def tell_name(inside: Path, name: str) -> None:
+    """Lets the shell of a box know the name of its session. All such files have one size: CRIU restores no
+    file that is open, as one may be that the shell is reading, if it has another size in the new box."""
+    atomic.write(inside / "name", f"{name:<{_LONGEST_NAME}}\n".encode(), mode=0o644)
 
 
 # ---- options --------------------------------------------------------------------------------------

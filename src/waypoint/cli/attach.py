@@ -47,6 +47,9 @@ _ATTEMPTS, _RETRY_SECONDS = 5, 0.2
 
 _RESET = MODES_OFF + b"\x1b[999;1H\r\n"
 """If the daemon does not reply."""
+_KEEP_TITLE, _OLD_TITLE = b"\x1b[22;0t", b"\x1b[23;0t"
+"""The title of the window is the session's meanwhile: these save it and bring it back, where the local
+terminal can do that."""
 
 
 class _Terminated(Exception):
@@ -138,6 +141,7 @@ class Attachment:
             self._on_attached()
             is_reset = False
             with _raw(self._in):
+                self._write(_KEEP_TITLE)
                 try:
                     while True:
                         try:
@@ -150,6 +154,7 @@ class Attachment:
                 finally:
                     if not is_reset:
                         self._write(_RESET)
+                    self._write(_OLD_TITLE)
 
     # ---- the daemon --------------------------------------------------------------------------
 

@@ -165,6 +165,7 @@ class Commands:
         environment = start_environment(someone, live.options)
         if shell_env:
             environment = _shell_environment(live) | (someone.environment if user is not None else {})
+        environment["WAYPOINT_SESSION"] = row.name
         if cwd is None:
             shell = live.terminal.shell if shell_env else None
             cwd = shell.cwd if shell else live.first_folder(someone)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from waypoint.box.plan import inside_path, tell_name
 from waypoint.box.volume import drop_old_work
 from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
@@ -199,8 +200,10 @@ class Copies:
     def _let_run(self, twin: Twin, point: Checkpoint, name: str, session_id: str, size: Size | None) -> None:
         live = twin.live
         live.session_id = live.stream.session_id = session_id
-        if name != twin.name and self._registry.base_of(twin.options) != Path("/"):  # there: the host's
-            live.box.keeper.set_hostname(name)
+        if name != twin.name:
+            tell_name(inside_path(self._home, live.box.id), name)
+            if self._registry.base_of(twin.options) != Path("/"):  # there: the host's
+                live.box.keeper.set_hostname(name)
         faults.reach("copy.claimed")
         self._doors.answer_waiters(live, point)
         faults.reach("copy.answered")

@@ -29,6 +29,7 @@ from waypoint.terminal.terminal import Watcher
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
+    from waypoint.store.sessions import SessionRow
 
 _WATCHER_LIMIT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
@@ -131,10 +132,11 @@ class ProgramStreams:
 # ---- the terminal of a session -------------------------------------------------------------------
 
 
-def serve_terminal(app: App, connection: Connection, session_id: str, live: Live, size: Size) -> None:
+def serve_terminal(app: App, connection: Connection, row: SessionRow, live: Live, size: Size) -> None:
     """Shows a terminal to a client and types what it sends, until either of them goes away. A restore puts
     another terminal in its place; the client stays."""
-    screen = _Screen(connection, size, lambda: _current(app, session_id))
+    session_id = row.id
+    screen = _Screen(connection, size, f"waypoint: {row.name}", lambda: _current(app, session_id))
     live.terminal.watch(screen.watcher)
     screen.start()
     try:
@@ -180,14 +182,16 @@ def _current(app: App, session_id: str) -> Live | None:
 class _Screen:
     """What an attached client is still to be sent. A client that cannot keep up gets the screen redrawn."""
 
-    def __init__(self, connection: Connection, size: Size, current: Callable[[], Live | None]) -> None:
+    def __init__(
+        self, connection: Connection, size: Size, untitled: str, current: Callable[[], Live | None]
+    ) -> None:
         self._connection, self._current = connection, current
         self._ready = locks.condition("watcher")
         self._unsent = bytearray()
         self._news: list[Any] = []
         self._stale = False
         self._stopped = False
-        self.watcher = Watcher(self._add, self._redraw, self._notify, self._end, size)
+        self.watcher = Watcher(self._add, self._redraw, self._notify, self._end, size, untitled)
 
     def _add(self, data: bytes) -> None:
         with self._ready:
@@ -241,7 +245,7 @@ class _Screen:
                     with live.terminal.lock:
                         with self._ready:
                             self._unsent.clear()
-                        data = live.terminal.screen.redraw()
+                        data = live.terminal.screen.redraw(self.watcher.untitled)
                     self._connection.event({"redraw": True})
                 if data:
                     self._connection.data(data)

@@ -85,6 +85,7 @@ _OWN_PARTS = (
     re.compile(r'\[\d+\]="\{ __waypoint_prompt[^"]*" ?'),
     re.compile(r"(?:; )?\{ __waypoint_prompt[^}]*\} 2>/dev/null(?:; )?"),
     re.compile(r"^ __waypoint_begin \*:?"),
+    re.compile(r"\\*\$\{__waypoint_mark\}"),
 )
 """What the integration adds to the prompt, to what runs before it and to what the history leaves out."""
 _WITH_OWN_PARTS = frozenset({"PS0", "PS1", "PROMPT_COMMAND", "HISTIGNORE"})
@@ -93,7 +94,7 @@ _CHANGE_BY_THEMSELVES = frozenset({
     "EPOCHREALTIME", "EPOCHSECONDS", "PIPESTATUS", "FUNCNAME", "DIRSTACK", "COLUMNS", "LINES", "GROUPS",
     "BASHOPTS", "SHELLOPTS", "BASH_ALIASES", "BASH_CMDS", "BASH_ARGC", "BASH_ARGV", "BASH_ARGV0",
     "BASH_COMMAND", "BASH_EXECUTION_STRING", "BASH_LINENO", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_REMATCH",
-    "READLINE_LINE", "READLINE_POINT", "READLINE_MARK", "COMP_WORDBREAKS",
+    "READLINE_LINE", "READLINE_POINT", "READLINE_MARK", "COMP_WORDBREAKS", "WAYPOINT_SESSION",
 })  # fmt: skip
 
 

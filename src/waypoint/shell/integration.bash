@@ -19,7 +19,7 @@
 # Some of those set PATH anew. (The folder holds one program: no other command is hidden by it.)
 [[ $PATH == /dev/waypoint/bin/inside:* ]] || PATH=/dev/waypoint/bin/inside:${PATH//:'/dev/waypoint/bin/inside'/}
 
-__waypoint_key=$WAYPOINT_KEY __waypoint_number= __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
+__waypoint_key=$WAYPOINT_KEY __waypoint_mark= __waypoint_number= __waypoint_status=0 __waypoint_run= __waypoint_line= __waypoint_point=0 __waypoint_busy=1
 unset WAYPOINT_KEY
 
 # To run a command, Waypoint types one line:
@@ -33,6 +33,7 @@ __waypoint_begin() {
     # "-RUN" is a command of Waypoint itself: the history does not show it.
     __waypoint_run=${1#-} __waypoint_command=$2 __waypoint_input=$3
     [[ $1 == -* || ! -o history ]] || builtin history -s -- "$2"
+    __waypoint_tell_name 2>/dev/null
     # The trace starts with the command itself.
     [[ $flags == *x* ]] && __waypoint_command=$'builtin set -x\n'$2
     builtin set "-${flags//[!euv]/}"
@@ -63,13 +64,34 @@ __waypoint_prompt() {
     __waypoint_hook
     [[ $1 == first ]] && builtin return "$__waypoint_code"
     __waypoint_busy=1
+    __waypoint_tell_name
     # The state of the shell, for cards. No process is started for it, and the files are none of the session.
     builtin export -p >|/dev/waypoint.state/shell
     __waypoint_list >|/dev/waypoint.state/listing
+    if builtin shopt -q promptvars && [[ -n $__waypoint_mark ]]; then
+        [[ $PS1 == *'${__waypoint_mark}'* ]] || PS1='${__waypoint_mark}'$PS1
+    else
+        PS1=${PS1//'${__waypoint_mark}'}
+    fi
     [[ $PS1 == *"$__waypoint_ready" ]] || PS1+=$__waypoint_ready
     [[ $PS0 == *"$__waypoint_typed" ]] || PS0+=$__waypoint_typed
     builtin printf '\e]133;A;k=%s\a' "$__waypoint_key" >/dev/tty
     builtin return "$__waypoint_code"
+}
+
+# Tells programs and the prompt the name of the session. A fork changes it under the shell, so it is read each time;
+# from a file, because no process is started for it. The mark is a word of PS1 that bash expands, so that PS1 itself is
+# the same in a fork; without promptvars it would be shown as it is. A host name in PS1 (\h) tells it already, if it is
+# the session's: bash reads it once, so that in a fork it is the origin's.
+__waypoint_tell_name() {
+    builtin local __waypoint_name= IFS=$' \n'
+    builtin read -r __waypoint_name </dev/waypoint.inside/name
+    [[ -n $__waypoint_name ]] || builtin return 0
+    [[ ${WAYPOINT_SESSION-} == "$__waypoint_name" ]] || builtin export "WAYPOINT_SESSION=$__waypoint_name"
+    __waypoint_mark="($__waypoint_name) "
+    if [[ ${WAYPOINT_PROMPT-} == off || ( ${PS1-} == *\\[hH]* && ${HOSTNAME-} == "$__waypoint_name" ) ]]; then
+        __waypoint_mark=
+    fi
 }
 
 # What programs do not inherit; each part ends in NUL, which none of them can contain. Bash is slow where it loops over

@@ -69,8 +69,9 @@ class Screen(Emulator):
 
     # For a client's terminal
 
-    def redraw(self) -> bytes:
+    def redraw(self, untitled: str = "") -> bytes:
         """The bytes that make any terminal like xterm, of this size and in any state, show this screen.
+        `untitled`: the title of the window where the session has set none.
 
         If the stream is in the middle of a sequence, they end with the beginning of it, so that the
         terminal can be sent the rest of the stream afterwards.
@@ -87,7 +88,7 @@ class Screen(Emulator):
             f"\x1b[?{self._mouse}h" if self._mouse else "",
             "\x1b=" if self._keypad else "\x1b>",
             f"\x1b[>4;{self._modify_other_keys}m" if self._modify_other_keys else "",
-            f"\x1b]2;{self._title}\x07",
+            f"\x1b]2;{self._title or untitled}\x07",
             self._tab_stops(self._tabs),
         ]
         if self._main is not None:

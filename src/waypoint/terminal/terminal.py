@@ -69,6 +69,8 @@ class Watcher:
     ended: Callable[[str], None]
     size: Size
     """Of the client's own terminal. That of the session is as small as its smallest client."""
+    untitled: str = ""
+    """The title of its window while the session has set none."""
 
 
 class Terminal:
@@ -604,7 +606,7 @@ class Terminal:
         with self.lock:
             self.watchers.append(watcher)
             self._fit()
-            watcher.send(self.screen.redraw())
+            watcher.send(self.screen.redraw(watcher.untitled))
 
     def unwatch(self, watcher: Watcher) -> None:
         with self.lock:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     examples=("waypoint shell", "waypoint shell work"),
     about="C-] opens a menu: c takes a checkpoint, l shows the log, r restores, a answers a command that"
     " waits for approval, ? helps, d detaches, and the session goes on. C-] C-] types one C-]. Several"
-    " clients can be attached at once; the terminal has the size of the smallest one.",
+    " clients can be attached at once; the terminal has the size of the smallest one. The title of the window"
+    " and the prompt name the session. In the session, WAYPOINT_SESSION has its name, and WAYPOINT_PROMPT=off"
+    " leaves the prompt as it is.",
     json={},
 )
 def shell(console: Console) -> int:

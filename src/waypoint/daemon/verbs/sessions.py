@@ -197,7 +197,7 @@ def attach(app: App, connection: Connection, request: api.Attach) -> Answered:
     row = app.registry.find(request.session)
     live = app.registry.live(row)
     connection.result(api.OneSession(session=app.registry.describe(row)))
-    serve_terminal(app, connection, row.id, live, Size(rows=request.rows, columns=request.columns))
+    serve_terminal(app, connection, row, live, Size(rows=request.rows, columns=request.columns))
     return Answered()
 
 
