@@ -25,8 +25,9 @@ from waypoint.kernel.mounts import Mount
 
 FILES_ONLY = Arg("checkpoint", files_only=True)
 _TEST_BYTES = 8 << 20
-_DYING_SECONDS, _LOOK_SECONDS = 0.25, 0.02
-"""How long processes are watched after a CRIU that ended in the middle of a dump."""
+_DYING_SECONDS, _SETTLED_SECONDS, _LOOK_SECONDS = 0.25, 5.0, 0.02
+"""How long processes are watched after a CRIU that ended in the middle of a dump: at least, and at most. On
+a busy machine it takes a while until each of them has run, and it is then that some die."""
 _TRANSIENT = ("In-flight connection", "in-flight socket")
 """CRIU's words for a connection that is not accepted yet. Mostly it is a moment later."""
 _INTERRUPTED = "task interruption"
@@ -147,12 +148,13 @@ def _find_gone(tree: Sequence[processes.Process], failure: CriuFailed) -> list[p
     """The processes that stood still for the dump and have ended. A CRIU that reports a failure has put all
     of them back first. One that ended itself leaves them in its own code: some die when they run."""
     members = [process for process in tree if process.state != "Z"]
-    deadline = time.monotonic() + (_DYING_SECONDS if isinstance(failure, CriuEnded) else 0.0)
-    while True:
-        gone = [process for process in members if processes.is_over(process.host_pid)]
-        if time.monotonic() >= deadline:
-            return gone
-        time.sleep(_LOOK_SECONDS)
+    if isinstance(failure, CriuEnded):
+        begun = time.monotonic()
+        while (watched := time.monotonic() - begun) < _SETTLED_SECONDS:
+            if watched >= _DYING_SECONDS and all(processes.has_settled(one.host_pid) for one in members):
+                break
+            time.sleep(_LOOK_SECONDS)
+    return [process for process in members if processes.is_over(process.host_pid)]
 
 
 def find_unsavable(box: Box) -> list[tuple[processes.Process, str]]:

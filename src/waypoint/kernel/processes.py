@@ -117,11 +117,22 @@ def exit_code(status: int) -> int:
 
 def is_over(host_pid: int) -> bool:
     """Whether a process has ended; a zombie has."""
+    return _state_of(host_pid) in ("Z", "X")
+
+
+def has_settled(host_pid: int) -> bool:
+    """Whether a process has ended, or waits for something. One that runs, waits for a processor or is held by
+    a tracer may still end of what has happened to it already."""
+    return _state_of(host_pid) not in ("R", "D", "t")
+
+
+def _state_of(host_pid: int) -> str:
+    """The letter of /proc/PID/stat; `X` for a process that is gone."""
     try:
         with open(f"/proc/{host_pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+            return chr(file.read().rpartition(b")")[2].split()[0][0])
     except OSError:
-        return True
+        return "X"
 
 
 def _children(host_pid: int) -> Iterator[int]:
