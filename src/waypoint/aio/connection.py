@@ -96,9 +96,7 @@ class Connection(socket.socket):
             with contextlib.suppress(*NO_DAEMON):
                 (await Connection.open(self._path)).close()
         except TimeoutError as error:
-            pid = wire.peer_of(self)
-            self.close()
-            raise protocol.not_answering(pid) from error
+            raise protocol.not_answering(wire.peer_of(self)) from error
 
     async def send_bytes(self, data: bytes) -> None:
         view = memoryview(data)
@@ -118,6 +116,7 @@ class Connection(socket.socket):
             raise wire.Closed from error
         finally:
             sending.cancel()
+            await asyncio.wait([sending])  # it watches the descriptor until then
 
     async def write(self, data: bytes) -> None:
         """Sends data: the input of a program or a terminal."""
