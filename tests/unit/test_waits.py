@@ -13,11 +13,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from waypoint import errors
 from waypoint.client.connection import rebuild_database
+from waypoint.core import dedupe
+from waypoint.core.background import Background
 from waypoint.home import Home
 from waypoint.kernel import locks
 from waypoint.kernel.network import firewall
@@ -86,7 +89,10 @@ BOUNDED = {
         "ready.poll()": CLIENT,
         "self._ready.wait()": IDLE,
     },
-    "engine/criu.py": {"self._socket.recv(65536)": "the socket has a time limit"},
+    "core/live.py": {"lock.acquire()": "the box has been ended by then: what the lock is held for fails"},
+    "engine/criu.py": {
+        "self._socket.recvmsg(65536, socket.CMSG_SPACE(_CREDENTIALS.size))": "the socket has a time limit"
+    },
     "engine/dump.py": {
         "executor.submit(_read_ipc, anchor.host_pid).result()": KERNEL,
         "executor.submit(ipc.removed_segments, tree[0].parent_host_pid).result()": KERNEL,
@@ -260,3 +266,18 @@ def test_a_database_that_is_not_rebuilt_in_time_is_a_typed_error(
     monkeypatch.setattr(subprocess, "run", never)
     with pytest.raises(errors.DaemonUnreachable, match="was not rebuilt within"):
         rebuild_database(Home(tmp_path))
+
+
+def test_images_whose_blocks_cannot_be_compared_in_time_are_left_alone(
+    hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dedupe, "_SHARE_SECONDS", 0.1)
+    home = Home(tmp_path)
+    for point in ("one", "two"):
+        (home.checkpoints / point / "images").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    Path(hanging).rename(tmp_path / "bin/flatten")
+    sharing = dedupe.Dedupe(home, tmp_path, SimpleNamespace(kind="btrfs"), Background())  # type: ignore[arg-type]
+    with caplog.at_level("INFO"):
+        assert sharing._share("one", "two"), "it is not tried again"
+    assert "it takes longer than 0.1 s" in caplog.text

@@ -107,16 +107,17 @@ class Dedupe:
                 os.setpriority(os.PRIO_PROCESS, helper.pid, _LOWEST_PRIORITY)
                 set_io_priority(helper.pid, _IDLE_IO)
             faults.reach("share.started")
-            try:
-                output, _ = helper.communicate(timeout=_SHARE_SECONDS)
-            except subprocess.TimeoutExpired:
-                helper.kill()
-                output, _ = "it takes too long", helper.wait(_CLOSE_SECONDS)
+            output, _ = helper.communicate(timeout=_SHARE_SECONDS)
+        except subprocess.TimeoutExpired:
+            output = f"it takes longer than {_SHARE_SECONDS:g} s"
+            helper.kill()
+            with suppress(subprocess.TimeoutExpired):
+                helper.communicate(timeout=_CLOSE_SECONDS)
         finally:
             with self._changed:
                 self._helper = None
-        interrupted = helper.returncode < 0 and self._interrupted
-        if helper.returncode and not interrupted:  # and it would fail the same way the next time
+        interrupted = helper.returncode != 0 and self._interrupted
+        if helper.returncode != 0 and not interrupted:  # and it would fail the same way the next time
             log.info("%s shares nothing with %s: %s", point_id, parent_id, output.strip())
         return not interrupted
 

@@ -7,6 +7,7 @@ daemon that dies meanwhile leaves a box that belongs to no session, which the ne
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 
 from waypoint.core.commands import Commands
@@ -18,6 +19,8 @@ from waypoint.history.redaction import Redactor
 from waypoint.history.verdicts import state_of
 from waypoint.kernel import faults, locks
 from waypoint.model import Checkpoint, RunResult, Verdict, VerdictState
+
+log = logging.getLogger("waypoint")
 
 OUTPUT_TAIL_BYTES = 4096
 DEFAULT_TIMEOUT = 600.0
@@ -80,7 +83,9 @@ class Trials:
             state = state_of(result.exit_code, timed_out=result.timed_out)
             code = None if result.timed_out else result.exit_code
             duration: float | None = result.duration_ms
-        except (WaypointError, OSError) as error:
+        except Exception as error:  # whatever it is, somebody waits for a verdict
+            if not isinstance(error, (WaypointError, OSError)):
+                log.exception("a verification failed")
             state, code, duration, output = "error", None, None, str(error)
         self._store.points.finish_verdict(
             verdict_id, state, exit_code=code, duration_ms=duration, output=output
