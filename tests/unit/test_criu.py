@@ -30,7 +30,9 @@ class OneProcess:
 
 
 def converse(connection: socket.socket, host_pid: int | None = None) -> Conversation:
-    return Conversation(cast(Box, OneProcess(host_pid)), 17, connection, b"request", size_bytes=0)
+    return Conversation(
+        cast(Box, OneProcess(host_pid)), 17, connection, b"request", size_bytes=0, processes=0
+    )
 
 
 def report(stage: str) -> bytes:
@@ -106,13 +108,17 @@ def test_a_criu_that_does_nothing_is_killed(
     assert silent.returncode == -signal.SIGKILL
 
 
-def test_the_time_limit_grows_with_the_memory_to_copy(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_the_time_limit_grows_with_the_memory_to_copy_and_the_processes(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    """The restore of 2,000 processes was ended after 75 s on a machine with 70 others at work."""
     limits = []
-    for size_bytes in (0, 16 << 30):
-        Conversation(cast(Box, OneProcess()), 17, sockets[0], b"request", size_bytes)
+    for size_bytes, processes in ((0, 0), (16 << 30, 0), (0, 2000)):
+        Conversation(cast(Box, OneProcess()), 17, sockets[0], b"request", size_bytes, processes)
         limits.append(sockets[0].gettimeout())
     assert limits[0] == criu.SILENCE_SECONDS
     assert limits[1] == criu.SILENCE_SECONDS + 1024
+    assert limits[2] == criu.SILENCE_SECONDS + 200
 
 
 def test_requests_carry_what_was_asked_for() -> None:

@@ -277,7 +277,7 @@ def test_images_whose_blocks_cannot_be_compared_in_time_are_left_alone(
         (home.checkpoints / point / "images").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     Path(hanging).rename(tmp_path / "bin/flatten")
-    sharing = dedupe.Dedupe(home, tmp_path, SimpleNamespace(kind="btrfs"), Background())  # type: ignore[arg-type]
+    sharing = dedupe.Dedupe(home, tmp_path, SimpleNamespace(kind="btrfs"), Background())
     with caplog.at_level("INFO"):
         assert sharing._share("one", "two"), "it is not tried again"
     assert "it takes longer than 0.1 s" in caplog.text

@@ -29,7 +29,10 @@ from waypoint.engine.images import Message, decode, encode
 from waypoint.kernel import faults
 
 SILENCE_SECONDS = 60.0
-"""How long CRIU may take from one stage to the next, plus the time to copy the tree's memory."""
+"""How long CRIU may take from one stage to the next, plus the time to copy the tree's memory, and some for each
+of its processes."""
+_SECONDS_PER_PROCESS = 0.1
+"""On a machine that has much else to do: all processes are made, or read, between two stages."""
 _ABORT_SECONDS = 20.0
 """How long it may take to give up. It takes milliseconds."""
 _SLOWEST_BYTES_PER_SECOND = 16 << 20
@@ -197,10 +200,12 @@ class Conversation:
         connection: socket.socket,
         request: bytes,
         size_bytes: int,
+        processes: int,
         begin_seconds: float | None = None,
     ) -> None:
         self._box, self._pid, self._socket = box, pid, connection
-        self._seconds = faults.limit(SILENCE_SECONDS) + size_bytes / _SLOWEST_BYTES_PER_SECOND
+        work = size_bytes / _SLOWEST_BYTES_PER_SECOND + processes * _SECONDS_PER_PROCESS
+        self._seconds = faults.limit(SILENCE_SECONDS) + work
         self._waits_for_answer = False
         self.host_pid: int | None = None
         """Known from the first stage on: the kernel names the sender of each packet."""
@@ -290,20 +295,21 @@ def start(
     *,
     ipc: str,
     size_bytes: int,
+    processes: int,
     env: Sequence[str] = (),
     inherited: Sequence[int] = (),
     begin_seconds: float | None = None,
 ) -> Conversation:
     """Starts CRIU beside the tree of a box and sends it a request. `ipc`: its IPC namespace, see
-    native/keeper.c. `size_bytes`: about how much memory there is to copy. `begin_seconds`: how long it may
-    take until its first stage, where that is limited more than the others."""
+    native/keeper.c. `size_bytes`: about how much memory there is to copy, of how many `processes`.
+    `begin_seconds`: how long it may take until its first stage, where that is limited more than the others."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         variables = [*(f"{key}={value}" for key, value in criu_environment().items()), *env]
         argv = criu_argv(ENGINE_IN_BOX, "swrk", "3")
         pid = box.keeper.run(ipc, variables, argv, [theirs.fileno(), folder, *inherited])
-        return Conversation(box, pid, ours, request, size_bytes, begin_seconds)
+        return Conversation(box, pid, ours, request, size_bytes, processes, begin_seconds)
     except BaseException:
         ours.close()
         raise

@@ -188,6 +188,7 @@ class Dump:
                     request,
                     ipc="keep" if saves_ipc else "join",
                     size_bytes=sum(process.rss_bytes for process in members),
+                    processes=len(members),
                     begin_seconds=None if began or not groups else _BEGIN_SECONDS,
                     env=[
                         *(["WAYPOINT_TRACK=1"] if tracked else []),

@@ -185,6 +185,7 @@ def _start_criu(
             criu.restore_request(names, lock_network=state.network_locked),
             ipc="keep" if state.ipc else "new",
             size_bytes=sum(entry.stat().st_size for entry in os.scandir(images)),
+            processes=state.processes,
             env=env,
             inherited=inherited,
         )
