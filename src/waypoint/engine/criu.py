@@ -29,8 +29,8 @@ from waypoint.engine.images import Message, decode, encode
 from waypoint.kernel import faults
 
 SILENCE_SECONDS = 60.0
-"""How long CRIU may take from one stage to the next, plus the time to copy the tree's memory, and some for each
-of its processes."""
+"""How long CRIU may take from one stage to the next, plus the time to copy the tree's memory, and some for
+each of its processes."""
 _SECONDS_PER_PROCESS = 0.1
 """On a machine that has much else to do: all processes are made, or read, between two stages."""
 _ABORT_SECONDS = 20.0
@@ -302,7 +302,7 @@ def start(
 ) -> Conversation:
     """Starts CRIU beside the tree of a box and sends it a request. `ipc`: its IPC namespace, see
     native/keeper.c. `size_bytes`: about how much memory there is to copy, of how many `processes`.
-    `begin_seconds`: how long it may take until its first stage, where that is limited more than the others."""
+    `begin_seconds`: how long it may take until its first stage, if that is limited more than the others."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
