@@ -153,6 +153,17 @@ def test_the_policy_holds(wp: House, project: Path) -> None:
     assert "frozen" in done.stderr
 
 
+def test_what_could_not_be_looked_into_is_not_told_as_an_effect(wp: House, project: Path) -> None:
+    secret = "Zq8vK2mN5xR7tB3w"
+    done = run(project, "--name", "unseen", "--", "true", GIT_CONFIG_GLOBAL="/srv/config", API_TOKEN=secret)
+    assert "outside    1 command could not be looked into" in done.stderr, done.stderr
+    (effect,) = waypoint.Session(waypoint.Client(), "unseen").effects()
+    # The command comes first: all variables of the caller would hide it.
+    assert effect.command.startswith("true  # with ")
+    assert "API_TOKEN=[redacted]" in effect.command
+    assert secret not in effect.command
+
+
 def test_what_belongs_to_the_terminal_of_the_caller_stays_there() -> None:
     given = {
         "PATH": "/bin",

@@ -225,16 +225,18 @@ class Gate:
         stdin: bytes | None = None,
         user: str | None = None,
         cwd: str | None = None,
+        shown: str | None = None,
     ) -> Iterator[Passed]:
         """Around a command: refused, held or let through before, written down before and after. `cwd`: of a
-        program that is started in another folder than the shell's."""
+        program that is started in another folder than the shell's. `shown`: how it is told to people, if not
+        as it is judged."""
         policy = self.policy(row)
         judgement = self.judge(row, command, stdin=stdin)
         if judgement.decision == "allow":
             yield Passed()
             return
         line = command if isinstance(command, str) else shlex.join(command)
-        shown = self._clean(row, line)
+        shown = self._clean(row, line if shown is None else shown)
         if judgement.decision == "deny":
             self._registry.record(row, "approval", _denial(judgement, shown), actor=asker.actor)
             raise PolicyDenied(
@@ -539,11 +541,18 @@ def _refused(asker: Asker, live: Live) -> str:
 
 
 def in_place(command: str, cwd: str | None, env: Mapping[str, str]) -> str:
-    """A command line with its own folder and variables, as one that a policy can judge and a person can
-    approve."""
+    """A command line with its own folder and variables, as one that a policy can judge."""
     steps = [f"cd -- {shlex.quote(cwd)}"] if cwd is not None else []
     steps += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     return "\n".join([*steps, command])
+
+
+def told(command: str, cwd: str | None, env: Mapping[str, str]) -> str:
+    """The same for people: the command first, because `waypoint run` brings all variables of its user."""
+    where = [f"in {shlex.quote(cwd)}"] if cwd is not None else []
+    if env:
+        where.append("with " + " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items()))
+    return f"{command}  # {', '.join(where)}" if where else command
 
 
 def _text(stdin: bytes | None) -> str | None:

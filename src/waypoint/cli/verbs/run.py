@@ -297,7 +297,7 @@ class _Run:
     def _tell(self) -> None:
         """The points, the changes, and what acted outside."""
         from waypoint.cli.timeline import read_timeline
-        from waypoint.text.effects import list_effects
+        from waypoint.text.effects import known_effects, list_effects, unknown_effects
 
         console, session, paint = self._console, self._session, self._console.stderr_paint
         if console.quiet:
@@ -311,8 +311,14 @@ class _Run:
         difference = session.diff(session.log()[0])
         console.aside(paint.bold("changed since the start"))
         console.aside(render.styled(difference.stat(), paint))
-        for effect in list_effects(session.effects()):
+        effects = session.effects()
+        for effect in list_effects(known_effects(effects)):
             console.aside(paint.warn(f"outside    {effect}"))
+        if unseen := unknown_effects(effects):
+            console.aside(
+                f"outside    {render.plural(len(unseen), 'command')} could not be looked into:"
+                f" `waypoint effects -s {self._name} --unseen`"
+            )
 
     def _apply(self) -> bool:
         """Offers to bring the changes of the folder here. Whether nothing is left to bring."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import socket
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from waypoint.api import sessions as api
 from waypoint.api import wire
 from waypoint.api.request import Nothing
 from waypoint.core.commands import end_program
-from waypoint.core.gate import Asker, in_place
+from waypoint.core.gate import Asker, in_place, told
 from waypoint.core.live import Live
 from waypoint.daemon.connection import Answered, Connection
 from waypoint.daemon.streams import ProgramStreams, forward_output, serve_terminal
@@ -112,7 +113,8 @@ def _run(
 
     asker = _asker(connection, request, patience, require_free)
     line = in_place(request.command, request.cwd, request.env)
-    with app.gate.passing(row, line, asker, stdin=request.stdin, user=request.user) as passed:
+    shown = told(request.command, request.cwd, request.env)
+    with app.gate.passing(row, line, asker, stdin=request.stdin, user=request.user, shown=shown) as passed:
         if timeout is not None and request.approval_timeout is None:
             timeout = max(0.0, timeout - (time.monotonic() - started))
         faults.reach("exec.passed")
@@ -158,8 +160,9 @@ def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
     asker = _asker(connection, request, patience, require_free)
     judged = ["env", *(f"{name}={value}" for name, value in request.env.items()), *argv]
     timed_out = False
+    shown = told(shlex.join(argv), None, request.env) if request.env else None
     with app.gate.passing(
-        row, judged if request.env else argv, asker, user=request.user, cwd=request.cwd
+        row, judged if request.env else argv, asker, user=request.user, cwd=request.cwd, shown=shown
     ) as passed:
         program, pipes = app.commands.spawn(
             row, argv, request.cwd, request.env, shell_env=request.shell_env, user=request.user
