@@ -12,6 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from tests.person import Person
 
 from waypoint import cli
 from waypoint.cli import completion, console, manual, verbs
@@ -79,10 +80,38 @@ def test_every_verb_and_option_is_completed(script: Path) -> None:
     for name in verbs.MODULES:
         options = {each for action in Parser(verbs.load(name)).actions for each in action.option_strings}
         assert f"-l {max(options, key=len)[2:]}" in text
-    if fish := shutil.which("fish"):
-        subprocess.run([fish, "-n", "-c", text], check=True)
-    if zsh := shutil.which("zsh"):
-        subprocess.run([zsh, "-n", "-c", completion.script("zsh")], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="needs fish")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("waypoint checkp", {"checkpoint"}),
+        ("waypoint new --net n", {"nat", "none"}),
+        ("waypoint restore --no-s", {"--no-safety"}),
+    ],
+)
+def test_fish_completes(tmp_path: Path, line: str, offered: set[str]) -> None:
+    (tmp_path / "script").write_text(completion.script("fish"))
+    command = f"source {tmp_path}/script; complete -C '{line}'"
+    done = subprocess.run(["fish", "--no-config", "-c", command], capture_output=True, text=True, check=True)
+    assert {found.split("\t")[0] for found in done.stdout.splitlines()} == offered
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="needs zsh")
+def test_zsh_completes_also_without_a_start_up_file(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(completion.script("zsh"))
+    person = Person(["zsh", "-f"], env={"PS1": "ready> ", "ZDOTDIR": str(tmp_path)}, cwd=tmp_path)
+    try:
+        person.sees("ready>")
+        person.type(b"source ./script && echo $((6*7))\r")
+        person.sees("42")
+        person.type(b"waypoint new --net ho\t")
+        person.sees("waypoint new --net host")
+        person.type(b"\x15waypoint restor\t")
+        person.sees("waypoint restore")
+    finally:
+        person.close()
 
 
 def test_there_is_a_manual_page_for_every_verb() -> None:

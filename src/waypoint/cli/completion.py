@@ -47,6 +47,12 @@ class _Words(NamedTuple):
     """Of its positional arguments, all together."""
 
 
+_ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }
+autoload -U +X bashcompinit && bashcompinit"""
+"""A new zsh has no completion system yet, and no start-up file that loads it."""
+
+
 def script(shell: str) -> str:
     """The script for a shell."""
     verbs = {verb.name: verb for _, group in load_all() for verb in group}
@@ -54,7 +60,7 @@ def script(shell: str) -> str:
     if shell == "fish":
         return "\n".join(_fish(verbs, words)) + "\n"
     text = "\n".join(_bash(words)) + "\n"
-    return f"autoload -U +X bashcompinit && bashcompinit\n{text}" if shell == "zsh" else text
+    return f"{_ZSH}\n{text}" if shell == "zsh" else text
 
 
 def _words(verb: Verb) -> _Words:
