@@ -43,7 +43,13 @@ unit: .venv/.dev-stamp engine
 docs: .venv/.dev-stamp
 	$(PYTHON) -m waypoint.cli.reference > docs/cli.md
 	$(PYTHON) tests/generate_tree.py
+	$(PYTHON) tests/generate_pictures.py
 	$(PYTHON) -m waypoint man --to .cache/man
+
+# The recordings that the pictures of README.md are drawn from, played again.
+.PHONY: pictures
+pictures: .venv/.dev-stamp engine
+	unshare --mount --propagation private $(PYTHON) tests/generate_pictures.py --record
 
 # The native programs with address and undefined-behaviour sanitizers, and mutated input for what reads input.
 .PHONY: native-check

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from waypoint.kernel.locks import ORDER
+from waypoint.terminal.screen import Screen
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 
 
-def test_the_tree_of_the_architecture_is_the_folder_tree() -> None:
-    where = REPOSITORY / "tests" / "generate_tree.py"
-    spec = importlib.util.spec_from_file_location("generate_tree", where)
+def _module(name: str) -> ModuleType:
+    """A generator of tests/."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tests" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tree_of_the_architecture_is_the_folder_tree() -> None:
+    module = _module("generate_tree")
     assert module.page() == module.PAGE.read_text(), "run: python tests/generate_tree.py"
     assert sorted(module.TOP_DOWN) == sorted(
         path.name for path in module.SOURCE.iterdir() if (path / "__init__.py").exists()
@@ -75,3 +84,27 @@ def test_sentences_name_their_subject() -> None:
         if _UNCLEAR.search(line)
     ]
     assert not unclear, "name the client, daemon, process or user: " + "\n".join(unclear)
+
+
+@pytest.mark.parametrize("name", ["demo", "log"])
+def test_a_picture_of_the_readme_is_drawn_from_its_recording(name: str) -> None:
+    pictures = _module("generate_pictures")
+    drawn = (DOCS / f"{name}.svg").read_text()
+    assert drawn == pictures.draw(name), "run: make docs"
+    assert f"(docs/{name}.svg)" in (REPOSITORY / "README.md").read_text()
+    assert len(drawn) < 30_000
+    # All that was on the terminal is in the picture, word for word.
+    root = ET.fromstring(drawn)
+    words = " ".join("".join(one.itertext()) for one in root.iter() if one.tag.endswith("tspan")).split()
+    screen = Screen(pictures.ALL_ROWS, pictures.COLUMNS)
+    for line in (pictures.RECORDINGS / f"{name}.cast").read_text().splitlines()[1:]:
+        screen.feed(json.loads(line)[2].encode())
+    assert words == screen.text().split()
+
+
+def test_the_recorded_demo_is_the_present_one() -> None:
+    source = (REPOSITORY / "src/waypoint/cli/verbs/demo.py").read_text()
+    titles = re.findall(r'self\._step\(f?"(.*?)[{"]', source)
+    shown = (_module("generate_pictures").RECORDINGS / "demo.cast").read_text()
+    assert len(titles) == 6
+    assert [title for title in titles if title not in shown] == [], "run: make pictures"

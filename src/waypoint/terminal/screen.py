@@ -57,6 +57,11 @@ class Screen(Emulator):
         self._catch_up()
         return self._title
 
+    def cells(self) -> tuple[Line, ...]:
+        """The lines that are shown, cell by cell. They are those of the screen: not to be changed."""
+        self._catch_up()
+        return tuple(self._lines)
+
     def text(self) -> str:
         """The visible text, without trailing blanks in the lines or empty lines at the end."""
         self._catch_up()
