@@ -81,7 +81,16 @@ def test_with_yes_and_rm_only_the_results_stay(wp: House, project: Path) -> None
     assert (project / "made").read_text() == "new\n"
     assert not Path("/srv/other").exists()
     assert "gone" not in states()
-    assert run(project, "--", "no-such-command").returncode == 127
+
+
+def test_a_command_that_cannot_be_started_leaves_no_session(wp: House, project: Path) -> None:
+    before = states()
+    done = run(project, "--", "no-such-command")
+    assert done.returncode == 127
+    assert "cannot start 'no-such-command'" in done.stderr
+    assert states() == before
+    assert run(project, "--keep", "--name", "kept", "--", "no-such-command").returncode == 127
+    assert states()["kept"] == "live"
 
 
 def test_a_person_follows_it_takes_a_point_and_applies(wp: House, project: Path) -> None:

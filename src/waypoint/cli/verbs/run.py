@@ -246,7 +246,13 @@ class _Run:
             program = pass_through(console, request, stdin=not sys.stdin.isatty())
             self._exit_code = program_status(program)
         except errors.CannotStart as error:
-            self._error, self._exit_code = error, int(error.details.get("exit_code", error.exit_status))
+            code = int(error.details.get("exit_code", error.exit_status))
+            if not console.arguments.keep:  # nothing has happened in it
+                report(error, json=False)
+                self._session.remove()
+                console.say(f"session {self._name} is removed")
+                return code
+            self._error, self._exit_code = error, code
         except errors.WaypointError as error:
             self._error = error
         return self._end()
