@@ -32,7 +32,7 @@ from waypoint.kernel.network.veth import Network
 _NFT_MSG_GETTABLE = NFNL_SUBSYS_NFTABLES << 8 | 1
 _NFTA_TABLE_NAME = 1
 _NFPROTO_INET = 1
-_OF_A_DAEMON = ("root", "criu.kdat", "daemon.lock", "daemon.sock", "boot")
+_OF_A_DAEMON = ("root", "criu.kdat", "daemon.lock", "daemon.sock", "boot", "analyst")
 _GRACE_SECONDS = 5.0
 """Boxes are cleared away after the answer, and the kernel removes their cables a moment later."""
 
@@ -161,7 +161,7 @@ class Watch:
         entries += [
             f"child {pid} of the daemon ({command})"
             for pid, command in _children(_daemon(home))
-            if not command.startswith(keepers)
+            if not command.startswith(keepers) and "waypoint.core.analyst_process" not in command
         ]
         return entries
 

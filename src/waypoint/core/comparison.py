@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +63,16 @@ class Moment:
 class Comparison:
     """Compares moments of the sessions of one home."""
 
-    def __init__(self, registry: Registry, pool: Pool, remains: Remains, contacts: Contacts) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        pool: Pool,
+        remains: Remains,
+        contacts: Contacts,
+        analyze: Callable[..., Analysis] = analyze,
+    ) -> None:
+        """`analyze`: what reads the files of sessions (core/analyst.py); by default this process does."""
+        self._analyze = analyze
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._pool, self._remains, self._contacts = pool, remains, contacts
 
@@ -173,7 +182,7 @@ class Comparison:
             ]
             folders = [path for change in moved for path in {change.real_path, change.real_old_path}]
             renamed = {change.real_path: change.real_old_path for change in files if change.kind == "renamed"}
-            analysis = analyze(old.view, new.view, touched, folders=folders, moved=renamed)
+            analysis = self._analyze(old.view, new.view, touched, folders=folders, moved=renamed)
             gaps += map(describe_gap, analysis.gaps)
         gaps += [
             f"{posixpath.basename(process.command.split()[0])} (pid {process.pid}):"

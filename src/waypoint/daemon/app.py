@@ -16,6 +16,7 @@ from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Do, Hint
 from waypoint.box.box import end_keeper, hide_home, keepers
 from waypoint.core.adoption import BOOT_FILE, Adoption
+from waypoint.core.analyst import Analyst
 from waypoint.core.auto import AutoPoints
 from waypoint.core.background import Background
 from waypoint.core.bisect import Bisect
@@ -82,6 +83,8 @@ class Machine:
     engine_folder: Path
     ram: Ram
     make_builder: Callable[[Contacts], BoxBuilder]
+    confines: bool = False
+    """Whether files of sessions are read by a process of its own, without privileges."""
 
 
 class App:
@@ -113,7 +116,9 @@ class App:
         self.contacts = Contacts(registry, self.network, background)
         self.forwards = Forwards(registry)
         self.gate = Gate(registry, store.ledger, background)
-        self.comparison = Comparison(registry, self.pool, self.remains, self.contacts)
+        self.analyst = Analyst(home) if machine.confines else None
+        reader = (self.analyst.analyze,) if self.analyst else ()
+        self.comparison = Comparison(registry, self.pool, self.remains, self.contacts, *reader)
         self.cards = Cards(registry, self.comparison, store.ledger, background)
         self.space = DiskSpace(registry, self.pool, self.remains, self.spares, background)
         self.dedupe = Dedupe(home, machine.engine_folder, self.pool, background)
@@ -254,6 +259,8 @@ class App:
         self.digests.close()
         self.boxes.close()
         self.background.close()
+        if self.analyst:
+            self.analyst.close()
         self.trajectory.stop()
 
 
@@ -274,6 +281,7 @@ def this_machine(home: Home, settings: Settings) -> Machine:
         engine_folder=engine_folder,
         ram=Ram(),
         make_builder=lambda contacts: HostBuilder(home, engine_folder, kernel_data, pool, network, contacts),
+        confines=True,
     )
 
 

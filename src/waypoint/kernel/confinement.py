@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from waypoint.errors import MissingFeature
@@ -136,6 +137,25 @@ SYSCALLS: dict[str, tuple[int | None, int | None]] = {
     "file_setattr": (469, 469),
 }
 """The calls that the filter treats specially, by their numbers on x86-64 and on aarch64."""
+
+_NOT_FOR_READERS: dict[str, tuple[int | None, int | None]] = {
+    "connect": (42, 203),
+    "clone": (56, 220),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "kill": (62, 129),
+    "ptrace": (101, 117),
+    "tkill": (200, 130),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "execveat": (322, 281),
+    "pidfd_send_signal": (424, 424),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+}
+"""What a process that only reads needs none of, by number on x86-64 and on aarch64."""
 
 NEWEST_SYSCALL = SYSCALLS["file_setattr"]
 """Higher numbers are unknown here and refused. x32 calls have bit 30 set and so are higher too."""
@@ -267,6 +287,22 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     A call of another architecture's ends the process: 32-bit programs do not run in a box. Their calls
     have numbers of their own, and one of them (socketcall) hides from a filter what it does.
     """
+    return _filter(machine, _verdicts)
+
+
+def reader_filter(machine: str | None = None) -> bytes:
+    """The filter for a process of ours that only reads (kernel/sandbox.py): what a box is refused, and
+    sockets, programs, processes and other processes' memory as well."""
+
+    def verdicts(column: int) -> dict[int, _Code]:
+        refused = {SYSCALLS[name][column] for name in (*_EPERM, *_ENOSYS, "unshare", "socket", "socketpair")}
+        refused |= {numbers[column] for numbers in _NOT_FOR_READERS.values()}
+        return {number: _fail(errno.EPERM) for number in refused if number is not None}
+
+    return _filter(machine, verdicts)
+
+
+def _filter(machine: str | None, verdicts_of: Callable[[int], dict[int, _Code]]) -> bytes:
     machine = machine or os.uname().machine
     if machine not in _MACHINES:
         raise MissingFeature(
@@ -275,7 +311,7 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     column, arch = _MACHINES[machine]
     newest = NEWEST_SYSCALL[column]
     assert newest is not None
-    verdicts = _verdicts(column) | {newest + 1: _fail(errno.ENOSYS)}
+    verdicts = verdicts_of(column) | {newest + 1: _fail(errno.ENOSYS)}
     # -1 is the number that a tracer sets when it has handled a call itself.
     verdicts |= {0xFFFFFFFF: _ALLOW}
     ranges: list[tuple[int, _Code]] = [(0, _ALLOW)]
@@ -299,9 +335,12 @@ def seccomp_filter(machine: str | None = None) -> bytes:
 MASKED_PATHS = (
     "/proc/acpi",
     "/proc/asound",
+    "/proc/cmdline",
+    "/proc/config.gz",
     "/proc/interrupts",
     "/proc/kallsyms",
     "/proc/kcore",
+    "/proc/key-users",
     "/proc/keys",
     "/proc/kpagecgroup",
     "/proc/kpagecount",
@@ -315,6 +354,8 @@ MASKED_PATHS = (
     "/proc/vmallocinfo",
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
+    "/sys/kernel/notes",
+    "/sys/kernel/vmcoreinfo",
 )
 """Covered with /dev/null or an empty folder: they reveal the machine or the memory of other users."""
 
@@ -322,6 +363,7 @@ READONLY_PATHS = (
     "/proc/bus",
     "/proc/fs",
     "/proc/irq",
+    "/proc/pressure",
     "/proc/sys",
     "/proc/sysrq-trigger",
 )

@@ -29,6 +29,7 @@ ORDER: tuple[str, ...] = (
     "digests",
     "kept files",
     "gate",
+    "analyst",
     "terminal typing",
     "network preparation",
     "doors",
