@@ -29,7 +29,7 @@ from waypoint.cli.verbs.files import Location, landing_plan, parse_location
 from waypoint.core.transfer import carry_out
 from waypoint.history import export, landing
 from waypoint.history.changes import compare_views
-from waypoint.history.landing import LandingPlan, LandingRules, Selection
+from waypoint.history.landing import LandingPlan, LandingRules, Selection, portable_attributes
 from waypoint.history.view import OPAQUE, REDIRECT, PointView
 from waypoint.kernel.placement import ANYTHING, Folder, Metadata, PlaceChanged
 from waypoint.model import Conflict, Landed, Landing, LeftOut
@@ -950,3 +950,8 @@ def test_a_long_plan_is_cut() -> None:
     shown = landing_plan(Landing(source="/", target="/t", items=items), PLAIN)
     assert len(shown.splitlines()) < 60
     assert "960 more" in shown
+
+
+def test_what_an_overlay_obeys_does_not_land() -> None:
+    attributes = {"user.color": b"red", "user.overlay.redirect": b"/etc", "trusted.overlay.opaque": b"y"}
+    assert portable_attributes(attributes) == {"user.color": b"red"}

@@ -114,6 +114,24 @@ def test_names_of_nothing_of_the_kind(name: str) -> None:
         ("curl -u ann:hunter2 https://host/", "curl -u ann:[redacted] https://host/"),
         ("redis-cli -a hunter2 ping", "redis-cli -a [redacted] ping"),
         ("openssl rsa -passin pass:hunter2", "openssl rsa -passin pass:[redacted]"),
+        ("openssl enc -aes-256-cbc -k hunter2 -in x", "openssl enc -aes-256-cbc -k [redacted] -in x"),
+        ("zip -P hunter2 a.zip x", "zip -P [redacted] a.zip x"),
+        ("7z a -phunter2 x.7z y", "7z a -p[redacted] x.7z y"),
+        ("echo ann:hunter2 | chpasswd", "echo ann:[redacted] | chpasswd"),
+        ("echo 'ann:hunter2' | sudo chpasswd", "echo 'ann:[redacted]' | sudo chpasswd"),
+        ("chpasswd <<< ann:hunter2", "chpasswd <<< ann:[redacted]"),
+        ("chpasswd <<EOF\nann:hunter2\nEOF", "chpasswd <<EOF\nann:[redacted]\nEOF"),
+        ("smbclient -U ann%hunter2 //h/s", "smbclient -U ann%[redacted] //h/s"),
+        ("AZURE_PAT=abcd1234efgh5678", "AZURE_PAT=[redacted]"),
+        ("ldapsearch -x -w hunter2 -b dc", "ldapsearch -x -w [redacted] -b dc"),
+        ("mosquitto_pub -u a -P hunter2 -t x", "mosquitto_pub -u a -P [redacted] -t x"),
+        ("mongosh -u a -p hunter2", "mongosh -u a -p [redacted]"),
+        ("htpasswd -b .htpasswd ann hunter2", "htpasswd -b .htpasswd ann [redacted]"),
+        ("snmpwalk -v2c -c hunter2 host", "snmpwalk -v2c -c [redacted] host"),
+        ("lftp -u ann,hunter2 host", "lftp -u ann,[redacted] host"),
+        ("vault login hunter2", "vault login [redacted]"),
+        ("echo hunter2 | sudo -S ls", "echo [redacted] | sudo -S ls"),
+        ("echo hunter2 | podman login --password-stdin", "echo [redacted] | podman login --password-stdin"),
         (f"your API key is {LETTERS[:32]} now", "your API key is [redacted] now"),
         ('token="unfinished1x2', 'token="[redacted]'),
     ],
@@ -150,6 +168,7 @@ def test_values_are_known_by_their_place(text: str, expected: str) -> None:
         "  --password PASSWORD   the password to use",
         "  --token TOKEN         a token",
         "docker login --password-stdin host.example.org",
+        "match_pat = '*.py'; echo done | sudo ls; zip -r a.zip b; vault login -method=ldap; unzip -P",
         "Enter password: ",
         'label = {"password": "Enter your password"}',
         "invalid password: incorrect",
@@ -405,3 +424,13 @@ def test_a_random_secret_after_its_name_never_shows() -> None:
             f"token: {value}",
         ):
             assert value not in shown(text), text
+
+
+def test_a_part_of_a_line_is_redacted_as_the_whole_is() -> None:
+    """`echo ann:hunter2` alone has no secret: what follows makes it one."""
+    whole = "echo ann:hunter2 | chpasswd"
+    assert plain.redact("echo ann:hunter2").count == 0
+    assert plain.knowing(whole).redact("echo ann:hunter2").text == "echo ann:[redacted]"
+    assert plain.knowing("ls -l").redact("ls -l").text == "ls -l"
+    known = Redactor(["correct-horse-1"]).knowing(whole)
+    assert known.redact("correct-horse-1 hunter2 hunter22").text == "[redacted] [redacted] hunter22"

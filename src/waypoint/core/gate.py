@@ -240,7 +240,7 @@ class Gate:
         if judgement.decision == "deny":
             self._registry.record(row, "approval", _denial(judgement, shown), actor=asker.actor)
             raise PolicyDenied(
-                f"the policy does not let this run: {self._clean(row, judgement.why) or shown}",
+                f"the policy does not let this run: {self._clean(row, judgement.why, line) or shown}",
                 hint=Hint(Do("classify", "command", session=row.name), " says how a command is judged"),
                 **{"class": judgement.class_},
             )
@@ -250,7 +250,7 @@ class Gate:
         if judgement.decision == "ask":
             asked = Asked(command, line, shown, judgement, asker.actor, warnings, stdin, user, cwd)
             approval, passed.require_same = self._ask(row, asked, asker)
-        new = self._new(row, judgement, asker.actor, approval.id if approval else None)
+        new = self._new(row, line, judgement, asker.actor, approval.id if approval else None)
         if new:
             numbers = self.ledger.add(row.id, row.name, new)
             passed.effects = list(zip(numbers, new, strict=True))
@@ -261,14 +261,14 @@ class Gate:
             raise
         finally:
             unseen = bool(judgement.unseen) and policy.decisions["unknown"] != "allow"
-            self._finish(row, passed, _unseen(judgement, shown, asker.actor) if unseen else None)
+            self._finish(row, passed, self._unseen(row, line, judgement, asker.actor) if unseen else None)
 
     def check_trial(self, row: SessionRow, command: str) -> None:
         """A trial may run many times, in copies that are thrown away: it may not act on the outside."""
         judgement = self.judge(row, command)
         if judgement.decision in ("ask", "deny") or judgement.outside:
             raise PolicyDenied(
-                f"a verification may not act on the outside: {self._clean(row, judgement.why)}",
+                f"a verification may not act on the outside: {self._clean(row, judgement.why, command)}",
                 hint=Hint(
                     "run it with ",
                     Do("exec", "command", session=row.name),
@@ -283,7 +283,7 @@ class Gate:
         live, seconds = self._registry.live(row), self.policy(row).expires_seconds
         if asker.patience_seconds is not None:
             seconds = min(seconds, asker.patience_seconds)
-        why = " · ".join((self._clean(row, judgement.why), *asked.warnings))
+        why = " · ".join((self._clean(row, judgement.why, asked.line), *asked.warnings))
         refused, meaning, inspection = _refused(asker, live), None, asked.inspection()
         review: tuple[str, ...] = ()
         if not refused:
@@ -376,12 +376,12 @@ class Gate:
         )
 
     def _new(
-        self, row: SessionRow, judgement: Judgement, actor: Actor, approval: str | None
+        self, row: SessionRow, line: str, judgement: Judgement, actor: Actor, approval: str | None
     ) -> list[NewEffect]:
         parts = [part for part in judgement.outside if part.decision != "allow"]
         if not parts:
             return []
-        clean = self._registry.redactor(row).redact
+        clean = self._registry.redactor(row).knowing(line).redact
         return [
             NewEffect(
                 command=clean(part.command).text,
@@ -393,7 +393,7 @@ class Gate:
                 compensate=clean(part.compensate).text,
                 actor=actor,
                 approval=approval,
-                details={"place": part.place} if part.place else {},
+                details={"place": clean(part.place).text} if part.place else {},
             )
             for part in parts
         ]
@@ -437,8 +437,16 @@ class Gate:
                 warnings.append(telling.repeat_warning(before, row.name))
         return tuple(dict.fromkeys(warnings))
 
-    def _clean(self, row: SessionRow, text: str) -> str:
-        clean = self._registry.redactor(row).redact(text).text if text else text
+    def _unseen(self, row: SessionRow, line: str, judgement: Judgement, actor: Actor) -> NewEffect:
+        """A command that could not be looked into."""
+        details = {"unseen": [self._clean(row, reason, line) for reason in judgement.unseen]}
+        shown = self._clean(row, line)
+        return NewEffect(command=shown, class_="unknown", source="rule", actor=actor, details=details)
+
+    def _clean(self, row: SessionRow, text: str, line: str = "") -> str:
+        """A text without its secrets; `line`: the whole that it is about, which may say more of its words."""
+        redactor = self._registry.redactor(row)
+        clean = (redactor.knowing(line) if line else redactor).redact(text).text if text else text
         more = len(clean) - _MOST_SHOWN
         return clean if more <= 0 else f"{clean[:_MOST_SHOWN]}… ({more:,} more characters)"
 
@@ -464,9 +472,9 @@ class Gate:
             return
         passed = Passed(alone=len(judgement.parts) == 1)
         passed.ended(event.exit_code, timed_out=event.timed_out)
-        new = self._new(row, judgement, event.actor, None)
+        new = self._new(row, event.command, judgement, event.actor, None)
         if judgement.unseen and policy.decisions["unknown"] != "allow":
-            new.append(_unseen(judgement, self._clean(row, event.command), event.actor))
+            new.append(self._unseen(row, event.command, judgement, event.actor))
         known: dict[str, Any] = {"source": "typed", "at": event.at}
         known |= {"state": passed.state, "exit_code": passed.exit_code}
         new = [msgspec.structs.replace(effect, **known) for effect in new]
@@ -563,11 +571,6 @@ def _text(stdin: bytes | None) -> str | None:
         return stdin.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _unseen(judgement: Judgement, shown: str, actor: Actor) -> NewEffect:
-    details = {"unseen": list(judgement.unseen)}
-    return NewEffect(command=shown, class_="unknown", source="rule", actor=actor, details=details)
 
 
 def _body(number: int, effect: NewEffect | Effect) -> dict[str, Any]:

@@ -356,6 +356,7 @@ class DiskSpace:
                 self._remains.delete_all(remains)
                 faults.reach("prune.deleted")
                 self._store.events.sweep_blobs()
+                self._store.database.empty_wal()
                 self._settle()
                 freed = max(0, before.used_bytes - pool.usage().used_bytes)
         return Pruned(

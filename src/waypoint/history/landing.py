@@ -40,6 +40,7 @@ them."""
 NOT_FILES = ("/dev", "/proc", "/sys")
 """Folders that belong to the box or the machine."""
 
+_OF_OVERLAYS = ("trusted.overlay.", "user.overlay.")
 _ALL: tuple[Facet, ...] = ("content", "mode", "owner", "xattr")
 _PORTABLE = frozenset({"security.capability", "system.posix_acl_access", "system.posix_acl_default"})
 _CHUNK = 1 << 20
@@ -89,12 +90,12 @@ class LandingPlan(NamedTuple):
 
 
 def portable_attributes(attributes: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The extended attributes that are copied with a file. Security labels of the machine are not."""
+    """The extended attributes that are copied with a file. Security labels of the machine are not, nor what
+    an overlay of the machine would obey: a whiteout, a redirect to another folder."""
     return {
         name: value
         for name, value in attributes.items()
-        if name in _PORTABLE
-        or (name.startswith(("user.", "trusted.")) and not name.startswith("trusted.overlay."))
+        if name in _PORTABLE or (name.startswith(("user.", "trusted.")) and not name.startswith(_OF_OVERLAYS))
     }
 
 

@@ -53,6 +53,12 @@ class _Argument(msgspec.Struct, frozen=True):
     argument: str
 
 
+class _Input(msgspec.Struct, frozen=True):
+    hints: tuple[str, ...]
+    before: str
+    secret: str
+
+
 class _Names(msgspec.Struct, frozen=True):
     strong: frozenset[str]
     strong_endings: tuple[str, ...]
@@ -79,6 +85,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     shapes: tuple[_Shape, ...]
     arguments: tuple[_Argument, ...]
+    inputs: tuple[_Input, ...]
     names: _Names
     values: _Values
     files: _Files
@@ -110,6 +117,10 @@ class _Shapes:
             for entry in file.arguments
         ]
 
+        self.inputs = [
+            (entry.hints, re.compile(rf"({entry.before})({entry.secret})")) for entry in file.inputs
+        ]
+
 
 @cache
 def _shapes() -> _Shapes:
@@ -120,7 +131,9 @@ def _shapes() -> _Shapes:
 
 # ---- names --------------------------------------------------------------------------------------
 
-_HINT = re.compile(r"pass|pwd|token|secret|key|auth|cookie|cred|dsn|jwt|otp|signature|connection")
+_HINT = re.compile(
+    r"pass|pwd|token|secret|key|auth|cookie|cred|dsn|jwt|otp|signature|connection|_pat(?![a-z])"
+)
 """Every name of a secret contains one of these in lower case. The test is cheap, so it comes first."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -201,6 +214,11 @@ def _looks_random(value: str) -> bool:
     letters = sum(n for letter, n in counts.items() if letter.isalpha())
     mixed = (digits >= 2 and letters >= 4) or _has_mixed_case(sample)
     return mixed and bits >= (3.0 if _HEX.fullmatch(sample) else 3.5)
+
+
+def _is_worth(value: str) -> bool:
+    """Long enough to be looked for in another text, where it may stand as a plain word."""
+    return len(value) >= 4 and MASK not in value and not _is_harmless(value)
 
 
 _OPAQUE = re.compile(r"[A-Za-z0-9_+/=-]{12,}")
@@ -373,6 +391,9 @@ class Redactor:
             edit.replace(_SCHEME, _scheme)
         if shapes.any_program.search(edit.text):
             edit.commands()
+        for hints, pattern in shapes.inputs:
+            if any(hint in edit.text for hint in hints):
+                edit.replace(pattern, _input)
         if _HINT.search(edit.text.lower()):
             edit.replace(_HEADER, _header)
             if "</" in edit.text:
@@ -397,6 +418,18 @@ class Redactor:
             text = edit.text
         lines = {line.strip() for value in found for line in value.strip("'\"").splitlines()}
         return tuple(sorted(filter(_is_opaque, lines), key=len, reverse=True))
+
+    def knowing(self, line: str) -> Redactor:
+        """One that knows the secrets of a line as well. A part of the line says less about its words than the
+        whole: `echo ann:hunter2` alone has no secret, and `echo ann:hunter2 | chpasswd` has one."""
+        hidden = {value.strip("'\"") for value in self._edit(line).hidden}
+        words = sorted(filter(_is_worth, hidden), key=len, reverse=True)
+        if not words:
+            return self
+        known = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in words]
+        both = Redactor()
+        both._known = re.compile("|".join([*known, *([self._known.pattern] if self._known else [])]))
+        return both
 
     def redact_json(self, value: Any) -> tuple[Any, int]:
         """Anything made of dictionaries, lists and strings. Only strings are changed; keys stay."""
@@ -631,6 +664,10 @@ def _argument(program: re.Pattern[str], match: re.Match[str]) -> str | None:
     if not program.search(command) or _is_harmless(match[2].strip("'\"")):
         return None
     return f"{match[1]}{MASK}"
+
+
+def _input(match: re.Match[str]) -> str | None:
+    return None if _is_harmless(match[2]) else f"{match[1]}{MASK}"
 
 
 def _near(match: re.Match[str]) -> str | None:

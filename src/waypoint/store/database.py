@@ -329,7 +329,9 @@ class Database:
         try:
             path.chmod(0o600)
             self._connection.row_factory = sqlite3.Row
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
+            # What is deleted is overwritten: it may have been a secret.
+            pragmas = ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000")
+            for pragma in (*pragmas, "secure_delete=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
             self._migrate()
         except _UNREADABLE as error:
@@ -342,6 +344,11 @@ class Database:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+    def empty_wal(self) -> None:
+        """What was deleted is in no file any more: not in the write-ahead log either."""
+        with self._lock:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def sync(self) -> None:
         """Returns when every transaction that has ended before this call would survive a power cut.

@@ -49,7 +49,7 @@ def effect(app: App, _: Connection, request: api.Effect) -> api.OneEffect:
 def classify(app: App, _: Connection, request: api.Classify) -> api.Classified:
     row = app.registry.find(request.session)
     judgement = app.gate.judge(row, request.command)
-    redactor = app.registry.redactor(row)
+    redactor = app.registry.redactor(row).knowing(request.command)
     clean, _count = redactor.redact_json(msgspec.to_builtins(judgement))
     for shown, part in zip(clean["parts"], judgement.parts, strict=True):
         # A key says whether two effects are the same. It opens nothing, so it is redacted like text.
