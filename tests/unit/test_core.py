@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 from tests.fakes import Injected, World
 from tests.waiting import until
 
 from waypoint import errors
 from waypoint.box.box import Box
-from waypoint.core import registry, space
+from waypoint.core import forwards, registry, space
 from waypoint.core.background import Background
 from waypoint.core.capture import Wish
 from waypoint.core.live import new_id
@@ -29,6 +31,7 @@ from waypoint.daemon.app import App
 from waypoint.engine.filenames import NamedFile
 from waypoint.kernel import faults
 from waypoint.kernel.network.flows import Flow
+from waypoint.kernel.network.sockets import Connection
 from waypoint.model import Size
 from waypoint.store.events import make_blob
 from waypoint.store.points import AgentState
@@ -275,6 +278,43 @@ def test_a_point_that_is_being_restored_is_not_forgotten(world: World, row: Sess
     with pytest.raises(errors.NotFound):
         app.restore.to(row, "one")
     check(world)
+
+
+def test_a_forwarded_connection_begins_only_after_the_dump(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = world.app.registry.live(row)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+
+        def connect(*_: object) -> tuple[socket.socket, Connection]:
+            far = socket.create_connection(address)
+            return far, Connection(*address, *far.getsockname())
+
+        monkeypatch.setattr(forwards, "_connect", connect)
+        own_network = msgspec.structs.replace(row.options, net="none")
+        forward = world.app.forwards.add(msgspec.structs.replace(row, options=own_network), 8000, 0)
+        server.settimeout(20)
+        with socket.create_connection((forward.address, forward.local_port)) as early:
+            first, _ = server.accept()
+            with world.app.forwards.closed_for_dump(live) as there:
+                assert [connection.peer_port for connection in there] == [first.getpeername()[1]]
+                late = socket.create_connection((forward.address, forward.local_port))
+                until(lambda: world.app.forwards._dumps[live.box.id].held)
+                early.sendall(b"x")
+                assert first.recv(1) == b"x", "one that is open goes on"
+                server.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    server.accept()
+            server.settimeout(20)
+            second, _ = server.accept()
+            late.sendall(b"y")
+            assert second.recv(1) == b"y"
+            for sock in (first, second, late):
+                sock.close()
+    assert world.app.registry.describe(row).forwards == (forward,)
+    world.app.removals.remove([row])
+    assert world.app.store.forwards.all() == []
 
 
 def test_a_box_that_dies_leaves_a_dead_session_that_can_be_restored(world: World, row: SessionRow) -> None:

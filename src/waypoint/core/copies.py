@@ -201,7 +201,8 @@ class Copies:
         live = twin.live
         live.session_id = live.stream.session_id = session_id
         if name != twin.name:
-            tell_name(inside_path(self._home, live.box.id), name)
+            with contextlib.suppress(FileNotFoundError):  # a box that an older Waypoint built
+                tell_name(inside_path(self._home, live.box.id), name)
             if self._registry.base_of(twin.options) != Path("/"):  # there: the host's
                 live.box.keeper.set_hostname(name)
         faults.reach("copy.claimed")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import os
@@ -275,8 +276,10 @@ class Forwards:
                 dump.callers -= 1
                 if not dump.callers:
                     del self._dumps[live.box.id]
+                    # In the thread of the relay: no failure of theirs is one of the checkpoint.
                     for served, near in dump.held:
-                        self._connect(served, near, live)
+                        self._relay.call_later(0, functools.partial(self._connect, served, near, live))
+                    dump.held.clear()
 
 
 def _give_up(dump: _Dump, held: tuple[_Served, socket.socket]) -> None:
