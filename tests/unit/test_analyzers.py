@@ -37,7 +37,7 @@ from waypoint.api.findings import (
     SystemChange,
     TableChange,
 )
-from waypoint.history.analyzers import analyze
+from waypoint.history.analyzers import analyze, databases
 from waypoint.history.analyzers.packages import move
 from waypoint.history.analyzers.reading import Outcome, View
 from waypoint.history.redaction import Redactor
@@ -1315,6 +1315,30 @@ def test_an_update_of_a_large_table_is_told(box: Box) -> None:
     found = box.look(budget_s=20)
     assert found.gaps == ()
     assert summarize_findings(found) == ["sqlite shop.db: orders 1 updated"]
+
+
+@pytest.mark.parametrize(
+    ("part", "table"), [("WHERE NOT", "k (id INTEGER PRIMARY KEY, v)"), ("EXCEPT", "k (id, v)")]
+)
+def test_rows_that_were_compared_in_part_are_a_gap(
+    box: Box, monkeypatch: pytest.MonkeyPatch, part: str, table: str
+) -> None:
+    """The time of a comparison is over before its last question: that nothing was inserted is not all."""
+    with closing(sqlite3.connect(box.root / "a.db")) as writer:
+        writer.executescript(f"CREATE TABLE {table}; INSERT INTO k VALUES (1, 'a'), (2, 'b')")
+        box.checkpoint()
+        writer.executescript("UPDATE k SET v = 'c' WHERE id = 2")
+    ask = databases._Pair._number
+    monkeypatch.setattr(
+        databases._Pair, "_number", lambda pair, query: None if part in query else ask(pair, query)
+    )
+    found = box.look()
+    assert summarize_findings(found) == ["sqlite a.db: k not compared"]
+    [gap] = found.gaps
+    assert (gap.path, gap.meaning) == (
+        "/a.db",
+        "the rows of k were counted, which of them changed is not told",
+    )
 
 
 def test_rows_without_a_key_keep_their_identity_through_a_vacuum(box: Box) -> None:

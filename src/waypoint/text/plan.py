@@ -363,7 +363,8 @@ def _table(table: TableChange, way: Way) -> Iterator[str]:
         yield f"table {table.name} {_RETURNS[way]}{held}"
     elif table.inserted is None:
         before, after = table.rows_before, table.rows_after
-        counts = "" if before is None or after is None else f" ({after:,} → {plural(before, 'row')})"
+        is_counted = before is not None and after is not None and before != after
+        counts = f" ({after:,} → {plural(before or 0, 'row')})" if is_counted else ""
         yield f"{table.name} will be as it was then{counts}"
     else:
         if table.renamed_from:

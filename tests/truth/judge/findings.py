@@ -77,7 +77,7 @@ def _judge_databases(
         said = bool(finding["damage_before"])
         ledger.equal("databases", f"{finding['path']} damage before", said, was_damaged)
         if not damaged and not was_damaged:
-            _judge_tables(ledger, before, after, finding)
+            _judge_tables(ledger, before, after, finding, is_gap=finding["path"] in gaps)
     renamed = _renamed(old, new)
     for path in old.databases.keys() | new.databases.keys():
         before, after = old.databases.get(path), new.databases.get(path)
@@ -105,7 +105,9 @@ def _contents(database: Database) -> object:
     return database.objects, {name: table.contents for name, table in database.tables.items()}
 
 
-def _judge_tables(ledger: Ledger, before: Database | None, after: Database | None, finding: Finding) -> None:
+def _judge_tables(
+    ledger: Ledger, before: Database | None, after: Database | None, finding: Finding, *, is_gap: bool
+) -> None:
     was, now = before.tables if before else {}, after.tables if after else {}
     told = set()
     for table in finding["tables"]:
@@ -125,7 +127,10 @@ def _judge_tables(ledger: Ledger, before: Database | None, after: Database | Non
         altered = False
         if one and other:
             real = rows_changed(one, other)
-            if stated != (None, None, None):
+            if stated == (None, None, None):
+                if not is_gap:
+                    ledger.missing("databases", f"{name}: which rows changed, or that it is not known")
+            else:
                 ledger.equal("databases", f"{name} +, -, ~", stated, real)
                 rewritten = len(one.rows) == len(other.rows) and any(real)
             altered = former == name and one.definition != other.definition

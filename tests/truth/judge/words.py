@@ -1235,6 +1235,8 @@ def _is_table(part: str, tables: Mapping[str, Data]) -> bool:
     first, *rest = part.split(", ")
     if first.endswith(" altered") and rest and rest[0][:1] in "+-":
         first = f"{first.removesuffix(' altered')} {rest.pop(0)} altered"
+    if first.endswith(" not compared") and (unknown := tables.get(first.removesuffix(" not compared"))):
+        return not rest and unknown["inserted"] is None
     table = _table_of(first, tables)
     if table is None or len(rest) > 1:
         return False

@@ -386,9 +386,13 @@ class _Pair:
         inserted = self._number(f"SELECT count(*) FROM {a} n LEFT JOIN {b} o ON {on} WHERE {missing}")
         deleted = self._number(f"SELECT count(*) FROM {b} n LEFT JOIN {a} o ON {on} WHERE {missing}")
         updated = self._number(f"SELECT count(*) FROM {a} n JOIN {b} o ON {on} WHERE NOT ({same})")
+        if inserted is None or deleted is None or updated is None:
+            return _Rows()  # what is known of a part is not known of the table
         rows = _Rows(inserted, deleted, updated)
-        if rows.any and not key and self._same_rows(a, b, shared) is True:
-            return _Rows(0, 0, 0)  # VACUUM gives rows without a key other numbers
+        if rows.any and not key:
+            is_same = self._same_rows(a, b, shared)
+            if is_same is not False:  # VACUUM gives rows without a key other numbers
+                return _Rows(0, 0, 0) if is_same else _Rows()
         return rows
 
     def has_other_parts(self, virtual: str) -> bool:
