@@ -52,7 +52,6 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help="the table goes into docs/history.md")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving the pool ends its workers
     began, workers, result = time.monotonic(), arguments.workers, Result()
     stories = _stories(arguments)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
