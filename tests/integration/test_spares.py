@@ -85,6 +85,9 @@ def test_a_fork_takes_a_spare_and_has_a_name_of_its_own(fresh: waypoint.Session)
     (grown,) = [one for one in waypoint.sessions() if one.name == "grown"]
     # Over the host's / the host's name is kept, with a spare as without one: sudo and others look it up.
     assert grown.run("echo $LETTER; hostname").output == f"q\n{socket.gethostname()}\n"
+    # The spare was made with the name of the session.
+    assert grown.run("echo $WAYPOINT_SESSION").output == "grown\n"
+    assert fresh.run("echo $WAYPOINT_SESSION").output == "t\n"
     assert fresh.run("echo $LETTER; hostname").output == f"q\n{socket.gethostname()}\n"
 
 
