@@ -83,7 +83,7 @@ class Trials:
             state = state_of(result.exit_code, timed_out=result.timed_out)
             code = None if result.timed_out else result.exit_code
             duration: float | None = result.duration_ms
-        except Exception as error:  # whatever it is, somebody waits for a verdict
+        except Exception as error:  # whatever it is: a client waits for the verdict
             if not isinstance(error, (WaypointError, OSError)):
                 log.exception("a verification failed")
             state, code, duration, output = "error", None, None, str(error)
