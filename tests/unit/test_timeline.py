@@ -879,11 +879,12 @@ def plan_text(
     safety: bool = True,
     lost: Difference = FOUND,
     not_covered: tuple[str, ...] = ("bind mount /data",),
+    **target_has: Any,
 ) -> str:
     plan = RestorePlan(
         id="1f4b9c20",
         session="work",
-        target=record(2, intent="before auth refactor"),
+        target=record(2, intent="before auth refactor", **target_has),
         head=record(9),
         lost=lost,
         uncheckpointed=lost,
@@ -916,6 +917,12 @@ def test_a_plan_in_words() -> None:
         "  not covered: bind mount /data",
         "A safety checkpoint (c6) is taken first; `s.undo()` comes back here.",
     ]
+
+
+def test_a_plan_says_that_its_target_could_not_be_restored() -> None:
+    said = "its processes could not be brought back: Can't open a file"
+    assert said in plan_text(restorable="failed", restore_error="Can't open a file")
+    assert "could not be brought back" not in plan_text(restorable="proven")
 
 
 def test_a_plan_says_when_there_is_no_way_back() -> None:

@@ -484,6 +484,9 @@ class Plan(Answer):
         way = {"back": "back to", "on": "on to", "across": "over to"}[words["way"]]
         start = f"From now ({words['here']}) {way} {whose}{quoted(target)}"
         lines: Lines = [("bold", f"{start} ({', '.join(facts)})")]
+        if target.get("restorable") == "failed":
+            why = shown(target["restore_error"] or "the daemon's log says why")
+            lines.append(("bad", f"  its processes could not be brought back: {why}"))
         rows = [*self._rows(words, facts[0])]
         lines += [("plain", f"  {_row(name, text)}") for name, text in rows]
         if not rows:
