@@ -72,6 +72,20 @@ def test_the_banner_goes_by_itself_and_what_it_covered_comes_back(wp: House, wor
     assert lines[0] == str(140 - len(lines) + 2)
 
 
+def test_output_does_not_take_a_notice_away(wp: House, work: str) -> None:
+    person = attached(wp, work)
+    person.type(b"while sleep 0.05; do echo again; done\r")
+    person.sees("again")
+    person.type(b"\x1dcbusy\r")
+    person.sees('"busy", taken in')
+    person.look(1.0)
+    person.sees('"busy", taken in')
+    person.sees(lambda text: "taken in" not in text)
+    person.type(b"\x03")
+    person.type(DETACH)
+    assert person.leaves() == 0
+
+
 def test_attaching_again_shows_what_is_there(wp: House, work: str) -> None:
     person = attached(wp, work)
     person.type(b"half a li")

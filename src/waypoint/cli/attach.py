@@ -120,6 +120,8 @@ class Attachment:
         """Commands of the session that wait for approval."""
         self._notice = f"{self._name}: C-] d detaches, C-] ? helps"
         """What the banner says when the screen was drawn next; empty for no banner."""
+        self._notice_until: float | None = None
+        """How long the notice is shown, once it was: output that covers it does not take it away."""
         self._banner_until: float | None = None
         """How long the banner is shown, while there is one."""
         self._redraw_at: float | None = None
@@ -230,7 +232,7 @@ class Attachment:
         overlay = Overlay(read, self._write, rest)
         choice = self._menu.run(overlay, prefix)
         if overlay.is_drawn or choice.notice:
-            self._notice = choice.notice
+            self._set_notice(choice.notice)
             self._request_redraw(connection)
         return choice, overlay.rest
 
@@ -247,7 +249,8 @@ class Attachment:
     def _send_keys(self, connection: socket.socket) -> None:
         """Sends the input. It is kept until it was sent: if the daemon dies, the next one gets it."""
         if self._unsent:
-            if self._banner_until != math.inf:
+            if self._banner_until is not None and self._banner_until != math.inf:
+                self._set_notice("")
                 self._remove_banner(connection)
             wire.send_data(connection, b"i" + self._unsent)
             self._unsent = b""
@@ -262,7 +265,7 @@ class Attachment:
                 if self._redraw_comes:
                     self._show_banner()
                 elif self._banner_until is not None and self._redraw_at is None:
-                    self._redraw_at = time.monotonic() + (_COVERED_SECONDS if self._waiting else 0.0)
+                    self._redraw_at = time.monotonic() + _COVERED_SECONDS
             self._redraw_comes = False
             return None
         message = wire.decode(body)
@@ -276,7 +279,7 @@ class Attachment:
         elif "shell_ended" in event and self._ends_with_shell:
             return End(detached=False)
         elif "shell_ended" in event:
-            self._notice = "the shell ended, a new one was started; C-] d detaches"
+            self._set_notice("the shell ended, a new one was started; C-] d detaches")
             self._request_redraw(connection)
         ended = event.get("ended")
         return End(detached=False, why=str(ended)) if ended else None
@@ -298,7 +301,8 @@ class Attachment:
         """What was printed last may still be on its way."""
         with contextlib.suppress(wire.Closed, TimeoutError):
             connection.settimeout(_LEAVE_SECONDS)
-            self._notice, self._waiting = "", {}
+            self._set_notice("")
+            self._waiting = {}
             self._request_redraw(connection)
             comes = False
             while not comes:
@@ -323,12 +327,19 @@ class Attachment:
 
     # ---- the local terminal ------------------------------------------------------------------
 
+    def _set_notice(self, text: str) -> None:
+        self._notice, self._notice_until = text, None
+
     def _show_banner(self) -> None:
         """After a redraw: shows the notice in the upper right corner, for a while; without one the command
-        that waits for approval, as long as it waits. The next redraw removes it."""
+        that waits for approval, as long as it waits. A redraw removes it, or draws it again."""
+        now = time.monotonic()
+        if self._notice and self._notice_until is None:
+            self._notice_until = now + _BANNER_SECONDS
+        elif self._notice_until is not None and now >= self._notice_until:
+            self._set_notice("")
         if self._notice:
-            words, self._notice = self._notice, ""
-            self._banner_until = time.monotonic() + _BANNER_SECONDS
+            words, self._banner_until = self._notice, self._notice_until
         elif self._waiting:
             words = f"C-] a approves: {shown(next(iter(self._waiting.values())).command)}"
             self._banner_until = math.inf
