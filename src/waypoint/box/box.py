@@ -140,7 +140,8 @@ class Box:
                 ) from error
             try:
                 box._mask_other_homes(home)
-                _mounts_path(home.run, spec.id).write_bytes(Path(f"/proc/{pid}/mountinfo").read_bytes())
+                table = Path(f"/proc/{pid}/mountinfo").read_bytes()
+                atomic.write(_mounts_path(home.run, spec.id), table, mode=0o600)
             except BaseException:
                 box.kill(home)
                 raise
@@ -416,7 +417,7 @@ def _note_masks(file: Path, pid: int, before: Collection[int]) -> None:
             (mount,) = parse_mountinfo(os.fsdecode(line))
             if mount.mount_id not in before and mount.fstype == "tmpfs":
                 table += line
-        atomic.write(file, table)
+        atomic.write(file, table, mode=0o600)
 
 
 def _process_entries() -> list[str]:

@@ -55,7 +55,7 @@ class Adoption:
         self._adopt(rebooted=rebooted)
         self._drop_notes_of_forgotten()
         faults.reach("adopt.cleared")
-        boot.touch()
+        boot.touch(mode=0o600)
 
     def _damage(self, point_id: str, *, files_only: bool, rebooted: bool) -> str | None:
         """What is missing of a point that had not been marked as durable."""

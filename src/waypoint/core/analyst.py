@@ -120,7 +120,8 @@ class Analyst:
 class _Process:
     def __init__(self, folder: Path) -> None:
         self._temporary = folder / f"{time.monotonic_ns():x}"
-        self._temporary.mkdir(mode=0o700, parents=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._temporary.mkdir(mode=0o700)
         os.chown(self._temporary, NOBODY, NOBODY)
         source = Path(__file__).parents[2]
         self._process = subprocess.Popen(

@@ -169,7 +169,8 @@ class Boxes:
         if live.ended.is_set():
             return
         with contextlib.suppress(OSError, WaypointError, ValueError):
-            atomic.write(self._picture_path(live.box.id), msgspec.json.encode(live.terminal.state()))
+            picture = msgspec.json.encode(live.terminal.state())
+            atomic.write(self._picture_path(live.box.id), picture, mode=0o600)
         if live.cleared:  # it ended meanwhile, and may have removed the file before it was written
             self._picture_path(live.box.id).unlink(missing_ok=True)
 

@@ -292,6 +292,8 @@ class Capture:
             faults.reach("capture.described")
         faults.reach("capture.moved")
         record_sizes(stage.images)
+        for image in os.scandir(stage.images):
+            os.chmod(image, 0o600)  # CRIU makes them readable for all; they are memory
         faults.reach("capture.sized")
         changed = _changed_mounts(live, row.options)
         not_covered = [*dump.state.notes, *lost_from_dev(live.box.pid), *changed]

@@ -310,5 +310,5 @@ def _kernel_data(home: Home, engine: Path) -> Path:
     CRIU more (native/shim.c)."""
     path = home.run / "criu.kdat"
     if not path.exists() or path.stat().st_mtime < (engine / "engine.json").stat().st_mtime:
-        atomic.write(path, probe.kernel_data(engine))
+        atomic.write(path, probe.kernel_data(engine), mode=0o600)
     return path

@@ -57,6 +57,7 @@ def main() -> int:
                 return 0
             if not (home.run / BOOT_FILE).exists():  # else an earlier daemon still needs it
                 failed.callback(_remove_run_folder, home)
+            home.log.touch(mode=0o600)
             logging.basicConfig(
                 filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
             )
@@ -109,6 +110,7 @@ def claim(home: Home) -> tuple[socket.socket | None, IO[str]]:
         home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             lock = open(home.run / "daemon.lock", "w")  # noqa: SIM115 - held as long as the daemon lives
+            os.fchmod(lock.fileno(), 0o600)
         except FileNotFoundError:
             continue  # a daemon that ended has just removed the folder
         try:

@@ -29,6 +29,7 @@ def main() -> int:
         home, settings = locate(), Settings.read()
         if settings.faults:
             faults.control(faults.ask(settings.faults))
+        home.log.touch(mode=0o600)
         logging.basicConfig(
             filename=home.log, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO
         )

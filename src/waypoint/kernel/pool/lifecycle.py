@@ -45,6 +45,7 @@ _OWN_FILES = {"daemon.log", "engine", "pool", "pool.img", "pool.img.partial", "p
 def _locked(home: Path) -> Iterator[None]:
     path = home / "pool.lock"
     with opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        os.fchmod(fd, 0o600)
         if not locks.lock_file(fd, fcntl.LOCK_EX, _LOCK_SECONDS):
             raise MachineError(
                 f"the pool in {home} is being opened or closed by another process, which does not finish",
@@ -245,6 +246,7 @@ def _make_layout(pool: Pool) -> None:
     mark = pool.root / _KIND_FILE
     if not mark.exists():
         mark.write_text(f"{pool.kind}\n")
+        mark.chmod(0o600)
 
 
 def _sweep_scratch(pool: Pool) -> None:
