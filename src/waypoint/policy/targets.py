@@ -530,6 +530,11 @@ def _connection(part: Part, arguments: Arguments) -> Facts:
     return {**facts, "sends": "data" if starts else _sent_to(part, arguments.plain)}
 
 
+def _login(part: Part, _: Arguments) -> Facts:
+    """A program on another machine that is given what is not in the line."""
+    return {"sends": "data" if part.has_input and (part.stdin is None or part.stdin.dynamic) else ""}
+
+
 def _lookup(part: Part, arguments: Arguments) -> Facts:
     """Questions to name servers and the like: the question itself can carry data."""
     sends = sent_by(part.words[1:]) or ("file" if part.has_input and part.program == "nslookup" else "")
@@ -600,6 +605,7 @@ _FACT_FUNCTIONS: Mapping[str, Callable[[Part, Arguments], Facts]] = {
     **dict.fromkeys(_SQL_CLIENTS.split(), _sql),
     **dict.fromkeys(("mongosh", "mongo", "mongodump", "mongorestore"), _mongo),
     "redis-cli": _redis,
+    "ssh": _login,
     **dict.fromkeys(("nc", "ncat", "netcat", "telnet", "socat", "openssl"), _connection),
     **dict.fromkeys(_LOOKUPS.split(), _lookup),
     **dict.fromkeys(("sftp", "ftp", "lftp", "ncftp", "tftp", "smbclient"), _transfer),

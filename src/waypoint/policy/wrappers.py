@@ -417,6 +417,9 @@ class Inspector:
         host = words[at].text.removeprefix("ssh://").rpartition("@")[2].partition("/")[0]
         place = "" if is_local(host) else f"machine {host}"
         rest = words[skip_options(words, values, at + 1) :]
+        given = _input_of(command)
+        if place and (command.piped or command.reads_file) and (given is None or given.dynamic):
+            self.add_part(command)  # what is not in the line goes to the other machine, whatever runs there
         if any(word.text in ("-N", "-f", "-fN", "-NT") for word in words[:at]) or name == "autossh":
             self.add_part(command)
         elif rest:
