@@ -1841,6 +1841,11 @@ def test_units_and_timers(box: Box) -> None:
     box.checkpoint()
     (wants / "backup.timer").unlink()
     assert summarize_findings(box.look()) == ["unit backup.timer disabled"]
+    box.checkpoint()
+    # A link is there also where it leads to nothing, and a unit may be a link: an alias, or masked.
+    (wants / "later.timer").symlink_to("../later.timer")
+    (box.root / "etc/systemd/system/ssh.service").symlink_to("/dev/null")
+    assert sorted(summarize_findings(box.look())) == ["unit +ssh.service, unit later.timer enabled"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -187,12 +187,13 @@ def units(old: View, new: View, touched: Sequence[str]) -> Iterator[Outcome]:
     with their package.)"""
     for path in touched:
         if "/systemd/" in path:
-            was, now = (True if view.exists(path) else None for view in (old, new))
+            # The link that enables a unit is there also while its unit is not.
+            was, now = (True if status(view, path) else None for view in (old, new))
             if enabled := _ENABLED.match(path):
                 if was != now:
                     word = "enabled" if now else "disabled"
                     yield SystemChange(subject="unit", name=enabled[1], change="changed", details=(word,))
-            elif (unit := _UNIT.match(path)) and text(old, path) != text(new, path):
+            elif (unit := _UNIT.match(path)) and (was, text(old, path)) != (now, text(new, path)):
                 details = (f"{_SIGN[_fate(was, now)]}{unit[3]}",) if unit[3] else ()
                 fate = "changed" if unit[3] else _fate(was, now)
                 yield SystemChange(subject="unit", name=unit[2], change=fate, details=details)
