@@ -28,6 +28,7 @@ from waypoint.daemon.app import App, Machine
 from waypoint.engine.images import DumpStats, TreeState
 from waypoint.errors import CannotRestore, MachineError, NotFound
 from waypoint.home import Home, Settings
+from waypoint.kernel.cgroups import Cgroup, Limits
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.flows import Flow, Flows
 from waypoint.kernel.network.sockets import Connection
@@ -261,6 +262,8 @@ class FakeBox(Box):
 
     def __init__(self, place: Path, volume: Path, faults: Faults) -> None:
         self.id, self.pid, self.volume, self.keeper = place.name, os.getpid(), volume, FakeKeeper(faults)
+        self.limits_group = Cgroup("", {})
+        self.limits, self.group = Limits(), None
         self._place = place
         self._master, self._slave = os.openpty()
         tty.setraw(self._slave)

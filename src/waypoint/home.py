@@ -105,6 +105,10 @@ class Settings(NamedTuple):
     """WAYPOINT_DIGESTS: whether points are read once when idle, so that damage is noticed later (`off`)."""
     prove: bool = True
     """WAYPOINT_PROVE: whether the newest point of a session is restored when idle, as a proof (`off`)."""
+    box_memory_bytes: int | None = None
+    """WAYPOINT_BOX_MEMORY: the most memory of a session that has no limit of its own; 0: no limit (`off`)."""
+    box_pids: int | None = None
+    """WAYPOINT_BOX_PIDS: how many processes and threads such a session may have; 0: no limit (`off`)."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -132,6 +136,8 @@ class Settings(NamedTuple):
             durable=read("WAYPOINT_DURABLE", _switch, False, "1 or 0"),
             digests=read("WAYPOINT_DIGESTS", _switch, True, "`on` or `off`"),
             prove=read("WAYPOINT_PROVE", _switch, True, "`on` or `off`"),
+            box_memory_bytes=read("WAYPOINT_BOX_MEMORY", _limit, None, "`off`, 512M or 20G"),
+            box_pids=read("WAYPOINT_BOX_PIDS", _box_pids, None, "`off` or a number"),
         )
 
 
@@ -145,6 +151,16 @@ def _size(text: str) -> int | None:
     from waypoint.api.sizes import parse_size
 
     return parse_size(text)
+
+
+def _limit(text: str) -> int | None:
+    return 0 if text == "off" else _size(text)
+
+
+def _box_pids(text: str) -> int | None:
+    if text != "off" and not text.isdecimal():
+        raise ValueError("that is no number of processes")
+    return 0 if text == "off" else int(text)
 
 
 def _spares(text: str) -> int:

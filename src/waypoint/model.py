@@ -200,6 +200,10 @@ class Session(Record, frozen=True):
     """Commands of it that wait for approval, oldest first."""
     forwards: tuple[Forward, ...] = ()
     """Ports of this machine that lead into it."""
+    memory_limit_bytes: int | None = None
+    """What its box may use, in whatever way that was set; None: no limit, or it does not run."""
+    pids_limit: int | None = None
+    """How many processes and threads its box may have."""
 
 
 VerdictState = Literal["running", "passed", "failed", "timeout", "unclear", "error"]

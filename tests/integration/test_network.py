@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from waypoint.errors import AlreadyExists, MachineError, UsageError
-from waypoint.kernel.network import GATEWAY, resolver, rtnetlink, sockets
+from waypoint.kernel.network import GATEWAY, firewall, resolver, rtnetlink, sockets
 from waypoint.kernel.network.netlink import NETLINK_ROUTE, Netlink
 from waypoint.kernel.network.resolver import Resolver, resolver_config
 from waypoint.kernel.network.veth import BOX_IFINDEX, LOOPBACK_IFINDEX, Lease, Network
@@ -377,6 +377,31 @@ class TestIsolation:
                 accepted.sendall(b"x" * 300_000)
                 accepted.shutdown(socket.SHUT_WR)
                 assert len(b"".join(iter(lambda: client.recv(1 << 16), b""))) == 300_000
+
+    def test_a_box_does_not_fill_the_table_of_connections(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is one for all boxes and the host: who finds no room in it is cut off."""
+        monkeypatch.setattr(firewall, "_MOST_CONNECTIONS", 40)
+        net = Network("test01")
+        net.prepare(NO_RESOLVER)
+        try:
+            hostile, honest = machine.box(), machine.box()
+            net.attach("hostile", hostile)
+            net.attach("honest", honest)
+            with within(hostile, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sender:
+                refused_once = 0
+                for port in range(2000, 2200):
+                    try:
+                        sender.sendto(b"x", (WORLD_ADDRESS, port))
+                    except OSError:  # what the one before was answered
+                        refused_once += 1
+            tracked = int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+            assert tracked <= 60, f"{tracked} connections are tracked"
+            with listener(machine.world, WORLD_ADDRESS) as server:
+                connect(honest, WORLD_ADDRESS, server.getsockname()[1]).close()
+        finally:
+            net.teardown()
 
     def test_the_host_reaches_a_box(self, machine: Machine, net: Network) -> None:
         netns_fd = machine.box()

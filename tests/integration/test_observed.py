@@ -26,7 +26,7 @@ from tests.integration.test_network import (
 )
 
 import waypoint
-from waypoint.kernel.network import GATEWAY, dns
+from waypoint.kernel.network import GATEWAY, dns, flows
 from waypoint.kernel.network.flows import Flow
 from waypoint.kernel.network.resolver import resolver_config
 from waypoint.kernel.network.veth import Network
@@ -116,6 +116,38 @@ class TestCounting:
         assert of(net, "busy") == {}
         assert net.flows().missed == {}
         assert (WORLD_ADDRESS, port) in of(net, "other")
+
+    def test_a_protocol_without_ports_has_the_same_pace(self, machine: Machine, net: Network) -> None:
+        """Or a box could fill the set of all boxes with it, and what others send would not be counted."""
+        busy = machine.box()
+        net.attach("busy", busy)
+        with within(busy, lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 253)) as sender:
+            for number in range(6000):
+                sender.sendto(b"x", (f"203.0.{number >> 8}.{number & 255}", 0))
+        assert 2000 <= len(of(net, "busy")) < 6000
+        assert net.flows().missed[net.interface("busy")] >= 21 * (6000 - len(of(net, "busy")))
+
+    def test_a_box_has_a_share_of_the_sets_however_slow_it_is(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(flows, "_FLOWS_OF_A_BOX", 50)
+        net = Network("test01")
+        net.prepare(NO_RESOLVER)
+        try:
+            slow, other = machine.box(), machine.box()
+            net.attach("slow", slow)
+            net.attach("other", other)
+            with within(slow, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sender:
+                for port in range(1000, 1200):
+                    sender.sendto(b"x", (WORLD_ADDRESS, port))
+            with within(other, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sender:
+                sender.sendto(b"x", (WORLD_ADDRESS, 9))
+            counted = len(of(net, "slow"))
+            assert 50 <= counted <= 55
+            assert net.flows().missed == {net.interface("slow"): 29 * (200 - counted)}
+            assert (WORLD_ADDRESS, 9) in of(net, "other")
+        finally:
+            net.teardown()
 
     def test_it_goes_on_when_nobody_looks_and_ends_with_the_table(
         self, machine: Machine, net: Network

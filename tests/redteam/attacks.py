@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.waiting import until
 
 import waypoint
-from waypoint.errors import WaypointError
+from waypoint.errors import NotFound, WaypointError
 from waypoint.home import Home
 
 PYTHON = "/usr/bin/python3"
@@ -57,6 +57,10 @@ class Scene:
         self.made.append(name)
         return waypoint.session(name, **options)  # type: ignore[arg-type]
 
+    def limited(self, name: str) -> waypoint.Session:
+        """A session with small limits, so that the attack is a small one too."""
+        return self.session(name, pids=160, memory_bytes=256 << 20)
+
     def lives(self, session: waypoint.Session) -> Iterator[tuple[str, waypoint.Session]]:
         """The session as it is, after a restore, and a fork of it: each time with its name."""
         yield "at first", session
@@ -74,14 +78,22 @@ class Scene:
 
 
 OUTPUT = "/root/attack.out"
-"""What an attack has printed."""
+"""Where its output goes."""
 
 
 def hostile(session: waypoint.Session, script: str, *words: str) -> None:
     """Runs Python in a session as a background job of its shell. Returns when it has printed `ready`."""
     session.write_file("/root/attack.py", script.encode())
     session.run(f"({PYTHON} /root/attack.py {shlex.join(words)} >{OUTPUT} 2>&1 &)").check()
-    until(lambda: b"ready\n" in session.read_file(OUTPUT))
+    until(lambda: b"ready\n" in printed(session))
+
+
+def printed(session: waypoint.Session) -> bytes:
+    """What an attack has printed so far."""
+    try:
+        return session.read_file(OUTPUT)
+    except NotFound:
+        return b""
 
 
 def timed(verb: Callable[[], object]) -> tuple[float, WaypointError | None]:

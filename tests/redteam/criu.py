@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from tests.redteam.attacks import OUTPUT, Scene, attack, hostile, timed
+from tests.redteam.attacks import Scene, attack, hostile, printed, timed
 
 import waypoint
 from waypoint.kernel import processes
@@ -51,7 +51,7 @@ def _disturbed(scene: Scene, how: str) -> str:
         longest = max(longest, taken)
         assert error is None, f"{how}: no restore: {error}"
     assert longest < _BOUND_SECONDS, f"{how}: a verb took {longest:.1f} s"
-    assert session.read_file(OUTPUT) == b"ready\n"
+    assert printed(session) == b"ready\n"
     taken, error = timed(lambda: waypoint.Client().call("rm", {"sessions": [session.name]}))
     assert error is None, error
     assert taken < _BOUND_SECONDS, f"rm took {taken:.1f} s"

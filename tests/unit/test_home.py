@@ -27,9 +27,21 @@ def test_every_variable_is_read() -> None:
         "WAYPOINT_SPARE_BYTES": "1048576",
         "WAYPOINT_SPARE_SECONDS": "2.5",
         "WAYPOINT_PROVE": "off",
+        "WAYPOINT_BOX_MEMORY": "1G",
+        "WAYPOINT_BOX_PIDS": "off",
     }
     assert Settings.read(environment) == Settings(
-        "/h", "/e", "work", "agent", 2 << 30, 3, 1 << 20, 2.5, prove=False
+        "/h",
+        "/e",
+        "work",
+        "agent",
+        2 << 30,
+        3,
+        1 << 20,
+        2.5,
+        prove=False,
+        box_memory_bytes=1 << 30,
+        box_pids=0,
     )
 
 
@@ -49,6 +61,8 @@ def test_the_environment_says_how_many_spares_there_are(text: str, number: int) 
         ("WAYPOINT_SPARE_SECONDS", "nan"),
         ("WAYPOINT_SPARE_SECONDS", "soon"),
         ("WAYPOINT_PROVE", "maybe"),
+        ("WAYPOINT_BOX_MEMORY", "all"),
+        ("WAYPOINT_BOX_PIDS", "-1"),
     ],
 )
 def test_what_is_malformed_is_refused_by_name(name: str, text: str) -> None:

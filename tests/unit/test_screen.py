@@ -889,3 +889,39 @@ def test_sequences_at_random_look_as_they_do_in_tmux(pane: Pane) -> None:
     for _ in range(60):
         stream = "".join(piece() for _ in range(chance.randint(1, 50))).encode()
         assert_same_picture(pane, stream, screen_of(stream))
+
+
+# ---- output that costs more than it says ---------------------------------------------------------
+
+COSTLY = (b"\x1b[2J", b"\x1b#8", b"\x1b[?1049h\x1b[?1049l", b"\x1b[H\x1b[999L", "漢\x1b[65535b".encode())
+
+
+@pytest.mark.parametrize("sequence", COSTLY)
+def test_a_piece_of_output_takes_one_turn_and_looking_at_it_has_a_limit(
+    sequence: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the largest size one of these takes milliseconds: a read of 64 KiB would take minutes."""
+    monkeypatch.setattr(emulator, "LONGEST_SECONDS", 0.1)
+    screen = Screen(1000, 1000)
+    screen.feed(b"\x1b#8")
+    screen.text()
+    began = time.thread_time()
+    screen.feed(sequence * (65536 // len(sequence)))
+    turn = time.thread_time() - began
+    assert screen.busy
+    assert turn < 0.5
+    screen.text()
+    assert time.thread_time() - began < 1.5
+
+
+@given(
+    st.lists(st.sampled_from([*COSTLY, b"text", b"\r\n", b"\x1b[31m", b"\x1b[", b"3;4H", b"\x1b]0;t\x07"]))
+)
+def test_turns_change_nothing(parts: list[bytes]) -> None:
+    stream = b"".join(parts)
+    at_once, in_turns = Screen(5, 10), Screen(5, 10)
+    at_once.feed(stream)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulator, "TURN_SECONDS", -1.0)  # one sequence in each
+        in_turns.feed(stream)
+        assert in_turns.dump() == at_once.dump()

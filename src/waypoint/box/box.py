@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -55,7 +55,9 @@ class Box:
             undo.callback(os.close, self._pidfd)
             self.keeper = Keeper(socket_path(home, box_id))
             undo.pop_all()
-        self.group = cgroups.find(home.tag, box_id).tree
+        self.limits_group = cgroups.find(home.tag, box_id)
+        self.limits = self.limits_group.limits()
+        self.group = self.limits_group.tree
         """The control group of its tree; None where the machine has none that can be frozen."""
 
     def use_group(self, folder: Path | None) -> None:
@@ -73,19 +75,19 @@ class Box:
         self.group = folder
 
     @classmethod
-    def build(cls, spec: BoxSpec) -> Box:
+    def build(cls, spec: BoxSpec, started: Callable[[int], object] = lambda _: None) -> Box:
         """Starts a keeper and waits until it has built the box. A failure leaves nothing in the run
-        folder."""
+        folder. `started` is called with the pid of the process that begins to build."""
         try:
             with homes.reading():
-                return cls._build(spec)
+                return cls._build(spec, started)
         except BaseException:
             socket_path(spec.home, spec.id).unlink(missing_ok=True)
             drop_inside(spec.home, spec.id)
             raise
 
     @classmethod
-    def _build(cls, spec: BoxSpec) -> Box:
+    def _build(cls, spec: BoxSpec, started: Callable[[int], object]) -> Box:
         home, plan = spec.home, write_plan(spec)
         home.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         (home.run / "root").mkdir(exist_ok=True)
@@ -114,6 +116,7 @@ class Box:
                 )
             finally:
                 os.close(writer)
+            started(starter.pid)
             pid, outcome, ended = _read_report(reader, faults.limit(_BUILD_SECONDS))
             if not ended:
                 for process in filter(None, (pid, starter.pid)):

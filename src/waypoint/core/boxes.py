@@ -153,6 +153,9 @@ class Boxes:
 
     def _pause(self, live: Live) -> None:
         """Nothing was printed for a moment."""
+        if live.terminal.screen.busy:
+            self._read(live)
+            return
         live.terminal.flush_background(paused=True)
         self.remember_terminal(live)
 

@@ -22,7 +22,7 @@ from waypoint.box.volume import (
     write_first_files,
 )
 from waypoint.core.contacts import Contacts
-from waypoint.errors import WaypointError
+from waypoint.errors import MachineError, WaypointError
 from waypoint.home import Home
 from waypoint.kernel import cgroups, faults, locks
 from waypoint.kernel.network.resolver import resolver_config
@@ -86,8 +86,10 @@ class HostBuilder:
         pool: Pool,
         network: Network,
         contacts: Contacts,
+        usual_limits: cgroups.Limits,
     ) -> None:
         self._home, self._engine, self._kdat = home, engine, kdat
+        self._usual_limits = usual_limits
         self._pool, self._network, self._contacts = pool, network, contacts
         self._preparing = locks.lock("network preparation")
         self._network_ready = False
@@ -116,7 +118,11 @@ class HostBuilder:
             kdat=self._kdat,
             open_files=facts.open_files,
         )
-        limits = cgroups.Limits(options.memory_bytes, options.cpus, options.pids)
+        limits = cgroups.Limits(
+            memory_bytes=options.memory_bytes or self._usual_limits.memory_bytes,
+            cpus=options.cpus,
+            pids=options.pids or self._usual_limits.pids,
+        )
         with contextlib.ExitStack() as undo:
             faults.reach("box.begun")
             group = cgroups.create(self._home.tag, box_id, limits)
@@ -175,6 +181,13 @@ class HostBuilder:
                 cgroups.find(self._home.tag, box_id).remove()
             except WaypointError as error:
                 log.warning("a control group without a box is left: %s", error)
+
+
+def _add_early(group: cgroups.Cgroup, pid: int) -> None:
+    """The kernel takes its time for the first process of a group, while this one works. (It has ended when it
+    was quick; the keeper is added in any case.)"""
+    with contextlib.suppress(MachineError):
+        group.add(pid)
 
 
 def _first_files(name: str, options: BoxOptions, base: Path) -> dict[str, str]:

@@ -48,6 +48,7 @@ from waypoint.home import Home
 from waypoint.kernel import faults, processes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.kernel.pool.subvolume import nested_names
 from waypoint.kernel.processes import printable
 from waypoint.model import Actor, BoxOptions, Checkpoint, IntentFrom, Kind
 from waypoint.store.points import AgentState, NewPoint
@@ -240,7 +241,8 @@ class Capture:
             for mount in live.box.mounts_made_inside()
         )
         changed = _changed_mounts(live, row.options)
-        return _Dump(not_covered=("processes are not part of it: files only", *mounted, *changed))
+        nested = _nested_subvolumes(live.box.volume)
+        return _Dump(not_covered=("processes are not part of it: files only", *mounted, *changed, *nested))
 
     def _dump(self, row: SessionRow, live: Live, stage: Stage) -> _Dump:
         """The process tree and the files of one moment. The pause is in the loop and nowhere else."""
@@ -297,6 +299,7 @@ class Capture:
         faults.reach("capture.sized")
         changed = _changed_mounts(live, row.options)
         not_covered = [*dump.state.notes, *lost_from_dev(live.box.pid), *changed]
+        not_covered += _nested_subvolumes(live.box.volume)
         if dump.state.outside_pipes:
             not_covered.append("streams between programs and clients end at a restore; the programs go on")
         return _Dump(dump.stats.pause_ms, dump.state.processes, facts, tuple(not_covered))
@@ -345,6 +348,14 @@ def _written_until_freeze(stream: Stream) -> Iterator[None]:
         yield
     finally:
         stream.release()
+
+
+def _nested_subvolumes(volume: Path) -> list[str]:
+    """A session cannot make any; a process of one that was saved with an older filter can."""
+    return [
+        f"the btrfs subvolume {printable(name)} that was made inside the session is left out"
+        for name in nested_names(volume)
+    ]
 
 
 def _intent(live: Live, wish: Wish) -> tuple[str, IntentFrom]:

@@ -26,7 +26,7 @@ from waypoint.core.registry import Registry
 from waypoint.errors import WaypointError
 from waypoint.kernel import locks
 from waypoint.kernel.network import dns
-from waypoint.kernel.network.flows import Flow
+from waypoint.kernel.network.flows import OTHER_DESTINATIONS, Flow
 from waypoint.kernel.network.resolver import resolver_config
 from waypoint.kernel.network.veth import Network
 from waypoint.model import Checkpoint
@@ -144,8 +144,12 @@ class Contacts:
         if not wanted:
             return
         by_interface: dict[str, list[Flow]] = {}
-        for flow in self._network.flows().flows:
+        counted = self._network.flows()
+        for flow in counted.flows:
             by_interface.setdefault(flow.interface, []).append(flow)
+        for interface, bytes_out in counted.missed.items():
+            rest = Flow(interface, OTHER_DESTINATIONS, "any", 0, bytes_out, 0, 0.0, 0.0)
+            by_interface.setdefault(interface, []).append(rest)
         for box_id, session_id in wanted.items():
             if flows := by_interface.get(self._network.interface(box_id)):
                 self._store_flows(box_id, session_id, flows)

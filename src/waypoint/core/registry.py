@@ -161,6 +161,8 @@ class Registry:
             auto=row.auto,
             approvals=tuple(self.store.ledger.approvals(session_id=row.id)),
             forwards=tuple(self.store.forwards.of(row.id)),
+            memory_limit_bytes=live.box.limits.memory_bytes if live else None,
+            pids_limit=live.box.limits.pids if live else None,
         )
 
     def describe_all(self) -> list[Session]:

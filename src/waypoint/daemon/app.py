@@ -58,7 +58,7 @@ from waypoint.daemon.inside.grammar import Inside
 from waypoint.engine import probe
 from waypoint.errors import MissingFeature
 from waypoint.home import Home, Settings
-from waypoint.kernel import atomic, faults, homes
+from waypoint.kernel import atomic, cgroups, faults, homes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.lifecycle import has_stopped, open_pool, require_room_to_reopen
@@ -274,13 +274,16 @@ def this_machine(home: Home, settings: Settings) -> Machine:
     faults.reach("start.opened")
     network = Network(home.tag)
     kernel_data = _kernel_data(home, engine_folder)
+    usual_limits = cgroups.usual_limits(settings.box_memory_bytes, settings.box_pids)
     return Machine(
         pool=pool,
         network=network,
         engine=CriuEngine(engine_folder, platform),
         engine_folder=engine_folder,
         ram=Ram(),
-        make_builder=lambda contacts: HostBuilder(home, engine_folder, kernel_data, pool, network, contacts),
+        make_builder=lambda contacts: HostBuilder(
+            home, engine_folder, kernel_data, pool, network, contacts, usual_limits
+        ),
         confines=True,
     )
 

@@ -43,7 +43,7 @@ from waypoint.engine import (
 )
 from waypoint.engine.criu import Stage
 from waypoint.engine.diagnosis import FILES_ONLY
-from waypoint.engine.freezer import Disturbed, Freezer
+from waypoint.engine.freezer import CRIU_PROCESSES, Disturbed, Freezer
 from waypoint.engine.images import DumpStats, Lock, TreeState
 from waypoint.engine.memory import Memory
 from waypoint.errors import CannotCheckpoint
@@ -179,6 +179,7 @@ class Dump:
             if freeze_first:
                 freezer.freeze()
             with (
+                box.limits_group.room_for(CRIU_PROCESSES if freeze_first else 0),
                 _open_folders([parent] if parent else []) as inherited,
                 _open_folders(groups) as group,
                 os.fdopen(os.memfd_create("peers"), "rb") as records,
@@ -234,9 +235,10 @@ class Dump:
                             makers = peers.read_makers(records.fileno())
                             if images.has_link_remaps(folder):
                                 yield processes.below(anchor.host_pid)
-        except criu.CriuFailed as failure:
-            if not began and freezer.available and box.alive:
-                raise Disturbed(str(failure)) from failure
+        except (criu.CriuFailed, BlockingIOError) as failure:  # the latter: no process can be started
+            freezer.require_calm(failure, began=began)
+            if isinstance(failure, BlockingIOError):
+                raise
             error = diagnosis.cannot_checkpoint(box, folder, failure, tree)
             if obstacles and not error.details.get("gone"):
                 error = diagnosis.cannot_save(obstacles)

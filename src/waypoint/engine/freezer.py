@@ -21,6 +21,8 @@ from waypoint.kernel import cgroups
 
 log = logging.getLogger("waypoint")
 
+CRIU_PROCESSES = 64
+"""More than CRIU and its helpers are: so many processes a box may have for them above its limit."""
 _FREEZE_SECONDS = 2.0
 """How long the processes may take until they stand still: one may be in a long call of the kernel."""
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
@@ -67,6 +69,11 @@ class Freezer:
                 first = map(_or_endless, resource.prlimit(self._box.pid, limit))
                 if any(one < other for one, other in zip(now, first, strict=True)):
                     raise Disturbed("its limits were lowered")
+
+    def require_calm(self, failure: Exception, *, began: bool) -> None:
+        """Raises Disturbed for a failure of CRIU while the tree ran: it is worth another try."""
+        if not began and self.available and self._box.alive:
+            raise Disturbed(str(failure)) from failure
 
     def freeze_held(self) -> None:
         """For a tree of which CRIU holds every process: it stands still when CRIU lets go of it."""

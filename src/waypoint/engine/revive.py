@@ -38,7 +38,7 @@ from waypoint.engine import (
 )
 from waypoint.engine.criu import Stage
 from waypoint.engine.dump import put_typed
-from waypoint.engine.freezer import Freezer
+from waypoint.engine.freezer import CRIU_PROCESSES, Freezer
 from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state
 from waypoint.errors import CannotRestore
 from waypoint.kernel import faults, processes, readiness, timers
@@ -114,7 +114,7 @@ def hold(box: Box, images: Path) -> HeldTree:
     box.keeper.set_last_pid(peers.FIRST_HELPER_PID)
     try:
         with contextlib.ExitStack() as undo:
-            with peers.made(box, state.peers) as peers_env:
+            with box.limits_group.room_for(CRIU_PROCESSES), peers.made(box, state.peers) as peers_env:
                 env = [*peers_env, *sessions.environment(state.sessions)]
                 conversation = undo.enter_context(_start_criu(box, images, state, terminals, env))
                 faults.reach("revive.started")

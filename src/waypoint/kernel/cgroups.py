@@ -1,9 +1,9 @@
 """cgroups(7): the control groups of a box: one with its limits, and one to stop its processes.
 
 A box that uses too much must end its own programs and not the machine's, so memory, processors and the
-number of processes can be limited. The keeper is moved into this group. A box without limits has none: making
-a group takes a fraction of a millisecond, but for the first process that is moved in the kernel waits for a
-grace period, 5 to 15 ms.
+number of processes can be limited; memory and processes are, for every box. The keeper is moved into this
+group. For the first process that is moved in the kernel waits for a grace period, 5 to 15 ms: it is moved as
+soon as it is started, and builds the box meanwhile.
 
 The other group is for the processes of the session alone, without the keeper and without CRIU. It is frozen
 while CRIU works, so that nothing in the box can signal CRIU or change its limits. It needs version 2, which
@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING
 
 from waypoint.errors import MachineError, MissingFeature, UsageError, translated
 from waypoint.kernel import mounts
+from waypoint.kernel.memory import machine_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from waypoint.kernel.mounts import Mount
 
@@ -60,6 +61,35 @@ class Limits:
             raise UsageError(f"a box needs more than {self.cpus:g} processors", hint="the least is 0.01")
         if self.pids is not None and self.pids < 2:
             raise UsageError(f"a box needs more than {self.pids} processes")
+
+
+_MEMORY_SHARE = 3 / 4
+_PROCESS_SHARE = 1 / 4
+_MOST_PROCESSES = 8192
+_FEWEST_PROCESSES = 256
+
+
+def usual_limits(
+    memory_bytes: int | None = None, pids: int | None = None, *, trees: list[Hierarchy] | None = None
+) -> Limits:
+    """What a box may use whose session was given no limits: as much as leaves something to the others. A
+    limit that this machine cannot set is left out; 0 means none."""
+    trees = hierarchies() if trees is None else trees
+    offered = frozenset[str]().union(*(tree.controllers for tree in trees))
+    if memory_bytes is None:
+        memory_bytes = int(machine_bytes().get("MemTotal", 0) * _MEMORY_SHARE)
+    if pids is None:
+        pids = max(_FEWEST_PROCESSES, min(_MOST_PROCESSES, int(_machine_processes() * _PROCESS_SHARE)))
+    return Limits(
+        memory_bytes=memory_bytes or None if "memory" in offered else None,
+        pids=pids or None if "pids" in offered else None,
+    )
+
+
+def _machine_processes() -> int:
+    """How many processes and threads the machine can have."""
+    settings = (Path("/proc/sys/kernel") / name for name in ("pid_max", "threads-max"))
+    return min(int(path.read_text()) for path in settings)
 
 
 @dataclass(frozen=True)
@@ -139,6 +169,35 @@ class Cgroup:
             with translated(f"put process {pid} into", path.parent):
                 path.write_text(str(pid))
 
+    def limits(self) -> Limits:
+        """Those that are in force, but for the processors."""
+        return Limits(
+            memory_bytes=self._number("memory.max", "memory.limit_in_bytes"), pids=self._number("pids.max")
+        )
+
+    def _number(self, *files: str) -> int | None:
+        for path in (folder / file for folder in self.folders for file in files):
+            with contextlib.suppress(OSError, ValueError):  # "max"
+                if (number := int(path.read_text())) < _ENDLESS:
+                    return number
+        return None
+
+    @contextlib.contextmanager
+    def room_for(self, processes: int) -> Iterator[None]:
+        """Allows some more processes for a moment: those of Waypoint, in a box that has as many as it may."""
+        raised: list[tuple[Path, str]] = []
+        for path in (folder / "pids.max" for folder in self.folders):
+            with contextlib.suppress(OSError, ValueError):
+                now = path.read_text()
+                path.write_text(str(int(now) + processes))
+                raised.append((path, now))
+        try:
+            yield
+        finally:
+            for path, before in raised:
+                with contextlib.suppress(OSError):
+                    path.write_text(before)
+
     def remove(self) -> None:
         """Removes the group, if it still exists. Waits for its last processes, which may be about to end."""
         deadline = time.monotonic() + _REMOVE_SECONDS
@@ -164,6 +223,8 @@ def _pids(folder: Path) -> list[int]:
 
 
 _TREE = "tree"
+_ENDLESS = 1 << 62
+"""Version 1 has no word for "no limit of memory", but a number that is about as large as a number can be."""
 
 
 def _name(tag: str, box_id: str = "") -> str:

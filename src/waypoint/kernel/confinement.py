@@ -203,6 +203,9 @@ AF_ALG, and protocols for which socket() alone would load a kernel module."""
 TIOCSTI = 0x5412
 TIOCLINUX = 0x541C
 """Both type into the terminal of another user."""
+BTRFS_NESTING = (0x50009401, 0x5000940E, 0x50009417, 0x50009418)
+"""BTRFS_IOC_SNAP_CREATE, SUBVOL_CREATE and their second versions. A subvolume inside a session's files
+(/dev/shm is a folder of the pool) is in no snapshot of them: what is in it would be in no checkpoint."""
 
 # seccomp(2), struct seccomp_data and bpf_common.h
 SECCOMP_RET_KILL_PROCESS = 0x80000000
@@ -266,7 +269,9 @@ def _verdicts(column: int) -> dict[int, _Code]:
     families = tuple(SOCKET_FAMILIES.values())
     named["socket"] = (_argument(0), *_one_of(families, _ALLOW, _fail(errno.EAFNOSUPPORT)))
     named["socketpair"] = named["socket"]
-    named["ioctl"] = (_argument(1), *_one_of((TIOCSTI, TIOCLINUX), _fail(errno.EPERM), _ALLOW))
+    typing = (TIOCSTI, TIOCLINUX)
+    nesting = _one_of(BTRFS_NESTING, _fail(errno.EPERM), _ALLOW)
+    named["ioctl"] = (_argument(1), *_one_of(typing, _fail(errno.EPERM), nesting))
     by_number = {SYSCALLS[name][column]: code for name, code in named.items()}
     return {number: code for number, code in by_number.items() if number is not None}
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from waypoint.engine.criu import criu_argv, criu_environment
 from waypoint.errors import NotFound
 from waypoint.home import Home
-from waypoint.kernel import mounts
+from waypoint.kernel import cgroups, mounts
 from waypoint.machine import access, setup
 from waypoint.machine.apt import which
 
@@ -257,7 +257,17 @@ def _cgroups(_home: Path) -> _Result:
     missing = [name for name in needed if name not in controllers]
     if len(missing) == len(needed):
         return _Result(ok=False, version="none mounted")
-    return _Result(ok=not missing, version=f"{version}, without {', '.join(missing)}" if missing else version)
+    usual = cgroups.usual_limits()
+    limits = [
+        *(
+            [f"at most {usual.memory_bytes / (1 << 30):.1f} GiB of memory"]
+            if usual.memory_bytes
+            else ["no limit of memory"]
+        ),
+        *([f"{usual.pids:,} processes"] if usual.pids else ["no limit of processes"]),
+    ]
+    version += f", without {', '.join(missing)}" if missing else ""
+    return _Result(ok=not missing, version=f"{version}; a session has by default {' and '.join(limits)}")
 
 
 def _controllers(hierarchy: Path) -> list[str]:

@@ -7,11 +7,13 @@ terminals differ, the emulator behaves like xterm, because that is the value of 
     bytes ──feed──> waiting ──_catch_up──> decoded ──_parse──> lines, cursor, modes
                     (at most a batch)                text goes in by slices
 
-Every byte of every session passes through here, so three things keep it cheap:
+Every byte of every session passes through here, so four things keep it cheap:
 
 * Text is written by runs, not by characters (see `cells`).
 * Output that only scrolls is not parsed until the state is needed or a batch of it has come together. Output
   that moves the cursor is parsed at once, so catching up takes milliseconds.
+* A sequence of a few bytes can rewrite a whole screen. So parsing stops after a turn (TURN_SECONDS), and
+  goes on in the next one; the terminal is not read meanwhile, and the program that prints has to wait.
 * Of scrolling output, lines that are gone from screen and scrollback by the end are skipped. See
   `_fast_forward` and `_without_lost_lines` for why the result is exactly the same.
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import time
 from bisect import bisect_left, bisect_right
 from collections import deque
 from functools import lru_cache
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 SCROLLBACK_LINES = 500
 BATCH_BYTES = 256 * 1024
 BATCH_CONTROLS = 20_000  # they cost the most, about a microsecond each
+TURN_SECONDS = 0.01  # what one piece of input may take before other sessions get their turn
+LONGEST_SECONDS = 0.5  # of a processor, for all that a caller waits for; honest output takes milliseconds
 MAX_SIDE = 1000  # rows or columns; a larger window is a mistake
 MAX_OSC_CHARS = 4096  # a longer OSC string is ignored
 MAX_CELL_CHARS = 9  # a character and at most eight that combine with it
@@ -56,6 +61,7 @@ _TOKEN = re.compile(
     r"|\x1b"
 )
 _TEXT, _TEXT_CRLF, _CRLF, _CSI_TOKEN, _CONTROL = 1, 2, 3, 7, 8  # the last group that took part
+_TEXT_KINDS = frozenset((_TEXT, _TEXT_CRLF, _CRLF))
 
 _CSI = re.compile(r"\x1b\[([<-?]?)([0-9:;]{0,256})([ -/]{0,2})([@-~])")
 _CSI_LIKE = re.compile(r"\x1b\[[ -?]*[@-~]")
@@ -132,6 +138,7 @@ class Emulator:
         self._waiting: list[bytes] = []
         self._waiting_bytes = self._waiting_controls = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""  # decoded, for the next turn
         self._partial = ""  # the start of a sequence that is not complete yet
         self._swallowing = ""  # "]" inside an OSC string that is ignored, "^" inside another kind of string
         self._scrollback: deque[str] = deque(maxlen=SCROLLBACK_LINES)
@@ -172,28 +179,47 @@ class Emulator:
         self._waiting_bytes += len(data)
         self._waiting_controls += len(data) - len(data.translate(None, _CONTROLS))
         full = self._waiting_bytes >= BATCH_BYTES or self._waiting_controls >= BATCH_CONTROLS
-        if full or _NOT_SCROLLING_BYTES.search(data):
-            self._catch_up()
+        if full or self._rest or _NOT_SCROLLING_BYTES.search(data):
+            self._work()
 
-    def _catch_up(self) -> None:
-        if not self._waiting:
-            return
+    @property
+    def busy(self) -> bool:
+        """Whether the last turn was too short for what it had to read. `feed` with no input continues it."""
+        return bool(self._rest)
+
+    def _work(self) -> None:
+        """One turn: reads what was fed, for TURN_SECONDS at most."""
         data = b"".join(self._waiting)
         self._waiting.clear()
         self._waiting_bytes = self._waiting_controls = 0
-        stream, self._partial = self._partial + self._decoder.decode(data), ""
-        self._parse(stream)
+        stream = self._rest + self._partial + self._decoder.decode(data)
+        self._rest = self._partial = ""
+        self._parse(stream, time.perf_counter() + TURN_SECONDS)
 
-    def _parse(self, stream: str) -> None:
+    def _catch_up(self) -> None:
+        """Reads everything that was fed. What would take longer than all honest output does is left out."""
+        spent = 0.0
+        while self._waiting or self._rest:
+            began = time.thread_time()
+            self._work()
+            spent += time.thread_time() - began
+            if self._rest and spent > LONGEST_SECONDS:
+                self._rest = ""
+
+    def _parse(self, stream: str, end_at: float) -> None:
         at, end = 0, len(stream)
         if self._swallowing:
             at = self._swallow(stream, 0)
         at = self._fast_forward(stream, at)
-        match = _TOKEN.match
+        match, began_at = _TOKEN.match, at
         while at < end:
             token = match(stream, at)
             assert token is not None, "every character is the start of a token"
             kind = token.lastindex
+            # The cost of a sequence has nothing to do with its length.
+            if kind not in _TEXT_KINDS and at > began_at and time.perf_counter() > end_at:
+                self._rest = stream[at:]
+                return
             if kind == _TEXT:
                 self._print(token[1])
             elif kind == _TEXT_CRLF:

@@ -36,6 +36,7 @@ from waypoint.terminal.screen import Screen
 from waypoint.terminal.shell import UNSTASH, Mark, MarkKind, MarkReader, Shell, history_command, keys_for
 
 _READ_BYTES = 1 << 16
+_SMALL_READ_BYTES = 1 << 12
 _READY_SECONDS = 30.0
 _TYPED_COMMAND_SECONDS = 1.0
 """How long a command waits for one that a user has typed before it, while only the shell itself is busy
@@ -95,6 +96,7 @@ class Terminal:
         self._typing = locks.lock("terminal typing")
         """Held while a command is typed."""
         self._marks = MarkReader()
+        self._piece_bytes = _READ_BYTES
         self.closed = False
         self.last_command: str | None = None
         """The last command, whether it came through `run` or a user typed it."""
@@ -115,19 +117,28 @@ class Terminal:
         with self.lock:
             if self.closed:
                 return False
-            try:
-                data = os.read(self._master, _READ_BYTES)
-            except OSError:
-                return False
-            if not data:
-                return False
-            self.feed(data)
-            return True
+            if self.screen.busy:  # with what was read before
+                self.screen.feed(b"")
+                return True
+            return self._take()
+
+    def _take(self) -> bool:
+        try:
+            data = os.read(self._master, self._piece_bytes)
+        except OSError:
+            return False
+        if not data:
+            return False
+        self.feed(data)
+        # Another thread that looks at the screen has to wait for the rest of a piece.
+        self._piece_bytes = _SMALL_READ_BYTES if self.screen.busy else min(_READ_BYTES, 2 * self._piece_bytes)
+        return True
 
     def drain(self) -> None:
         """Takes everything that has been printed so far."""
-        while self.read():
-            pass
+        with self.lock:
+            while not self.closed and self._take():
+                pass
 
     def feed(self, data: bytes) -> None:
         with self.lock:

@@ -40,6 +40,11 @@ WITHOUT_NAT = Hint(
 
 _NFT_SECONDS = 30.0
 
+_MOST_BOXES = 65536
+_MOST_CONNECTIONS = 16384
+_CONNECTIONS_SHARE = 8
+"""One box has at most so many connections at once, and at most this part of all that the machine tracks."""
+
 _Chain = dict[str, Any]
 """A chain of nftables, as `nft -j` lists it."""
 
@@ -93,6 +98,7 @@ def _ruleset(
     bridges: Sequence[str],
     dns_server: str | None,
     counting: bool = True,
+    most_connections: int = 0,
 ) -> str:
     """The table of a home, as a script that replaces it in one step.
 
@@ -101,6 +107,12 @@ def _ruleset(
     refuse = "reject with icmpx admin-prohibited"
     others = f"oifname != {{ {', '.join(json.dumps(name) for name in bridges)} }} " if bridges else ""
     dns = "meta l4proto { tcp, udp } th dport 53"
+    per_box = (
+        f"add @connections {{ iifname ct count over {most_connections} }} {refuse}"
+        if most_connections
+        else ""
+    )
+    connections = f"set connections {{ type ifname; size {_MOST_BOXES}; flags dynamic; }}" if per_box else ""
     dns_chains = f"""
     chain dns-to-host {{
         type nat hook prerouting priority dstnat - 10;
@@ -116,6 +128,7 @@ add table inet {table}
 delete table inet {table}
 table inet {table} {{
     {f"chain {_FORWARDING_MARK} {{ }}" if forwarding_mark else ""}
+    {connections}
     # Before connection tracking: a packet of a fork on its origin's connection must not touch its record.
     chain own-address {{
         type filter hook prerouting priority raw - 10;
@@ -131,6 +144,7 @@ table inet {table} {{
         oifname "{pattern}" drop
         iifname != "{pattern}" accept
         ct state established,related accept
+        {per_box}
         ct status dnat {refuse}
         meta oifkind "bridge" {others}{refuse}
         ip daddr 169.254.0.0/16 {dns} accept
@@ -141,6 +155,7 @@ table inet {table} {{
         type filter hook input priority filter - 10;
         iifname != "{pattern}" accept
         ct state established,related accept
+        {per_box}
         {dns} accept
         {refuse}
     }}
@@ -150,6 +165,16 @@ table inet {table} {{
     }}{dns_chains if dns_server else ""}{flows.rules(pattern) if counting else ""}
 }}
 """
+
+
+def _connections_of_a_box() -> int:
+    """The machine tracks the connections of all boxes, and its own, in one table: a box that fills it would
+    cut off the others."""
+    try:
+        tracked = int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
+    except (OSError, ValueError):  # not loaded yet
+        return _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, max(1, tracked // _CONNECTIONS_SHARE))
 
 
 @dataclass(frozen=True)
@@ -182,10 +207,13 @@ class Firewall:
         )
         not_counting = ""
         try:
-            _nft("-f", "-", script=ruleset())
-        except MissingFeature as error:
-            _nft("-f", "-", script=ruleset(counting=False))
-            not_counting = error.message
+            _nft("-f", "-", script=ruleset(most_connections=_connections_of_a_box()))
+        except MissingFeature:  # the kernel may lack nft_connlimit alone
+            try:
+                _nft("-f", "-", script=ruleset())
+            except MissingFeature as error:
+                _nft("-f", "-", script=ruleset(counting=False))
+                not_counting = error.message
         self._pass_other_firewalls(chains)
         if not was_forwarding:
             with translated("turn on IPv4 forwarding", hint=WITHOUT_NAT):

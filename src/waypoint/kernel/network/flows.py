@@ -41,11 +41,15 @@ NFTA_DATA_VALUE = 1
 NFTA_EXPR_DATA = 2
 NFTA_COUNTER_BYTES = 1
 
+OTHER_DESTINATIONS = "other destinations"
+"""In the place of an address: what is in `Flows.missed`."""
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 47: "gre", 50: "esp", 132: "sctp", 136: "udplite"}
 _MAX_FLOWS = 65536
 _KEPT_MS = 30 * 86400 * 1000
 _NEW_FLOWS_PER_SECOND, _NEW_FLOWS_AT_ONCE = 100, 2000
-_SETS = ("said", "heard", "said-other", "heard-other", "missed")
+_FLOWS_OF_A_BOX, _FLOWS_PER_DAY = 4096, 100
+"""How many destinations of one box have room at once, and how many more for each day after that."""
+_SETS = ("said", "heard", "said-other", "heard-other", "missed", "pace", "share")
 
 
 @dataclass(frozen=True)
@@ -76,17 +80,21 @@ def rules(pattern: str) -> str:
     """The sets that the kernel fills with what leaves boxes, and the chain that makes it do so.
 
     `add` leaves the age of an element alone and `update` renews it: one set knows when something was first
-    sent, the other when something was last received. The rate at which a box adds destinations is limited
-    (the counting, not the sending), so that there is room for the other boxes; what is not counted by
-    destination is counted in `missed`. A look-up of an existing element would count it once more: hence
-    every test is whether it is *not* there.
+    sent, the other when something was last received. The rate at which a box adds destinations is limited,
+    and their number (the counting, not the sending), so that there is room for the other boxes. What is not
+    counted by destination is counted in `missed`. All protocols have the same limits. A look-up of an
+    existing element would count it once more: hence every test is whether it is *not* there.
     """
     where = "type ifname . ipv4_addr . inet_proto . inet_service"
     kept = "flags dynamic,timeout; timeout 30d; gc-interval 1h; counter;"
     leaves, comes = f'iifname "{pattern}"', f'oifname "{pattern}"'
     ports, others = "meta l4proto { tcp, udp }", "meta l4proto != { tcp, udp }"
     out, back = "iifname . ip daddr . meta l4proto . th dport", "oifname . ip saddr . meta l4proto . th sport"
+    other_out, other_back = "iifname . ip daddr . meta l4proto", "oifname . ip saddr . meta l4proto"
     pace = f"limit rate over {_NEW_FLOWS_PER_SECOND}/second burst {_NEW_FLOWS_AT_ONCE} packets"
+    too_fast = f"update @pace {{ iifname {pace} }} add @missed {{ iifname }} accept"
+    all_of_it = f"limit rate over {_FLOWS_PER_DAY}/day burst {_FLOWS_OF_A_BOX} packets"
+    too_many = f"update @share {{ iifname {all_of_it} }} add @missed {{ iifname }} accept"
     return f"""
     set said {{ {where}; size {_MAX_FLOWS}; {kept} }}
     set heard {{ {where}; size {_MAX_FLOWS}; {kept} }}
@@ -94,13 +102,19 @@ def rules(pattern: str) -> str:
     set heard-other {{ type ifname . ipv4_addr . inet_proto; size {_MAX_FLOWS}; {kept} }}
     set missed {{ type ifname; size {_MAX_FLOWS}; {kept} }}
     set pace {{ type ifname; size {_MAX_FLOWS}; flags dynamic,timeout; timeout 1h; }}
+    set share {{ type ifname; size {_MAX_FLOWS}; flags dynamic,timeout; timeout 30d; }}
     chain count {{
         type filter hook forward priority filter + 100;
-        {leaves} {ports} {out} != @said update @pace {{ iifname {pace} }} add @missed {{ iifname }} accept
+        {leaves} {ports} {out} != @said {too_fast}
+        {leaves} {ports} {out} != @said {too_many}
         {leaves} {ports} add @said {{ {out} }}
         {leaves} {ports} {out} != @said add @missed {{ iifname }}
-        {leaves} {others} add @said-other {{ iifname . ip daddr . meta l4proto }}
-        {comes} {others} update @heard-other {{ oifname . ip saddr . meta l4proto }}
+        {leaves} {others} {other_out} != @said-other {too_fast}
+        {leaves} {others} {other_out} != @said-other {too_many}
+        {leaves} {others} add @said-other {{ {other_out} }}
+        {leaves} {others} {other_out} != @said-other add @missed {{ iifname }}
+        {comes} {others} {other_back} != @said-other accept
+        {comes} {others} update @heard-other {{ {other_back} }}
         {comes} {ports} {back} != @said accept
         {comes} {ports} update @heard {{ {back} }}
     }}"""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+from waypoint.kernel.pool.protocol import opened
 from waypoint.kernel.syscalls import ioctl_number
 
 BTRFS_IOC_TREE_SEARCH_V2 = ioctl_number(3, 0x94, 17, 112)
@@ -29,6 +32,8 @@ _OTIME_AT = 392
 _SEARCH = struct.Struct("=7Q4I32xQ")
 _ITEM_HEADER = struct.Struct("=QQQII")
 _SEARCH_BYTES = 1 << 20
+_ROOT_TREE, _ROOT_REF_KEY = 1, 156
+_MOST_NESTED = 64
 
 
 class Key(NamedTuple):
@@ -150,13 +155,30 @@ def item_at(fd: int, key: Key) -> Item | None:
     return next(_unpack(request, count), None)
 
 
-def _search(fd: int, request: bytearray, first: Key, last: Key, *, newer_than: int, limit: int) -> int:
-    """BTRFS_IOC_TREE_SEARCH_V2. Returns how many items are in the request now."""
-    this_tree, oldest = 0, newer_than + 1 if newer_than else 0
+def nested_names(path: Path) -> list[str]:
+    """The names of subvolumes that were made in this one: no snapshot of it holds them. Empty where there are
+    no subvolumes."""
+    names: list[str] = []
+    with contextlib.suppress(OSError), opened(path) as fd:
+        tree, request = tree_id(fd), bytearray(_SEARCH.size + _SEARCH_BYTES)
+        first, last = Key(tree, _ROOT_REF_KEY, 0), Key(tree, _ROOT_REF_KEY, TOP)
+        count = _search(fd, request, first, last, newer_than=0, limit=_MOST_NESTED, tree=_ROOT_TREE)
+        for item in _unpack(request, count):
+            (length,) = struct.unpack_from("=H", item.data, 16)
+            names.append(os.fsdecode(bytes(item.data[18 : 18 + length])))
+    return names
+
+
+def _search(
+    fd: int, request: bytearray, first: Key, last: Key, *, newer_than: int, limit: int, tree: int = 0
+) -> int:
+    """BTRFS_IOC_TREE_SEARCH_V2. Returns how many items are in the request now. `tree` 0: that of the
+    descriptor."""
+    oldest = newer_than + 1 if newer_than else 0
     room = len(request) - _SEARCH.size
     inodes, offsets = (first.inode, last.inode), (first.offset, last.offset)
     kinds = (first.kind, last.kind)
-    _SEARCH.pack_into(request, 0, this_tree, *inodes, *offsets, oldest, TOP, *kinds, limit, 0, room)
+    _SEARCH.pack_into(request, 0, tree, *inodes, *offsets, oldest, TOP, *kinds, limit, 0, room)
     fcntl.ioctl(fd, BTRFS_IOC_TREE_SEARCH_V2, request)
     count: int = struct.unpack_from("=I", request, 64)[0]
     return count
