@@ -597,13 +597,11 @@ class RealCampaign:
                     self._case(stage, VERBS[name], point, kind)
 
     def _all(self) -> list[Case]:
-        """Round after round, each in random order: at every point the death of the daemon, then at every
-        point another fault, and so on."""
+        """Round after round, each in random order: at every point one of the faults that can happen there."""
         rounds: list[list[Case]] = [[] for _ in KINDS]
         for point, verbs in self.reached.items():
             kinds = [kind for kind in KINDS if possible(point, kind)]
             self._chance.shuffle(kinds)
-            kinds.sort(key=lambda kind: kind != "kill daemon")
             for cases, kind in zip(rounds, kinds, strict=False):
                 cases.append((self._chance.choice(verbs), point, kind))
         for cases in rounds:
