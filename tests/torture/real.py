@@ -32,7 +32,7 @@ from tests.torture.tester import ERRORS, WITH_CRIU, RealKind, Tester
 
 import waypoint
 from waypoint import errors
-from waypoint.api import machine, points, sessions
+from waypoint.api import machine, points, ports, sessions
 from waypoint.box.box import keepers
 from waypoint.client.connection import rebuild_database
 from waypoint.home import Home
@@ -272,6 +272,10 @@ def _recover_again(stage: Stage) -> None:
         rebuild_database(stage.home)
 
 
+def _forward(stage: Stage) -> None:
+    stage.client.ask(ports.Forward(session="work", port=8080, local_port=0))
+
+
 def _landing(stage: Stage) -> Path:
     folder = stage.outside / "landed"
     shutil.rmtree(folder, ignore_errors=True)
@@ -392,6 +396,14 @@ VERBS = {
             "forget",
             lambda stage: stage.client.ask(machine.Forget(session="work", refs=("extra",), force=True)),
             _on_work(lambda work: (work.checkpoint(name="extra"), work.checkpoint("after"))),
+        ),
+        Verb(
+            "forward", lambda stage: stage.client.ask(ports.Forward(session="work", port=8080, local_port=0))
+        ),
+        Verb(
+            "unforward",
+            lambda stage: stage.client.ask(ports.Unforward(session="work")),
+            _forward,
         ),
         Verb("prune", lambda stage: stage.client.ask(machine.Prune(auto=True))),
         Verb("tag", lambda stage: stage.client.ask(points.Tag(session="work", name="best", ref="one"))),

@@ -47,6 +47,18 @@ def test_a_home_is_masked_before_it_is_written_down_and_only_once(tmp_path: Path
     assert known() == [home.path]
 
 
+def test_a_home_that_is_known_already_waits_for_no_box(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "_PATIENCE_SECONDS", 0.02)
+    home = make(tmp_path / "home")
+    homes.register(home, lambda _: None)
+    with homes.reading():
+        homes.register(home, lambda _: None)
+        with pytest.raises(MachineError, match="is being opened or closed"):
+            homes.register(make(tmp_path / "other"), lambda _: None)
+
+
 def test_a_home_that_was_forgotten_or_deleted_is_dropped(tmp_path: Path) -> None:
     first, second, third = (make(tmp_path / name) for name in ("first", "second", "third"))
     for home in (first, second, third):

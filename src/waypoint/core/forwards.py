@@ -33,6 +33,7 @@ from waypoint.api.hints import Arg, Do, Hint
 from waypoint.core.live import Live
 from waypoint.core.registry import Registry
 from waypoint.errors import AlreadyExists, MachineError, NotFound, UsageError, WaypointError
+from waypoint.kernel import faults
 from waypoint.kernel.network import sockets
 from waypoint.kernel.network.relay import Door, Relay, reset
 from waypoint.kernel.network.sockets import Connection
@@ -115,6 +116,7 @@ class Forwards:
                 )
             listener = self._bind(row, port, address, local_port)
             try:
+                faults.reach("forward.bound")
                 forward = Forward(port=port, address=address, local_port=listener.getsockname()[1])
                 self._table.add(row.id, forward)
             except BaseException:

@@ -150,6 +150,7 @@ POINTS: dict[str, str] = {
     "write_file.opened": "the root of a session is open for writing one file",
     "copy_in.opened": "the root of a session is open for copying",
     "copy_out.opened": "the same for copying out",
+    "forward.bound": "a port of this machine is taken for a session, and no row says so",
     # The database.
     "store.begun": "a transaction has begun",
     "store.written": "its statements are done, it is not committed",

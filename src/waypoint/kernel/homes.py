@@ -16,7 +16,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,24 +76,35 @@ class KnownHome:
 
 def register(home: Home, mask: Callable[[KnownHome], None]) -> None:
     """Writes a home down, whose folder exists, and drops entries that lead to no home. `mask` hides it from
-    every box that stands; a home that was written down before was masked when these boxes were built."""
+    every box that stands; a home that was written down before was masked when these boxes were built. Most
+    daemons start on such a home: with nothing to change, boxes that are being built are not waited for."""
+    table = mounts.mounts()
+    known = _known(home.path, table)
+    assert known, f"nothing is mounted above {home.path}"
+    status = home.path.stat()
+    file_system, kind, handle = known.mount.device, known.kind, known.handle
+    entry = _Entry(str(home.path), status.st_dev, status.st_ino, file_system, kind, handle)
+    entries = _entries()
+    if entries.get(home.tag) == entry and not _lost(entries, home.tag, entry, table):
+        return
     with changing():
         REGISTRY.mkdir(mode=0o700, parents=True, exist_ok=True)
-        table = mounts.mounts()
-        known = _known(home.path, table)
-        assert known, f"nothing is mounted above {home.path}"
-        status = home.path.stat()
-        file_system, kind, handle = known.mount.device, known.kind, known.handle
-        entry = _Entry(str(home.path), status.st_dev, status.st_ino, file_system, kind, handle)
         entries = _entries()
         if entries.get(home.tag) != entry:
             mask(known)
             atomic.write(REGISTRY / home.tag, msgspec.json.encode(entry), mode=0o600, durable=True)
-        for tag, other in entries.items():
-            if tag != home.tag and (
-                other.identity == entry.identity or (_find(other, table) is None and not _runs(tag))
-            ):
-                (REGISTRY / tag).unlink(missing_ok=True)
+        for tag in _lost(entries, home.tag, entry, table):
+            (REGISTRY / tag).unlink(missing_ok=True)
+
+
+def _lost(entries: Mapping[str, _Entry], own: str, entry: _Entry, table: list[Mount]) -> list[str]:
+    """Entries that lead to no home, or to the one of `entry` by another name."""
+    return [
+        tag
+        for tag, other in entries.items()
+        if tag != own
+        and (other.identity == entry.identity or (_find(other, table) is None and not _runs(tag)))
+    ]
 
 
 def forget(home: Home) -> None:
