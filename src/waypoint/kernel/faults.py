@@ -190,7 +190,7 @@ ONLY_DEATH = frozenset(
 """Points with no call between them and the step before that could fail, as behind the row that makes a result
 exist: a process can only die there."""
 
-_SHORT_SECONDS = 2.0
+_SHORT_SECONDS = 5.0
 
 _controller: Callable[[str], None] | None = None
 
