@@ -121,7 +121,7 @@ _ALIAS = re.compile(r"^alias (?:-- )?([^=]+)=(.*?)\n(?=alias |\Z)", re.DOTALL | 
 _VOLATILE = re.compile(
     r"^(_|BASH_.*|BASHOPTS|BASHPID|COLUMNS|COMP_WORDBREAKS|DIRSTACK|EPOCH.*|FUNCNAME|GROUPS|HISTCMD|HISTIGNORE"
     r"|LINENO|LINES|OLDPWD|PIPESTATUS|PPID|PROMPT_COMMAND|PS[01]|PWD|RANDOM|READLINE_.*|SECONDS|SHELLOPTS|SHLVL"
-    r"|SRANDOM|__waypoint_.*)$"
+    r"|SRANDOM|WAYPOINT_SESSION|__waypoint_.*)$"
 )
 """Variables that bash or Waypoint sets by itself."""
 
