@@ -176,8 +176,15 @@ threading.Thread(target=time.sleep, args=(1000,)).start()
 open("/tmp/ready", "w").close()
 ctypes.CDLL(None).syscall(60, 0)
 """,
-    "packet mode": """
+    "a pipe in packet mode": """
 pipe = os.pipe2(os.O_DIRECT)
+""",
+    "a named pipe in packet mode": """
+import fcntl
+os.mkfifo("/tmp/named")
+pipe = os.open("/tmp/named", os.O_RDWR)
+os.remove("/tmp/named")
+fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_DIRECT)
 """,
     "UDP_CORK": """
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -36,6 +36,7 @@ IN_FLIGHT = "a descriptor that other processes have too is on its way to it (SCM
 IN_FLIGHT_FIFO = "a named pipe (mkfifo) is on its way to it (SCM_RIGHTS)"
 IN_FLIGHT_BEHIND = "a descriptor is on its way to it, and there may be data in front of it (SCM_RIGHTS)"
 """It may be received a moment later."""
+_PACKETS = "it uses a named pipe in packet mode (O_DIRECT)"
 _MOST_DESCRIPTORS = 253
 _SO_PEEK_OFF = 42
 _LOCKED_OBJECT = "it has locked what is no file (an eventfd, epoll, timerfd or the like)"
@@ -69,7 +70,7 @@ def find(
         for fd, target in targets.items()
         if target.startswith("anon_inode:")
     ]
-    return [*obstacles, *_objects(objects), *_in_flight(tree)]
+    return [*obstacles, *_objects(objects), *_in_flight(tree), *_in_packet_mode(tree)]
 
 
 def _objects(descriptors: Sequence[tuple[Process, int]]) -> Iterator[Obstacle]:
@@ -83,6 +84,21 @@ def _objects(descriptors: Sequence[tuple[Process, int]]) -> Iterator[Obstacle]:
                 key, _, value = line.partition(":")
                 if key == "eventfd-count" and int(value, 16) >= _MOST_EVENTS:
                     yield process, _TOO_MANY_EVENTS
+
+
+def _in_packet_mode(tree: Sequence[tuple[Process, Mapping[int, str]]]) -> Iterator[Obstacle]:
+    """Processes with a named pipe that was put into packet mode. CRIU refuses the mode for other pipes only,
+    and cannot open this one with it."""
+    for process, targets in tree:
+        for fd, target in targets.items():
+            if not target.startswith("/"):
+                continue
+            with contextlib.suppress(OSError):
+                if stat.S_ISFIFO(os.stat(f"/proc/{process.host_pid}/fd/{fd}").st_mode):
+                    with open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
+                        flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
+                    if flags & os.O_DIRECT and not flags & os.O_PATH:
+                        yield process, _PACKETS
 
 
 def _in_flight(tree: Sequence[tuple[Process, Mapping[int, str]]]) -> Iterator[Obstacle]:
