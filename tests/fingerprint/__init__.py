@@ -26,7 +26,7 @@ from tests.fingerprint.kernel import record_box
 from tests.fingerprint.memory import record_memory
 from tests.fingerprint.processes import record_processes
 from tests.fingerprint.rest import settle, tasks
-from tests.fingerprint.sockets import Connections
+from tests.fingerprint.sockets import Connections, record_names
 
 from waypoint.box.box import keepers
 from waypoint.home import Home
@@ -78,13 +78,14 @@ def take(keeper: int) -> Fingerprint:
         for task in tasks(process.host_pid):
             if task not in recorder.pids:
                 recorder.pids[task] = processes.read_status(task)["NSpid"].split()[-1]
+    record_processes(recorder)
     netns = os.open(f"/proc/{keeper}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         connections = Connections.of(netns)
+        record_descriptors(recorder, connections)
+        record_names(recorder, connections, netns)
     finally:
         os.close(netns)
-    record_processes(recorder)
-    record_descriptors(recorder, connections)
     record_memory(recorder)
     record_box(recorder)
     return Fingerprint(recorder.facts, recorder.pages)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tests.fingerprint.facts import Recorder
 
 from waypoint.kernel.network.netlink import NETLINK_SOCK_DIAG, Netlink, attributes
-from waypoint.kernel.network.sockets import SOCK_DIAG_BY_FAMILY
+from waypoint.kernel.network.sockets import SOCK_DIAG_BY_FAMILY, abstract_names_in_use
 
 _SHOW_NAME, _SHOW_PEER, _SHOW_RQLEN = 0x1, 0x4, 0x20
 _PEER, _RQLEN, _SHUTDOWN = 2, 4, 6  # UNIX_DIAG_*
@@ -118,6 +118,8 @@ class Connections:
     """What the kernel knows of the unix sockets of a network namespace, by inode."""
 
     unix: dict[int, _Unix] = field(default_factory=dict)
+    names: set[tuple[int, bytes]] = field(default_factory=set)
+    """The abstract ones that were met, with the type of socket."""
 
     @classmethod
     def of(cls, netns: int) -> Connections:
@@ -177,9 +179,19 @@ def record_socket(recorder: Recorder, connections: Connections, fd: int, place: 
         recorder.add("senders", place, senders)
 
 
+def record_names(recorder: Recorder, connections: Connections, netns: int) -> None:
+    """Which abstract names a socket is bound to. (An accepted end has its listener's, and is not.)"""
+    in_use = abstract_names_in_use(netns, connections.names)
+    for kind, name in connections.names:
+        recorder.add("name in use", f"{kind} {name!r}", (kind, name) in in_use)
+
+
 def _record_unix(
     recorder: Recorder, connections: Connections, own: socket.socket, place: str, inode: int, *, listens: bool
 ) -> None:
+    name = own.getsockname()
+    if isinstance(name, bytes) and name:
+        connections.names.add((own.type, name))
     known = connections.unix.get(inode)
     if known:
         recorder.add("peer", place, recorder.object(f"socket:[{known.peer}]") if known.peer else "none")

@@ -761,6 +761,72 @@ def test_a_unix_connection_with_names_at_both_ends_leaves_its_listener_its_own(s
     """)
 
 
+def test_abstract_names_belong_to_the_ends_that_are_bound_to_them(survives: Survives) -> None:
+    """An end that was accepted has its listener's name, and another socket may be bound to that."""
+    survives("""
+        kinds = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
+
+        def connection(kind, name, own=None):
+            server = socket.socket(socket.AF_UNIX, kind)
+            server.bind(name)
+            server.listen()
+            client = socket.socket(socket.AF_UNIX, kind)
+            if own:
+                client.bind(own)
+            client.connect(name)
+            return server, client, server.accept()[0]
+
+        def is_free(kind, name):
+            with socket.socket(socket.AF_UNIX, kind) as trial:
+                try:
+                    trial.bind(name)
+                except OSError:
+                    return False
+            return True
+
+        names = [f"\\0{number}" for number in range(10)]
+        connected, left = [], []
+        for kind in kinds:
+            # Listeners of one name, one after the other, and clients with names.
+            for own in names[1:3]:
+                listener, *ends = connection(kind, names[0], own)
+                listener.close()
+                connected += ends
+            # A name whose listener is closed is a client's.
+            listener, *ends = connection(kind, names[3])
+            listener.close()
+            connected += [*ends, *connection(kind, names[4], names[3])[1:]]
+            # The other end is closed.
+            listener, client, accepted = connection(kind, names[5])
+            listener.close()
+            client.close()
+            left.append(accepted)
+            listener, client, accepted = connection(kind, f"gone-{kind}", names[6])
+            listener.close()
+            accepted.close()
+            os.remove(f"gone-{kind}")
+            left.append(client)
+            # Nothing was accepted.
+            for of_pair in (names[7:9], names[9:10]):
+                ends = socket.socketpair(socket.AF_UNIX, kind)
+                for end, name in zip(ends, of_pair):
+                    end.bind(name)
+                connected += ends
+
+        def state():
+            return (
+                [end.getsockname() for end in connected + left],
+                [end.getpeername() for end in connected],
+                [[name for name in names if is_free(kind, name)] for kind in kinds],
+            )
+
+        before = state()
+        assert before[2] == [[names[0], names[4], names[5]]] * 2
+        pause()
+        assert state() == before, (state(), before)
+    """)
+
+
 def test_a_descriptor_on_its_way_through_a_unix_socket(survives: Survives) -> None:
     survives("""
         one, other = socket.socketpair()

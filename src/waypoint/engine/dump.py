@@ -173,6 +173,7 @@ class Dump:
         typed: dict[int, bytes] = {}
         obstacles: list[unrestorable.Obstacle] = []
         makers: dict[int, images.Maker] = {}
+        names_in_use: peers.Names = ()
         open_files = _OpenFiles([])
         socket_watches: tuple[images.SocketWatch, ...] = ()
         try:
@@ -233,6 +234,7 @@ class Dump:
                             put_typed(box, typed)
                             typed = {}
                             makers = peers.read_makers(records.fileno())
+                            names_in_use = peers.names_in_use(folder, box) if makers else ()
                             if images.has_link_remaps(folder):
                                 yield processes.below(anchor.host_pid)
         except (criu.CriuFailed, BlockingIOError) as failure:  # the latter: no process can be started
@@ -269,7 +271,7 @@ class Dump:
             state, watches=socket_watches, sessions=made_again, notes=(*state.notes, *moved)
         )
         images.correct_inventory(folder)
-        state = _with_peers(state, folder, makers, open_files)
+        state = self._with_peers(state, makers, names_in_use, open_files)
         images.correct_unix_sockets(folder)
         faults.reach("dump.corrected")
         images.write_state(folder, state)
@@ -317,19 +319,24 @@ class Dump:
             ),
         )
 
-
-def _with_peers(
-    state: TreeState, folder: Path, makers: dict[int, images.Maker], open_files: _OpenFiles
-) -> TreeState:
-    """With how the unix connections of the tree are made again."""
-    tree = [process for process, _ in open_files.by_process]
-    try:
-        made_again = peers.correct_images(folder, makers, tree)
-    except peers.CannotMake as error:
-        holder = open_files.holder(error.inode)
-        raise diagnosis.cannot_save([(holder, error.reason)] if holder else []) from error
-    differences = peers.describe_differences(makers, made_again, open_files.by_process)
-    return msgspec.structs.replace(state, peers=made_again, notes=(*state.notes, *differences))
+    def _with_peers(
+        self,
+        state: TreeState,
+        makers: dict[int, images.Maker],
+        names_in_use: peers.Names,
+        open_files: _OpenFiles,
+    ) -> TreeState:
+        """With how the unix connections of the tree are made again."""
+        tree = [process for process, _ in open_files.by_process]
+        try:
+            made_again = peers.correct_images(self._folder, makers, tree, names_in_use)
+        except peers.CannotMake as error:
+            holder = open_files.holder(error.inode)
+            raise diagnosis.cannot_save([(holder, error.reason)] if holder else []) from error
+        differences = peers.describe_differences(
+            makers, made_again, open_files.by_process, shares_network=not has_own_network(self._box)
+        )
+        return msgspec.structs.replace(state, peers=made_again, notes=(*state.notes, *differences))
 
 
 @contextlib.contextmanager

@@ -195,6 +195,8 @@ class Pair(Record, frozen=True):
     name: bytes = b""
     """The first end's own."""
     folder: str = ""
+    second_name: bytes = b""
+    """The second end's own, without a listener: an abstract one."""
 
 
 class Peers(Record, frozen=True):

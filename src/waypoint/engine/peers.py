@@ -13,7 +13,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from waypoint.box.box import Box
@@ -22,6 +22,7 @@ from waypoint.engine.images import Listener, Maker, Pair, Peers, decode, encode,
 from waypoint.engine.unrestorable import NOT_ACCEPTED
 from waypoint.errors import CannotRestore
 from waypoint.kernel import processes, readiness
+from waypoint.kernel.network import sockets
 from waypoint.kernel.processes import Process
 
 FIRST_HELPER_PID = 3_000_000
@@ -45,6 +46,16 @@ _INO, _TYPE, _STATE, _PEER, _NAME, _FILE_PERMS, _NAME_DIR, _DELETED = (
     15,
 )  # unix_sk_entry
 _ESTABLISHED, _LISTEN = 1, 10
+_ABSTRACT = b"\0"
+"""The first byte of a name that is no path."""
+_AMBIGUOUS = (
+    "it has one of several unix connections of one name, and which of them is bound to it is not known"
+)
+
+
+Names = Collection[tuple[int, bytes]]
+"""Names of unix sockets. Sockets of two types may have the same one."""
+_Entry = Mapping[int, int | bytes]
 
 
 class CannotMake(Exception):
@@ -76,18 +87,49 @@ def read_makers(records: int) -> dict[int, Maker]:
     return makers
 
 
+def names_in_use(images: Path, box: Box) -> Names:
+    """The abstract names of connections in the images that a socket is bound to. The tree stands still."""
+    names = set()
+    for _, _, entry in _read_files(images):
+        name = _name(entry)[0] if entry else b""
+        if name.startswith(_ABSTRACT) and entry[_STATE] == _ESTABLISHED and entry[_TYPE] != socket.SOCK_DGRAM:
+            names.add((int(entry[_TYPE]), name))
+    if not names:
+        return frozenset()
+    namespace = box.open_namespace("net")
+    try:
+        return sockets.abstract_names_in_use(namespace, names)
+    finally:
+        os.close(namespace)
+
+
+def _read_files(images: Path) -> Iterator[tuple[int, int, _Entry]]:
+    """Where each entry of files.img starts and ends; and of a unix socket, what is in it."""
+    path = images / "files.img"
+    data = path.read_bytes() if path.exists() else b""
+    at = 8
+    while at + 4 <= len(data):
+        start, at = at + 4, at + 4 + int.from_bytes(data[at : at + 4], "little")
+        # The type is the first field: all other entries need not be decoded.
+        is_unix = data[start : start + 2] == bytes((_FILE_TYPE << 3, _FILE_TYPE_UNIXSK))
+        yield start, at, decode(decode(data[start:at])[_FILE_USK]) if is_unix else {}
+
+
 class _Sockets:
     """The unix sockets in CRIU's images, and how they are to be made again."""
 
-    def __init__(self, makers: Mapping[int, Maker], tree: Sequence[Process]) -> None:
-        self._makers, self._tree = makers, tree
-        self.entries: dict[int, dict[int, int | bytes]] = {}
+    def __init__(self, makers: Mapping[int, Maker], tree: Sequence[Process], in_use: Names) -> None:
+        self._makers, self._tree, self._in_use = makers, tree, in_use
+        self.entries: dict[int, _Entry] = {}
         self.types: dict[int, int] = {}
         """Their types for the images, by inode, where they change."""
         self.pairs: list[Pair] = []
         self.listeners: dict[Maker, int] = {}
+        self._bound: frozenset[int] = frozenset()
+        """The ends of connections that are bound to the abstract name that they have."""
 
     def plan(self) -> None:
+        self._bound = frozenset(self._find_bound())
         for inode, entry in self.entries.items():
             if inode in self.types or inode not in self._makers:
                 continue
@@ -105,23 +147,47 @@ class _Sockets:
             elif peer[_PEER] == inode and int(peer[_INO]) in self._makers:
                 self._plan_pair(inode, entry, int(peer[_INO]), peer)
 
-    def _plan_listener(self, inode: int, entry: Mapping[int, int | bytes]) -> None:
+    def _find_bound(self) -> Iterator[int]:
+        """An end that accept() has made has an abstract name too, its listener's, and is not bound to it."""
+        named: dict[tuple[int, bytes], list[int]] = {}
+        for inode, entry in self.entries.items():
+            named.setdefault((int(entry[_TYPE]), _name(entry)[0]), []).append(inode)
+        for name in self._in_use:
+            inodes = named.get(name, [])
+            if any(self.entries[inode][_STATE] != _ESTABLISHED for inode in inodes):
+                continue  # that one is
+            if len(inodes) > 1:  # who connected is connected to a name
+                inodes = [inode for inode in inodes if self._is_named_or_closed(self.entries[inode][_PEER])]
+            if len(inodes) > 1:
+                raise CannotMake(inodes[0], _AMBIGUOUS)
+            yield from inodes
+
+    def _is_named_or_closed(self, inode: int | bytes) -> bool:
+        entry = self.entries.get(int(inode))
+        return entry is None or bool(_name(entry)[0])
+
+    def _plan_listener(self, inode: int, entry: _Entry) -> None:
         maker = self._makers[inode]
         number = self.listeners.setdefault(maker, len(self.listeners))
         if sum(3 + len(other.groups) for other in self.listeners) > _MAX_LISTENER_NUMBERS:
             raise CannotMake(inode, "it is one of too many that listen on unix sockets")
         self.types[inode] = int(entry[_TYPE]) | _MARK | _LISTENER | number << _SHIFT
 
-    def _plan_pair(
-        self, first: int, entry: Mapping[int, int | bytes], second: int, peer: Mapping[int, int | bytes]
-    ) -> None:
-        # The accepted end has its listener's name, and becomes the second one. With two names it is the one
-        # whose listener is still there: made the other way round, the connection would occupy that name.
-        if _name(entry)[0] and (not _name(peer)[0] or self._is_listening(_name(entry))):
+    def _plan_pair(self, first: int, entry: _Entry, second: int, peer: _Entry) -> None:
+        # The accepted end has its listener's name, and becomes the second one: made the other way round, the
+        # connection would occupy that name.
+        if self._is_accepted(first, entry, second, peer):
             first, entry, second, peer = second, peer, first, entry
         name, folder = _name(entry)
         accepted_name, accepted_folder = _name(peer)
         connector, acceptor = self._makers[second], self._makers[first]
+        if first in self._bound and connector == acceptor and (second in self._bound or not accepted_name):
+            # Nothing was accepted: socketpair() made both.
+            twins = Pair(
+                type=int(entry[_TYPE]), maker=connector, name=name, folder=folder, second_name=accepted_name
+            )
+            self._add(twins, first, second)
+            return
         listener = None
         if connector != acceptor or name or accepted_name:
             listener = Listener(
@@ -133,9 +199,21 @@ class _Sockets:
             second,
         )
 
-    def _plan_left_end(self, inode: int, entry: Mapping[int, int | bytes]) -> None:
+    def _is_accepted(self, first: int, entry: _Entry, second: int, peer: _Entry) -> bool:
+        """Whether the first end of a connection is the accepted one."""
+        if (first in self._bound) != (second in self._bound):
+            return second in self._bound
+        name = _name(entry)
+        return bool(name[0]) and (
+            not _name(peer)[0] or name[0].startswith(_ABSTRACT) or self._is_listening(name)
+        )
+
+    def _plan_left_end(self, inode: int, entry: _Entry) -> None:
         """The other end is closed: CRIU makes a pair, and closes one. An accepted end has a name already."""
         kind, maker, (name, folder) = int(entry[_TYPE]), self._makers[inode], _name(entry)
+        if inode in self._bound:
+            self._add(Pair(type=kind, maker=maker, name=name, folder=folder), inode)
+            return
         listener = Listener(maker=maker, type=kind, name=name, folder=folder) if name else None
         self._add(Pair(type=kind, maker=maker, listener=listener), None, inode)
 
@@ -149,7 +227,7 @@ class _Sockets:
         self.pairs.append(pair)
 
 
-def _name(entry: Mapping[int, int | bytes]) -> tuple[bytes, str]:
+def _name(entry: _Entry) -> tuple[bytes, str]:
     name, folder = entry.get(_NAME, b""), entry.get(_NAME_DIR, b"")
     assert isinstance(name, bytes)
     assert isinstance(folder, bytes)
@@ -166,34 +244,29 @@ def _is_root(process: Process) -> bool:
     return False
 
 
-def correct_images(images: Path, makers: Mapping[int, Maker], tree: Sequence[Process]) -> Peers:
-    """Writes into the images which connection each socket is one end of. Returns how to make them."""
+def correct_images(
+    images: Path, makers: Mapping[int, Maker], tree: Sequence[Process], in_use: Names
+) -> Peers:
+    """Writes into the images which connection each socket is one end of. Returns how to make them. `in_use`:
+    from `names_in_use`."""
     path = images / "files.img"
     if not makers or not path.exists():
         return Peers()
-    data = path.read_bytes()
-    sockets = _Sockets(makers, tree)
-    frames: list[tuple[int, int, int]] = []  # start, end, and the inode of a unix socket
-    at = 8
-    while at + 4 <= len(data):
-        start, at = at + 4, at + 4 + int.from_bytes(data[at : at + 4], "little")
-        inode = 0
-        # The type is the first field: all other entries need not be decoded.
-        if data[start : start + 2] == bytes((_FILE_TYPE << 3, _FILE_TYPE_UNIXSK)):
-            entry = decode(decode(data[start:at])[_FILE_USK])
-            inode = int(entry[_INO])
-            sockets.entries[inode] = entry
-        frames.append((start, at, inode))
-    sockets.plan()
-    if sockets.types:
+    planned = _Sockets(makers, tree, in_use)
+    frames = [*_read_files(images)]
+    planned.entries = {int(entry[_INO]): entry for _, _, entry in frames if entry}
+    planned.plan()
+    if planned.types:
+        data = path.read_bytes()
         out = [data[:8]]
-        for start, end, inode in frames:
+        for start, end, entry in frames:
             body = data[start:end]
-            if inode in sockets.types:
-                body = _with_type(body, sockets.types[inode])
+            kind = planned.types.get(int(entry[_INO])) if entry else None
+            if kind is not None:
+                body = _with_type(body, kind)
             out += [len(body).to_bytes(4, "little"), body]
         path.write_bytes(b"".join(out))
-    return Peers(pairs=tuple(sockets.pairs), listeners=tuple(sockets.listeners))
+    return Peers(pairs=tuple(planned.pairs), listeners=tuple(planned.listeners))
 
 
 def _with_type(entry: bytes, kind: int) -> bytes:
@@ -214,10 +287,20 @@ def _with_type(entry: bytes, kind: int) -> bytes:
 
 
 def describe_differences(
-    makers: Mapping[int, Maker], peers: Peers, tree: Sequence[tuple[Process, Mapping[int, str]]]
+    makers: Mapping[int, Maker],
+    peers: Peers,
+    tree: Sequence[tuple[Process, Mapping[int, str]]],
+    *,
+    shares_network: bool,
 ) -> Iterator[str]:
-    """What SO_PEERCRED says differently after a restore: of a listening socket, which process has called
-    listen(). The first of those that hold it calls it again, and one that has ended: not another one."""
+    """What unix sockets may tell differently after a restore. SO_PEERCRED of a listening socket: which
+    process has called listen(). The first of those that hold it calls it again, and one that has ended: not
+    another one. And names of connections, where other processes of the machine can have them."""
+    if shares_network and any(_abstract_names(peers)):
+        yield (
+            "abstract names of unix connections are lost in a restore or fork that finds them in use by"
+            " another process on the host's network"
+        )
     taken = {number for process, _ in tree for number in (process.pid, process.group, process.session)}
     listening = set(peers.listeners)
     first: dict[int, Process] = {}
@@ -239,8 +322,8 @@ def describe_differences(
 # ---- before it is restored -----------------------------------------------------------------------
 
 
-def write_plan(peers: Peers) -> str:
-    """What native/peers.c reads."""
+def write_plan(peers: Peers, *, shares_network: bool = False) -> str:
+    """What native/peers.c reads. `shares_network`: other processes of the machine may have a name."""
     makers = {maker: number for number, maker in enumerate(dict.fromkeys(_makers(peers)))}
     lines = [
         " ".join(map(str, ("maker", maker.pid, maker.uid, maker.gid, *maker.groups))) for maker in makers
@@ -249,8 +332,6 @@ def write_plan(peers: Peers) -> str:
     groups: dict[Listener | None, dict[Maker, list[str]]] = {}
     for number, pair in enumerate(peers.pairs):
         words = f"{pair.type} {2 * number}"
-        if pair.listener:
-            words += f" {_words(pair.name, pair.folder)}"
         groups.setdefault(pair.listener, {}).setdefault(pair.maker, []).append(words)
     for listener, parts in groups.items():
         if listener:
@@ -258,7 +339,16 @@ def write_plan(peers: Peers) -> str:
             lines.append(f"listener {listener.type} {makers[listener.maker]} {name}")
         kind = "pairs" if listener else "twins"
         lines += (f"{kind} {makers[maker]} {' '.join(words)}" for maker, words in parts.items())
-    return "\n".join(lines)
+    for number, pair in enumerate(peers.pairs):
+        ends = ((pair.name, pair.folder), (pair.second_name, ""))
+        lines += (f"name {2 * number + end} {_words(*name)}" for end, name in enumerate(ends) if name[0])
+    return "\n".join(["shared", *lines] if shares_network else lines)
+
+
+def _abstract_names(peers: Peers) -> Iterator[bytes]:
+    for pair in peers.pairs:
+        names = (pair.name, pair.second_name, pair.listener.name if pair.listener else b"")
+        yield from (name for name in names if name.startswith(_ABSTRACT))
 
 
 def _makers(peers: Peers) -> Iterator[Maker]:
@@ -273,7 +363,7 @@ def _words(name: bytes, folder: str) -> str:
 
 
 @contextlib.contextmanager
-def made(box: Box, peers: Peers) -> Iterator[list[str]]:
+def made(box: Box, peers: Peers, *, shares_network: bool) -> Iterator[list[str]]:
     """Makes the connections of a tree that is about to be restored, and keeps them until it has them. Yields
     what CRIU's environment has to have."""
     env = []
@@ -286,7 +376,7 @@ def made(box: Box, peers: Peers) -> Iterator[list[str]]:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs, os.fdopen(os.memfd_create("peers"), "w") as plan:
-            plan.write(write_plan(peers))
+            plan.write(write_plan(peers, shares_network=shares_network))
             plan.flush()
             program = str(ENGINE_IN_BOX / "bin" / "peers")
             holder = box.keeper.run("keep", [], [program], [plan.fileno(), theirs.fileno()])

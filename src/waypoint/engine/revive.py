@@ -37,7 +37,7 @@ from waypoint.engine import (
     watches,
 )
 from waypoint.engine.criu import Stage
-from waypoint.engine.dump import put_typed
+from waypoint.engine.dump import has_own_network, put_typed
 from waypoint.engine.freezer import CRIU_PROCESSES, Freezer
 from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state
 from waypoint.errors import CannotRestore
@@ -114,7 +114,10 @@ def hold(box: Box, images: Path) -> HeldTree:
     box.keeper.set_last_pid(peers.FIRST_HELPER_PID)
     try:
         with contextlib.ExitStack() as undo:
-            with box.limits_group.room_for(CRIU_PROCESSES), peers.made(box, state.peers) as peers_env:
+            with (
+                box.limits_group.room_for(CRIU_PROCESSES),
+                peers.made(box, state.peers, shares_network=not has_own_network(box)) as peers_env,
+            ):
                 env = [*peers_env, *sessions.environment(state.sessions)]
                 conversation = undo.enter_context(_start_criu(box, images, state, terminals, env))
                 faults.reach("revive.started")

@@ -11,10 +11,13 @@
 
    The plan is read from descriptor 3, a line for each of
 
-     maker PID UID GID GROUP...             PID is 0 where the number does not matter
-     listener TYPE MAKER NAME FOLDER        what the pairs that follow are made with
-     pairs MAKER (TYPE NUMBER NAME FOLDER)...   by connect(); the second end is the accepted one
-     twins MAKER (TYPE NUMBER)...           by socketpair()
+     shared                           the network is shared with processes that may have an abstract name: such a name is
+				      then left out
+     maker PID UID GID GROUP...       PID is 0 where the number does not matter
+     listener TYPE MAKER NAME FOLDER  what the pairs that follow are made with
+     pairs MAKER (TYPE NUMBER)...     by connect(); the second end is the accepted one
+     twins MAKER (TYPE NUMBER)...     by socketpair()
+     name NUMBER NAME FOLDER          an end of its own name. They come last: a listener before may have the same one
 
    NAME is the address, in hexadecimal, or "-"; FOLDER the one that a relative path starts from. The first end becomes
    descriptor PEERS_FD + NUMBER, the second PEERS_FD + (NUMBER ^ 1). "ok\n", or a line with the reason, goes to
@@ -64,7 +67,7 @@ struct name {
 };
 
 /* The listener that pairs are made with. */
-static int listener = -1, listener_type;
+static int listener = -1, listener_type, shared;
 static struct name listener_name;
 
 /* ---- reading the plan ------------------------------------------------------------------------ */
@@ -194,8 +197,8 @@ static int enter_folder(const char *path)
 	return 0;
 }
 
-/* Binds a socket to a name it had. To none: the kernel finds one, since a listener needs it. */
-static int bind_name(int fd, const struct name *name, int required)
+/* Binds a socket to a name it had. Where it cannot have one, the kernel finds one for a listener, which needs it. */
+static int bind_name(int fd, const struct name *name, int listens)
 {
 	const struct sockaddr *address = (const struct sockaddr *)&name->address;
 	const char *path = name->address.sun_path;
@@ -215,8 +218,9 @@ static int bind_name(int fd, const struct name *name, int required)
 	}
 	if (name->length && !bind(fd, address, name->length))
 		return 0;
-	/* On the host's network another program may have an abstract name. */
-	return required ? bind(fd, address, sizeof(sa_family_t)) : 0;
+	if (name->length && !(shared && !path[0] && errno == EADDRINUSE))
+		return -1;
+	return listens ? bind(fd, address, sizeof(sa_family_t)) : 0;
 }
 
 /* ---- making sockets -------------------------------------------------------------------------- */
@@ -303,13 +307,13 @@ static int place(int first, int second, long number)
 	return 0;
 }
 
-static int connect_and_accept(int type, const struct name *name, long number)
+static int connect_and_accept(int type, long number)
 {
 	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0), accepted;
 	struct sockaddr_un address = { 0 };
 	socklen_t length = sizeof(address);
 
-	if (fd < 0 || bind_name(fd, name, 0) || getsockname(listener, (struct sockaddr *)&address, &length) ||
+	if (fd < 0 || getsockname(listener, (struct sockaddr *)&address, &length) ||
 	    enter_folder(listener_name.folder) || connect(fd, (struct sockaddr *)&address, length))
 		return errno;
 	accepted = accept_from((pid_t)syscall(SYS_getpid));
@@ -328,13 +332,11 @@ static int make_all(char *line, int connecting)
 {
 	while (line) {
 		long type, number;
-		struct name name;
 		int error;
 
-		if (read_number(&line, 1, 15, &type) || read_number(&line, 0, MAX_PEERS, &number) ||
-		    (connecting && read_name(&line, &name)))
+		if (read_number(&line, 1, 15, &type) || read_number(&line, 0, MAX_PEERS, &number))
 			return EINVAL;
-		error = connecting ? connect_and_accept((int)type, &name, number) : make_pair_of((int)type, number);
+		error = connecting ? connect_and_accept((int)type, number) : make_pair_of((int)type, number);
 		if (error)
 			return error;
 	}
@@ -354,6 +356,18 @@ static int make_connections(char **line, int connecting)
 	return wait_for(child, maker);
 }
 
+static int give_name(char **line)
+{
+	struct name name;
+	long number;
+
+	close(listener);
+	listener = -1;
+	if (read_number(line, 0, MAX_PEERS, &number) || read_name(line, &name))
+		return -1;
+	return bind_name(PEERS_FD + (int)number, &name, 0) ? fail_because("no name: %s", strerror(errno)) : 0;
+}
+
 static int carry_out(char *plan)
 {
 	char *line;
@@ -364,12 +378,16 @@ static int carry_out(char *plan)
 
 		if (!kind || !*kind)
 			continue;
-		if (!strcmp(kind, "maker"))
+		if (!strcmp(kind, "shared"))
+			failed = !(shared = 1);
+		else if (!strcmp(kind, "maker"))
 			failed = add_maker(&line);
 		else if (!strcmp(kind, "listener"))
 			failed = start_listener(&line);
 		else if (!strcmp(kind, "pairs") || !strcmp(kind, "twins"))
 			failed = make_connections(&line, !strcmp(kind, "pairs"));
+		else if (!strcmp(kind, "name"))
+			failed = give_name(&line);
 		else
 			failed = fail_because("the plan has a line of kind %.20s", kind);
 		if (failed)

@@ -191,6 +191,27 @@ def unread_datagrams(netns_fd: int) -> frozenset[int]:
         return frozenset(entry.inode for entry in open_sockets if entry.unread_bytes)
 
 
+def abstract_names_in_use(netns_fd: int, names: Iterable[tuple[int, bytes]]) -> frozenset[tuple[int, bytes]]:
+    """Those of some names of unix sockets (type, name) that a socket is bound to. The end that accept() has
+    made has the name of its listener, and is not bound to it: only bind(2) tells."""
+
+    def find() -> frozenset[tuple[int, bytes]]:
+        return frozenset(name for name in names if _is_in_use(*name))
+
+    return in_netns(netns_fd, find)
+
+
+def _is_in_use(kind: int, name: bytes) -> bool:
+    with socket.socket(socket.AF_UNIX, kind) as trial:
+        try:
+            trial.bind(name)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+            raise
+    return False
+
+
 def abort_outside_connections(netns_fd: int, outside: Collection[Connection] = ()) -> int:
     """Ends the TCP connections that leave the box, and those of `outside`. Returns how many there were.
 
