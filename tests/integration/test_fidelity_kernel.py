@@ -1062,6 +1062,42 @@ def test_file_locks_of_every_kind(survives: Survives, place: str) -> None:
     )
 
 
+def test_posix_locks_of_a_child_on_what_it_has_inherited(survives: Survives) -> None:
+    survives(
+        textwrap.dedent(LOCKS)
+        + textwrap.dedent("""
+        reader, writer = os.pipe()
+        inherited = [
+            os.open("inherited", os.O_RDWR | os.O_CREAT),
+            os.open("/dev/null", os.O_RDWR),
+            os.open("/dev/pts/ptmx", os.O_RDWR),
+            socket.socket().detach(),
+            writer,
+        ]
+        locked = os.pipe()
+
+        def hold():
+            for fd in inherited:
+                fcntl.fcntl(fd, fcntl.F_SETLK, region(fcntl.F_WRLCK, 0, 2))
+            os.write(locked[1], b"x")
+            signal.pause()
+
+        holder = child(hold)
+        os.read(locked[0], 1)
+
+        def check():
+            for fd in inherited:
+                answer = fcntl.fcntl(fd, fcntl.F_GETLK, region(fcntl.F_WRLCK, 0, 2))
+                assert struct.unpack("hhqqi4x", answer)[4] == holder, (fd, answer)
+
+        check()
+        pause()
+        check()
+        os.kill(holder, signal.SIGKILL)
+        """)
+    )
+
+
 def test_posix_locks_on_a_file_that_is_also_mapped(survives: Survives) -> None:
     survives(
         textwrap.dedent(LOCKS)

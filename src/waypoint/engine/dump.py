@@ -557,11 +557,11 @@ class _OpenFiles:
 
     def posix_locks(self) -> Iterator[Lock]:
         """All POSIX locks of the tree, from the kernel itself. (flock and OFD locks belong to open files,
-        and survive.)"""
+        and survive. Those on objects without a file of their own are refused: unrestorable.py.)"""
         for process, targets in self.by_process:
             # /proc/locks lists them at once, after waiting for every processor to take notice (8 ms).
             for fd, target in targets.items():
-                if not target.startswith("/") or target.startswith(("/dev/pts/", "/dev/null")):
+                if target.startswith("anon_inode:"):
                     continue
                 with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
                     for words in map(str.split, lines):
