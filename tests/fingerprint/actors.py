@@ -26,6 +26,8 @@ _BYTES = _HEADING_BYTES + _MAX_ACTORS * _ANSWER_BYTES
 _SYS_FUTEX, _FUTEX_WAKE = 202, 1
 _TIME_LIMIT_SECONDS = 60.0
 _LOOKS = 30
+_PSELECT6 = "270 "
+"""In which readline waits."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -105,6 +107,7 @@ def start(session: waypoint.Session, keeper: int, trees: Sequence[Tree]) -> int:
     until(lambda: place.exists() and place.stat().st_size >= _BYTES, _TIME_LIMIT_SECONDS)
     with _control(keeper) as control:
         until(lambda: not control.busy or _is_at_rest(keeper, control), _TIME_LIMIT_SECONDS)
+        until(lambda: _is_at_prompt(keeper), _TIME_LIMIT_SECONDS)
         return control.failed
 
 
@@ -117,6 +120,13 @@ def _is_at_rest(keeper: int, control: _Control) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def _is_at_prompt(keeper: int) -> bool:
+    """Whether the session's shell waits for input, and not for a program of its prompt."""
+    shell = next(process for process in processes.below(keeper) if process.comm == "bash")
+    with open(f"/proc/{shell.host_pid}/syscall") as file:
+        return file.read().startswith(_PSELECT6)
 
 
 def ask(keeper: int) -> dict[str, str]:

@@ -66,10 +66,10 @@ class Tally:
 
 @dataclass(eq=False)
 class Refused(Exception):
-    """The checkpoint was refused; `tree` is the number of the tree to which the named process belongs."""
+    """The checkpoint was refused; `trees`: for the number of each tree with a process that was named, why."""
 
     reason: str
-    tree: int | None
+    trees: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -98,13 +98,14 @@ class Defective(Exception):
 
 @dataclass(frozen=True)
 class _Saved:
-    """A point, the fingerprint of what it holds, and the trees that had to be ended for it."""
+    """A point, the fingerprint of what it holds, and the trees that were refused and ended for it."""
 
     point: waypoint.Checkpoint
     before: Fingerprint
     names: dict[int, int]
     """The tree of each process."""
-    ended: frozenset[int]
+    refused: Mapping[int, str]
+    """Those, and why."""
 
 
 class Campaign:
@@ -120,10 +121,7 @@ class Campaign:
             try:
                 refused = self._try_all(left, way)
             except (Refused, Defective) as found:
-                print(
-                    f"  {way}, {len(left)} trees, of them {[*getattr(found, 'trees', ())]}: {found}",
-                    flush=True,
-                )
+                print(f"  {way}, {len(left)} trees, of them {[*found.trees]}: {found}", flush=True)
                 if len(left) == 1:
                     self._note(left, 0, way, found)
                 elif isinstance(found, Defective) and found.trees:
@@ -134,6 +132,7 @@ class Campaign:
                     return
             else:
                 self._tally.trees += len(left)
+                self._tally.refusals.update(refused.values())
                 kept = [tree for number, tree in enumerate(left) if number not in refused]
                 self._tally.operations += sum(map(_operations, kept))
                 return
@@ -175,7 +174,7 @@ class Campaign:
                 pass
         return f"{way}: {found}\n{script([tree])}"
 
-    def _try_all(self, trees: Sequence[Tree], way: str) -> set[int]:
+    def _try_all(self, trees: Sequence[Tree], way: str) -> Mapping[int, str]:
         """As `_try`. What fails in another way than it should does not end the campaign."""
         try:
             return self._try(trees, way)
@@ -184,15 +183,15 @@ class Campaign:
         except Exception as error:
             raise Defective("".join(traceback.format_exception(error)[-3:])) from error
 
-    def _try(self, trees: Sequence[Tree], way: str) -> set[int]:
-        """One batch. Returns the numbers of the trees that were refused and ended; raises Refused if it is
-        not known which one to end, and Defective."""
+    def _try(self, trees: Sequence[Tree], way: str) -> Mapping[int, str]:
+        """One batch. Returns the numbers of the trees that were refused and ended, and why; raises Refused if
+        it is not known which one to end, and Defective."""
         tally = self._tally
         with self._session() as session:
             keeper = keeper_of(self._home, session.name)
             actors.start(session, keeper, trees)
             asked = actors.ask(keeper)
-            saved = self._save(session, keeper, len(trees), frozenset())
+            saved = self._save(session, keeper, len(trees), {})
             point, before, names = saved.point, saved.before, saved.names
             tally.points += 1
             tally.processes += point.info.processes
@@ -209,28 +208,33 @@ class Campaign:
                 if number < len(steps):
                     point = self._checkpoint(session, names)
                     tally.points += 1
-            return set(saved.ended)
+            return saved.refused
 
-    def _save(self, session: waypoint.Session, keeper: int, count: int, ended: frozenset[int]) -> _Saved:
+    def _save(
+        self, session: waypoint.Session, keeper: int, count: int, before_it: Mapping[int, str]
+    ) -> _Saved:
         """A checkpoint of all trees that are not refused; those are ended."""
         before, names = take(keeper), actors.trees_of(keeper)
         try:
-            return _Saved(self._checkpoint(session, names), before, names, ended)
+            return _Saved(self._checkpoint(session, names), before, names, before_it)
         except Refused as refused:
-            if refused.tree is None or refused.tree in ended or count - len(ended) < 2:
+            named = refused.trees.keys() - before_it.keys()
+            if not named or count - len(before_it) <= len(named):
                 raise
-            self._tally.refusals[refused.reason] += 1
-            actors.end(keeper, refused.tree)
-            return self._save(session, keeper, count, ended | {refused.tree})
+            for tree in named:
+                actors.end(keeper, tree)
+            return self._save(session, keeper, count, {**before_it, **refused.trees})
 
     def _checkpoint(self, session: waypoint.Session, names: dict[int, int]) -> waypoint.Checkpoint:
         try:
             return session.checkpoint()
         except errors.CannotCheckpoint as refused:
             culprits = refused.details.get("processes", ())
-            tree = names.get(culprits[0]["pid"]) if culprits else None
-            reason = str(culprits[0]["reason"]) if culprits else refused.message
-            raise Refused(reason, tree) from refused
+            trees: dict[int, str] = {}
+            for culprit in culprits:
+                if culprit["pid"] in names:
+                    trees.setdefault(names[culprit["pid"]], str(culprit["reason"]))
+            raise Refused(str(culprits[0]["reason"]) if culprits else refused.message, trees) from refused
 
     def _bring_back(
         self, session: waypoint.Session, point: waypoint.Checkpoint, step: str

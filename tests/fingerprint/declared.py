@@ -48,6 +48,7 @@ _ALWAYS: dict[str, str] = {
 }
 _RENAMED = "a file that lost its name to another one had a name of CRIU's for a moment"
 _UNLOCKED = "memory of a program's own that mlockall locked may not be locked any more"
+_SIGCHLD_HANDLED = 1 << 16
 _HARMLESS_SIGNALS = 0xF << 18 | 1 << 27
 """Those that stop a process, and SIGWINCH."""
 _IN_ONESHOT = 0x80000000
@@ -65,6 +66,7 @@ def reason(fact: Fact, before: str | None, after: str | None, facts: Mapping[Fac
     return (
         _of_process(fact, one, other, facts)
         or _of_memory(fact.kind, one, other)
+        or _of_parents(fact, facts)
         or _of_descriptor(fact, one, other, facts)
         or _of_socket(fact, other, facts)
     )
@@ -99,6 +101,17 @@ def _of_memory(kind: str, one: str, other: str) -> str | None:
             return _UNLOCKED
         case "mapping's flags" if new == {"mw", "sh"} and gone <= {"lo", "lf"}:
             return "System V shared memory that is attached for reading could be made writable"
+    return None
+
+
+def _of_parents(fact: Fact, facts: Mapping[Fact, str]) -> str | None:
+    if fact.kind != "private memory":
+        return None
+    pid = fact.place.partition(":")[0]
+    handles = int(facts.get(Fact("SigCgt", pid), "0"), 16) & _SIGCHLD_HANDLED
+    children = [one.place for one, parent in facts.items() if one.kind == "parent" and parent == pid]
+    if handles and any(facts.get(Fact("State", child), "").startswith("T") for child in children):
+        return "its handler ran: the parent of a stopped process is told once more that it has stopped"
     return None
 
 

@@ -17,6 +17,8 @@ _PRESENT_OR_SWAPPED, _OF_A_FILE = 3 << 62, 1 << 61
 _VOLATILE_FLAGS = {"sd", "um", "uw", "ui", "ac"}
 """Soft-dirty bits; tracking by userfaultfd, which is Waypoint's own doing (engine/memory.py); and whether the
 kernel has counted the range as memory that may be needed."""
+_LOCKED = {"lo", "lf"}
+"""A part of a mapping may come back unlocked (declared.py)."""
 _MOST_BYTES = 64 << 20
 
 
@@ -38,10 +40,11 @@ class _Mapping:
 
     def continues(self, before: _Mapping) -> bool:
         """Whether it could be one with the mapping before it. The kernel merges some, by their history."""
-        alike = ("protection", "inode", "name", "flags")
+        alike = ("protection", "inode", "name")
         return (
             before.end == self.start
             and all(getattr(self, name) == getattr(before, name) for name in alike)
+            and self.flags - _LOCKED == before.flags - _LOCKED
             and (self._has_no_file or before.offset + before.end - before.start == self.offset)
         )
 
@@ -88,6 +91,7 @@ def _record_process(recorder: Recorder, host_pid: int, pid: int) -> None:
             merged[-1] = replace(
                 merged[-1],
                 end=mapping.end,
+                flags=mapping.flags & merged[-1].flags,
                 anonymous_kb=merged[-1].anonymous_kb + mapping.anonymous_kb,
             )
         else:
