@@ -63,7 +63,6 @@ _NAME_BYTES = 16
 _SO_PRIORITY = 12
 """Set last: the kernel derives it from IP_TOS."""
 _INET = (socket.AF_INET, socket.AF_INET6)
-_FAMILIES = (*_INET, socket.AF_UNIX)
 
 
 class SocketOptions(Record, frozen=True):
@@ -105,15 +104,18 @@ def _read_one(end: socket.socket, level: int, number: int) -> int | str:
     return end.getsockopt(level, number)
 
 
+def _usual(end: socket.socket) -> dict[tuple[int, int], int | str]:
+    """What a fresh socket of its kind has."""
+    # For raw and netlink sockets the protocol is part of the kind. Of the others it decides no option here.
+    is_raw = end.type == socket.SOCK_RAW
+    protocol = end.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) if is_raw else 0
+    return _read_fresh(end.family, end.type, protocol)
+
+
 @cache
-def _usual(family: int, kind: int) -> dict[tuple[int, int], int | str]:
-    """What a fresh socket has."""
-    with socket.socket(family, kind) as fresh:
+def _read_fresh(family: int, kind: int, protocol: int) -> dict[tuple[int, int], int | str]:
+    with socket.socket(family, kind, protocol) as fresh:
         return _read(fresh)
-
-
-def _is_of_concern(end: socket.socket) -> bool:
-    return end.family in _FAMILIES and end.type in (socket.SOCK_STREAM, socket.SOCK_DGRAM)
 
 
 def read(tree: Sequence[tuple[Process, Mapping[int, str]]]) -> tuple[SocketOptions, ...]:
@@ -129,9 +131,7 @@ def read(tree: Sequence[tuple[Process, Mapping[int, str]]]) -> tuple[SocketOptio
                 contextlib.suppress(OSError),
                 socket.socket(fileno=processes.duplicate(process.host_pid, fd)) as end,
             ):
-                if not _is_of_concern(end):
-                    continue
-                usual = _usual(end.family, end.type)
+                usual = _usual(end)
                 values = tuple(
                     (level, number, value)
                     for (level, number), value in _read(end).items()
@@ -151,9 +151,7 @@ def apply(tree: Sequence[Process], options: Sequence[SocketOptions]) -> None:
             contextlib.suppress(OSError, KeyError),
             socket.socket(fileno=processes.duplicate(host_pids[one.pid], one.fd)) as end,
         ):
-            wanted = _usual(end.family, end.type) | {
-                (level, number): value for level, number, value in one.values
-            }
+            wanted = _usual(end) | {(level, number): value for level, number, value in one.values}
             for (level, number), value in wanted.items():
                 with contextlib.suppress(OSError):
                     if _read_one(end, level, number) != value:
