@@ -2,11 +2,13 @@
 
 A session is inherited at fork, and only its leader can create it. CRIU restores a session by forking its
 members from the leader, or from an ancestor before that calls setsid(); for children of the anchor it makes
-up for a leader that has ended. Two more shapes come from subreapers (PR_SET_CHILD_SUBREAPER), which adopt
-what a program leaves behind:
+up for a leader that has ended. More shapes come from subreapers (PR_SET_CHILD_SUBREAPER), which adopt what a
+program leaves behind:
 
 - the leader lives (or is a zombie) beside its members, below the same parent;
-- the leader has ended, and its members are below one parent.
+- the leader has ended, and its members are below one parent;
+- so are they, the anchor is the parent, and one of their descendants has called setsid() after it had a
+  child. (CRIU overlooks what is below a leader that it makes up for.)
 
 For these the images show CRIU another tree, in which it finds its way, and native/shim.c has the kernel
 make the real one: a member is forked by the leader, but for the leader's parent; a leader that has ended is
@@ -17,7 +19,7 @@ has ended and is not waited for gets the session of its parent: CRIU cannot have
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,10 +94,7 @@ def _path_to_leader(member: Member, anchor: Member, by_pid: Mapping[int, Member]
         if parent is anchor:
             return None
         path.append(parent)
-        above = by_pid[parent.parent]
-        if above is anchor and parent.session == member.session:
-            return path  # CRIU makes up for its leader
-        parent = above
+        parent = by_pid[parent.parent]
     return path
 
 
@@ -112,29 +111,21 @@ def _join_leader(members: Sequence[Member], leader: Member, result: Plan) -> Non
 def _revive_leader(
     strays: Sequence[Member], tree: Sequence[Member], by_pid: Mapping[int, Member], result: Plan
 ) -> None:
-    """The first of the strays is forked by a leader of their session that ends again, the others by the
-    first. CRIU sees all members in the session of their parent."""
-    first = strays[0]
-    parent, session = by_pid[first.parent], first.session
-    inside = {member.pid for member in strays}
-    members = []
-    for member in tree:
-        if member.session == session:
-            if (
-                member.pid not in inside
-                and member.parent not in inside
-                and not _is_below(member, inside, by_pid)
-            ):
-                inside.clear()
-                break
-            members.append(member)
-    if not inside or any(member.parent != parent.pid for member in strays):
+    """The first of the topmost members is forked by a leader of their session that ends again, the others by
+    the first. CRIU sees all members in the session of their parent."""
+    session = strays[0].session
+    members = [member for member in tree if member.session == session]
+    topmost = [member for member in members if not _is_below(member, session, by_pid)]
+    first = next((member for member in topmost if not member.is_zombie), topmost[0])
+    parent = by_pid[first.parent]
+    if any(member.parent != parent.pid for member in topmost):
         result.refused.update((member.pid, SCATTERED.format(session=session)) for member in strays)
         return
     result.births.append(Birth(pid=first.pid, session=session, dead=True))
-    for member in strays[1:]:
-        result.births.append(Birth(pid=member.pid, session=session))
-        member.parent = first.pid
+    for member in topmost:
+        if member is not first:
+            result.births.append(Birth(pid=member.pid, session=session))
+            member.parent = first.pid
     result.dead.append(DeadSession(session=session, shown_session=parent.session, shown_group=parent.group))
     for member in members:
         member.session = parent.session
@@ -142,10 +133,11 @@ def _revive_leader(
             member.group = parent.group
 
 
-def _is_below(member: Member, inside: Container[int], by_pid: Mapping[int, Member]) -> bool:
+def _is_below(member: Member, session: int, by_pid: Mapping[int, Member]) -> bool:
+    """Whether it descends from another member of its session."""
     while member.parent in by_pid:
         member = by_pid[member.parent]
-        if member.pid in inside:
+        if member.session == session:
             return True
     return False
 
