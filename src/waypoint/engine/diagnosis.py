@@ -40,6 +40,7 @@ _TRANSIENT_REASONS = {
     unrestorable.IN_FLIGHT,
     unrestorable.IN_FLIGHT_BEHIND,
     unrestorable.IN_FLIGHT_FIFO,
+    unrestorable.IN_FLIGHT_ALONE,
 }
 _IN_WORDS = {
     "packetized mode for pipes": "it uses a pipe in packet mode (O_DIRECT)",

@@ -34,6 +34,7 @@ _TOO_MANY_EVENTS = "it has an eventfd with a count of 2147483648 or more"
 """CRIU would restore the lower 32 bits, and the highest of these is the shim's."""
 IN_FLIGHT = "a descriptor that other processes have too is on its way to it (SCM_RIGHTS)"
 IN_FLIGHT_FIFO = "a named pipe (mkfifo) is on its way to it (SCM_RIGHTS)"
+IN_FLIGHT_ALONE = "a timerfd, inotify or unix socket that no process has is on its way to it (SCM_RIGHTS)"
 IN_FLIGHT_BEHIND = "a descriptor is on its way to it, and there may be data in front of it (SCM_RIGHTS)"
 """It may be received a moment later."""
 _PACKETS = "it uses a named pipe in packet mode (O_DIRECT)"
@@ -110,10 +111,15 @@ def _in_flight(tree: Sequence[tuple[Process, Mapping[int, str]]]) -> Iterator[Ob
             if not target.startswith("socket:[") or target in seen:
                 continue
             seen.add(target)
-            with contextlib.suppress(OSError):
+            count = 0
+            with contextlib.suppress(OSError):  # it was CRIU's own, and is closed by now
                 count = _sent_descriptors(process.host_pid, fd)
-                if count and (reason := _why_not_saved(process.host_pid, fd, count, tree)):
-                    yield process, reason
+            try:
+                reason = _why_not_saved(process.host_pid, fd, count, tree) if count else None
+            except OSError:
+                reason = IN_FLIGHT_BEHIND  # it could not be looked at
+            if reason:
+                yield process, reason
 
 
 def _sent_descriptors(host_pid: int, fd: int) -> int:
@@ -147,6 +153,8 @@ def _why_not_saved(
         holders = [
             sum(any(_is_open_in(process, targets, copy)) for process, targets in tree) for copy in copies
         ]
+        if any(not number and _needs_holder(copy) for copy, number in zip(copies, holders, strict=True)):
+            return IN_FLIGHT_ALONE  # CRIU restores it for the process that has it
         return IN_FLIGHT if any(number > 1 for number in holders) else None
     finally:
         for copy in copies:
@@ -157,11 +165,20 @@ def _is_named_pipe(fd: int) -> bool:
     return stat.S_ISFIFO(os.fstat(fd).st_mode) and not os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:")
 
 
+def _needs_holder(fd: int) -> bool:
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    if name.startswith("socket:["):
+        with socket.socket(fileno=os.dup(fd)) as sent:
+            return sent.family == socket.AF_UNIX
+    return name in ("anon_inode:[timerfd]", "anon_inode:inotify")
+
+
 def _is_open_in(process: Process, targets: Mapping[int, str], copy: int) -> Iterator[bool]:
     name = os.readlink(f"/proc/self/fd/{copy}")
     for fd, target in targets.items():
         if target == name or target.startswith("/"):
-            yield kcmp(os.getpid(), process.host_pid, KCMP_FILE, copy, fd)
+            with contextlib.suppress(OSError):  # one that CRIU had opened in the process
+                yield kcmp(os.getpid(), process.host_pid, KCMP_FILE, copy, fd)
 
 
 def find_unstoppable(tree: Sequence[Process]) -> list[Obstacle]:
