@@ -260,6 +260,7 @@ class Dump:
                     "close some, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"
                 ),
             )
+        images.correct_terminals(folder, {process.terminal for process in tree})
         images.correct_timers(folder)
         watches.correct_images(folder, socket_watches)
         made_again = sessions.correct_images(folder)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -295,7 +295,9 @@ _PAGEMAP_HEAD_PAGES_ID = 1  # pagemap_head
 _PAGEMAP_VADDR, _PAGEMAP_COMPAT_NR_PAGES, _PAGEMAP_FLAGS, _PAGEMAP_NR_PAGES = 1, 2, 4, 5  # pagemap_entry
 _PAGEMAP_PRESENT = 4
 _REMAP_TYPE, _REMAP_TYPE_LINKED = 3, 0  # remap_file_path_entry
-_TTY_ID, _TTY_SID = 1, 6  # tty_info_entry; the id is twice the index, plus one for a master
+# tty_info_entry; the id is twice the index, plus one for a master
+_TTY_ID, _TTY_SID, _TTY_PGRP, _TTY_WINSIZE = 1, 6, 7, 11
+_WINSIZE = (1, 2, 3, 4)  # winsize_entry: rows, columns, and both in pixels
 _CORE_TC, _TC_STATE, _TASK_STOPPED = 3, 1, 3  # core_entry, and in it a task_core_entry
 _STATS_DUMP = 1  # stats_entry, and in it a dump_stats_entry:
 _STATS_FREEZING_TIME, _STATS_FROZEN_TIME, _STATS_PAGES_SKIPPED_PARENT, _STATS_PAGES_WRITTEN = 1, 2, 6, 7
@@ -347,6 +349,15 @@ def inner_terminals(images: Path) -> dict[int, int]:
     """The terminals that live wholly inside a dumped tree: index → session leader, 0 where there is none."""
     infos = [(int(entry[_TTY_ID]), int(entry[_TTY_SID])) for entry in read_image(images / "tty-info.img")]
     return {tty_id >> 1: session for tty_id, session in infos if tty_id & 1}
+
+
+def window_sizes(images: Path) -> dict[int, tuple[int, ...]]:
+    """The sizes of the terminals of a dumped tree, by index: rows, columns, and both in pixels."""
+    sizes = {}
+    for entry in read_image(images / "tty-info.img"):
+        if size := decode(entry.get(_TTY_WINSIZE)):
+            sizes[int(entry[_TTY_ID]) >> 1] = tuple(int(size[number]) for number in _WINSIZE)
+    return sizes
 
 
 def stopped_pids(images: Path) -> frozenset[int]:
@@ -413,6 +424,25 @@ def correct_timers(images: Path) -> None:
         data[start:at] = body
     if changed:
         path.write_bytes(data)
+
+
+def correct_terminals(images: Path, controlling: Collection[int | None]) -> None:
+    """Takes the session from terminals that control no process, by the indices of those that do. A session
+    loses its terminal when the slave is closed, and its master still tells of that session."""
+    path = images / "tty-info.img"
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    out = [data[:8]]
+    at = 8
+    while at + 4 <= len(data):
+        start, at = at + 4, at + 4 + int.from_bytes(data[at : at + 4], "little")
+        body = data[start:at]
+        entry = decode(body)
+        if entry[_TTY_SID] and int(entry[_TTY_ID]) >> 1 not in (0, *controlling):
+            body = encode({**entry, _TTY_SID: 0, _TTY_PGRP: 0})
+        out += [len(body).to_bytes(4, "little"), body]
+    path.write_bytes(b"".join(out))
 
 
 def correct_unix_sockets(images: Path) -> None:

@@ -19,6 +19,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
+import termios
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,7 +41,7 @@ from waypoint.engine import (
 from waypoint.engine.criu import Stage
 from waypoint.engine.dump import has_own_network, put_typed
 from waypoint.engine.freezer import CRIU_PROCESSES, Freezer
-from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state
+from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state, window_sizes
 from waypoint.errors import CannotRestore
 from waypoint.kernel import faults, processes, readiness, timers
 from waypoint.kernel.network import firewall
@@ -180,7 +182,9 @@ def _start_criu(
             inherited.append(group)
         if terminals:
             leaders = [f"{leader}:{index}" for index, leader in terminals.items() if leader]
-            env.append("WAYPOINT_PTYS=" + ",".join(box.keeper.hold_ptys(sorted(terminals))))
+            ptys = box.keeper.hold_ptys(sorted(terminals))
+            _set_window_sizes(box, ptys, window_sizes(images))
+            env.append("WAYPOINT_PTYS=" + ",".join(ptys))
             env.append("WAYPOINT_LEADERS=" + ",".join(leaders))
         return criu.start(
             box,
@@ -227,6 +231,19 @@ def _complete(box: Box, state: TreeState, *, drop_ptys: bool) -> None:
     with contextlib.suppress(OSError):  # the foreground group may have no process any more
         box.keeper.set_foreground(state.foreground)
     box.keeper.set_last_pid(state.last_pid)
+
+
+def _set_window_sizes(box: Box, ptys: Sequence[str], sizes: dict[int, tuple[int, ...]]) -> None:
+    """Gives terminals their sizes while they control no process: CRIU would change them later, and the kernel
+    tells processes of a change (SIGWINCH)."""
+    for words in ptys:
+        index, master, _ = map(int, words.split(":"))
+        if index in sizes:
+            copy = processes.duplicate(box.pid, master)
+            try:
+                fcntl.ioctl(copy, termios.TIOCSWINSZ, struct.pack("HHHH", *sizes[index]))
+            finally:
+                os.close(copy)
 
 
 def _remove_segments(tree: Sequence[processes.Process], state: TreeState) -> None:
