@@ -47,7 +47,11 @@
    for the end. Where the call can be repeated with the same arguments, CRIU is shown one of the simple kind.
 
    Stopped tasks. CRIU knows tasks that SIGSTOP or SIGTSTP has stopped. A background job that used the terminal was
-   stopped by SIGTTIN or SIGTTOU; it continues in the same way.
+   stopped by SIGTTIN or SIGTTOU; it continues in the same way. The threads of a stopped process are let go one after the
+   other, and those that block the signal would run until the first one has taken it: CRIU has to wait for that.
+
+   Inheritable capabilities. A task may have some that are no longer in its bounding set. CRIU takes them from the bounding
+   set first, and the kernel then lets a task only keep those that it had. All tasks of a restore begin with all of them.
 
    Exit codes. CRIU gives a process that has ended, and that its parent has not waited for, an exit code of seven bits; it
    may have eight (a command that a signal has ended: 128 and more). The codes are in WAYPOINT_EXITS.
@@ -65,6 +69,10 @@
 
    Locks. CRIU waits for a file lock that it does not get at once. On a file that is shared with the outside (a bind
    mount) the holder may be the very session that is being forked, and CRIU would wait without end.
+
+   Owners of mapped files. CRIU opens a file that is mapped once more, to map it, with all that the descriptor of a process
+   has; also with the process or group that is told of events (F_SETOWN). These may not exist yet, and that file is closed
+   again.
 
    Dirty memory. With soft-dirty bits CRIU saves only pages that were written since an earlier dump. Many kernels have no
    such bits, but can report what was written since it was write-protected through a userfaultfd in asynchronous mode
@@ -88,6 +96,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <linux/futex.h>
 #include <linux/sched.h>
 #include <linux/securebits.h>
@@ -191,8 +200,10 @@ static const char *title_of(long resource)
 	}
 }
 
-/* Writes /proc/PID/limits into `path`, which is large enough; pid 0 is the caller itself. */
-static void write_limits_path(char *path, long pid)
+#define PROC_PATH_BYTES (sizeof("/proc//limits") + 20)
+
+/* Writes /proc/PID/NAME into `path`, which is large enough; pid 0 is the caller itself. */
+static void write_path(char *path, long pid, const char *name)
 {
 	char digits[20];
 	int count = 0;
@@ -206,17 +217,18 @@ static void write_limits_path(char *path, long pid)
 		digits[count++] = '0' + pid % 10;
 	while (count)
 		*path++ = digits[--count];
-	for (const char *part = "/limits"; *part; part++)
-		*path++ = *part;
+	*path++ = '/';
+	while (*name)
+		*path++ = *name++;
 	*path = '\0';
 }
 
 static long read_limits(long pid, char *text)
 {
-	char path[sizeof("/proc//limits") + 20];
+	char path[PROC_PATH_BYTES];
 	long fd, got, length = 0;
 
-	write_limits_path(path, pid);
+	write_path(path, pid, "limits");
 	fd = kernel(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
 	if (fd < 0)
 		return -1;
@@ -525,9 +537,23 @@ static int is_root(void)
 	return kernel(SYS_getppid, 0, 0, 0, 0, 0, 0) == criu;
 }
 
+/* Makes all capabilities inheritable that this task has. */
+static void widen_inheritable(void)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+	if (kernel(SYS_capget, (long)&header, (long)data, 0, 0, 0, 0))
+		return;
+	for (int i = 0; i < _LINUX_CAPABILITY_U32S_3; i++)
+		data[i].inheritable |= data[i].permitted;
+	kernel(SYS_capset, (long)&header, (long)data, 0, 0, 0, 0);
+}
+
 /* Before it has children. (Its process group must exist before a helper of CRIU's wants to join it.) */
 static void prepare_root(void)
 {
+	widen_inheritable();
 	kernel(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0, 0);
 	kernel(SYS_setpgid, 0, 0, 0, 0, 0, 0);
 }
@@ -886,12 +912,15 @@ pid_t getsid(pid_t pid)
 	return (pid_t)libc_result(anchor && session == KEEPER ? anchor : session);
 }
 
+static int has_groups; /* all process groups that this task can name exist */
+
 /* CRIU asks this to see whether a process has to join a group. */
 pid_t getpgrp(void)
 {
 	long group = kernel(SYS_getpgid, 0, 0, 0, 0, 0, 0);
 	const struct dead_session *dead = dead_count ? dead_session_of((int)group) : NULL;
 
+	has_groups = 1;
 	return (pid_t)(dead ? dead->shown_group : group);
 }
 
@@ -932,6 +961,48 @@ static void make_repeatable(struct user_regs_struct *r, size_t length)
 }
 #endif
 
+#define MAX_STOPPING 128
+#define STAT_BYTES 256
+#define STOP_TRIES 300 /* times 0.1 ms */
+
+static pid_t stopping[MAX_STOPPING]; /* processes that CRIU has stopped, and holds */
+static int stopping_count;
+
+static int has_threads(pid_t pid)
+{
+	char path[PROC_PATH_BYTES];
+	struct stat info;
+
+	write_path(path, pid, "task");
+	return !kernel(SYS_newfstatat, AT_FDCWD, (long)path, (long)&info, 0, 0, 0) && info.st_nlink > 3;
+}
+
+static char state_of(pid_t pid)
+{
+	char path[PROC_PATH_BYTES], text[STAT_BYTES];
+	long fd, length;
+
+	write_path(path, pid, "stat");
+	fd = kernel(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+	if (fd < 0)
+		return 0;
+	length = kernel(SYS_read, fd, (long)text, sizeof(text), 0, 0, 0);
+	kernel(SYS_close, fd, 0, 0, 0, 0, 0);
+	while (length > 2 && text[length - 1] != ')')
+		length--;
+	return length > 2 && length + 2 < (long)sizeof(text) ? text[length + 1] : 0;
+}
+
+static void await_stop(pid_t pid)
+{
+	static const struct timespec moment = { .tv_nsec = 100000 };
+
+	for (int i = 0; i < stopping_count; i++)
+		if (stopping[i] == pid && has_threads(pid))
+			for (int j = 0; j < STOP_TRIES && state_of(pid) != 'T'; j++)
+				kernel(SYS_nanosleep, (long)&moment, 0, 0, 0, 0, 0);
+}
+
 static void show_as_sigstop(siginfo_t *info)
 {
 	if (info->si_code >> 8 == PTRACE_EVENT_STOP && (info->si_signo == SIGTTIN || info->si_signo == SIGTTOU))
@@ -962,6 +1033,8 @@ long ptrace(enum __ptrace_request request, ...)
 		make_repeatable((struct user_regs_struct *)data, sizeof(struct user_regs_struct));
 	else if (request == PTRACE_GETSIGINFO && result >= 0)
 		show_as_sigstop((siginfo_t *)data);
+	else if (request == PTRACE_DETACH && result >= 0)
+		await_stop((pid_t)pid);
 	return libc_result(result);
 }
 
@@ -1043,6 +1116,8 @@ int kill(pid_t pid, int number)
 {
 	if (pid == kernel(SYS_getpid, 0, 0, 0, 0, 0, 0)) /* one that a signal had ended */
 		take_ids();
+	if ((number == SIGSTOP || number == SIGTSTP) && stopping_count < MAX_STOPPING)
+		stopping[stopping_count++] = pid;
 	return (int)libc_result(kernel(SYS_kill, pid, number, 0, 0, 0, 0));
 }
 
@@ -1108,14 +1183,17 @@ int eventfd(unsigned int count, int flags)
 int fcntl(int fd, int command, ...)
 {
 	va_list arguments;
-	long argument;
+	long argument, result;
 
 	va_start(arguments, command);
 	argument = va_arg(arguments, long);
 	va_end(arguments);
 	if (command == F_SETLKW)
 		command = F_SETLK;
-	return (int)libc_result(kernel(SYS_fcntl, fd, command, argument, 0, 0, 0));
+	result = kernel(SYS_fcntl, fd, command, argument, 0, 0, 0);
+	if (command == F_SETOWN_EX && result == -ESRCH && !has_groups)
+		result = 0;
+	return (int)libc_result(result);
 }
 
 int fcntl64(int fd, int command, ...) __attribute__((alias("fcntl")));
