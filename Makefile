@@ -96,9 +96,10 @@ fuzz: .venv/.dev-stamp
 
 # Random trees of processes, compared before and after they come back. `make fidelity WAYPOINT_SEED=7` repeats a campaign.
 FIDELITY_TREES ?= 5000
+FIDELITY_ARGS ?=
 .PHONY: fidelity
 fidelity: .venv/.dev-stamp engine compiler
-	unshare --mount $(PYTHON) -m tests.fingerprint.campaign --write --trees $(FIDELITY_TREES) \
+	unshare --mount $(PYTHON) -m tests.fingerprint.campaign --write --trees $(FIDELITY_TREES) $(FIDELITY_ARGS) \
 	    $(if $(WAYPOINT_SEED),--seed $(WAYPOINT_SEED))
 
 # Many clients against a model of a session, repetitions that must not leak, very large sessions.

@@ -49,11 +49,11 @@ _ALWAYS: dict[str, str] = {
 _RENAMED = "a file that lost its name to another one had a name of CRIU's for a moment"
 _UNLOCKED = "memory of a program's own that mlockall locked may not be locked any more"
 _SIGCHLD_HANDLED = 1 << 16
-_HARMLESS_SIGNALS = 0xF << 18 | 1 << 27
-"""Those that stop a process, and SIGWINCH."""
+_HARMLESS_SIGNALS = 0xF << 18 | 1 << 28
+"""Those that stop a process, and SIGIO."""
 _IN_ONESHOT = 0x80000000
 _LOST_FLAGS = 0o20200000
-_DATAGRAM, _TCP_LISTEN, _YES = "02000000", "10", "01000000"
+_DATAGRAM, _TCP_CLOSE, _TCP_LISTEN, _YES = "02000000", "7", "10", "01000000"
 
 
 def reason(fact: Fact, before: str | None, after: str | None, facts: Mapping[Fact, str]) -> str | None:
@@ -78,9 +78,15 @@ def _of_process(fact: Fact, one: str, other: str, facts: Mapping[Fact, str]) -> 
             return "a program in a memfd is saved as a file without a name"
         case "exe" if _without_suffix(one) == _without_suffix(other):
             return _RENAMED
+        case "NSsid" | "NSpgid" if facts.get(Fact("State", fact.place), "").startswith("Z"):
+            return "a zombie without its session's leader is in its parent's session; the coverage names it"
+        case "terminal" if facts.get(Fact("State", fact.place), "").startswith("Z"):
+            return "a zombie is in the session that its parent had first, and may have its terminal"
+        case "exit code" if one == "0" and facts.get(Fact("State", fact.place), "").startswith("T"):
+            return "the parent of a stopped process is told once more that it has stopped"
         case "ShdPnd" if one and other and not (int(one, 16) ^ int(other, 16)) & ~_HARMLESS_SIGNALS:
             if facts.get(Fact("State", fact.place), "").startswith("T"):
-                return "a stopped process has one more stop signal, which SIGCONT takes back, or SIGWINCH"
+                return "a stopped process has one more stop signal, which SIGCONT takes back, or SIGIO"
     return None
 
 
@@ -95,8 +101,10 @@ def _of_memory(kind: str, one: str, other: str) -> str | None:
             return "System V shared memory that was removed has no key any more"
         case "mapping's flags" if gone == {"lf"} and not new:
             return "MLOCK_ONFAULT becomes mlock; the coverage names the process"
-        case "mapping's flags" if gone == {"lo"} and not new:
+        case "mapping's flags" if gone and gone <= {"lo", "lf"} and not new:
             return _UNLOCKED
+        case "mapping's flags" if gone | new == {"nr"}:
+            return "whether the kernel reserves swap space for memory depends on its history"
         case "VmLck" if one and other and int(one.split(maxsplit=1)[0]) > int(other.split(maxsplit=1)[0]):
             return _UNLOCKED
         case "mapping's flags" if new == {"mw", "sh"} and gone <= {"lo", "lf"}:
@@ -154,6 +162,8 @@ def _of_socket(fact: Fact, other: str, facts: Mapping[Fact, str]) -> str | None:
             return "a datagram socket whose peer is closed is no longer connected"
         case "address" | "peer's address" if has_no_peer and other in ("", "b''"):
             return "a unix connection whose other end is closed has lost its names"
+        case "unsent in a socket" if facts.get(Fact("TCP state", fact.place)) == _TCP_CLOSE:
+            return "a connection that was reset does not know what it had not sent"
         case "IPV6_V6ONLY" | "TCP_FASTOPEN" if facts.get(Fact("TCP state", fact.place)) != _TCP_LISTEN:
             return "it means nothing for a connection"
     return None

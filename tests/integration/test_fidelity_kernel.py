@@ -844,6 +844,131 @@ def test_a_descriptor_on_its_way_through_a_unix_socket(survives: Survives) -> No
     """)
 
 
+def test_descriptors_on_their_way_through_unix_sockets_in_the_second_generation(
+    fresh: waypoint.Session,
+) -> None:
+    start(
+        fresh,
+        """
+        def made():
+            "What is sent, and whether the process keeps it."
+            for kept in (True, False):
+                yield "a counter", os.eventfd(3), kept
+                yield "a file", os.open("sent", os.O_RDWR | os.O_CREAT), kept
+                yield "a pipe", os.pipe()[0], kept
+                yield "a listener", socket.create_server(("127.0.0.1", 0)).detach(), kept
+                yield "a memfd", os.memfd_create("sent"), kept
+            yield "a timer", libc.timerfd_create(1, 0), True
+            yield "a unix socket", socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach(), True
+
+        waiting = []
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+            for number, (name, sent, kept) in enumerate(made()):
+                one, other = socket.socketpair(socket.AF_UNIX, kind)
+                socket.send_fds(one, [b"x"], [sent])
+                waiting.append((kind, name, kept, one, other))
+                if not kept:
+                    os.close(sent)
+                if number % 2:
+                    one.close()
+        pause()
+        for kind, name, kept, one, other in waiting:
+            data, sent, _, _ = socket.recv_fds(other, 1, 4, socket.MSG_DONTWAIT)
+            assert (data, len(sent)) == (b"x", 1), (kind, name, kept, data, sent)
+        """,
+    )
+    for _ in range(2):
+        restored(fresh, fresh.checkpoint())
+    go_on(fresh)
+
+
+def test_the_threads_of_a_stopped_process_do_not_run(survives: Survives) -> None:
+    survives("""
+        counter = mmap.mmap(-1, 8)
+
+        def count():
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+            while True:
+                counter[:] = (int.from_bytes(counter, "little") + 1).to_bytes(8, "little")
+
+        def be_stopped():
+            os.setpgid(0, 0)  # (its parent is in the same session: the group is not orphaned)
+            threading.Thread(target=count).start()
+            os.kill(os.getpid(), signal.SIGTSTP)
+
+        pid = child(be_stopped)
+        os.waitpid(pid, os.WUNTRACED)
+        before = bytes(counter)
+        pause()
+        assert bytes(counter) == before
+        os.kill(pid, signal.SIGKILL)
+    """)
+
+
+def test_a_terminal_whose_slave_is_closed_controls_nothing(survives: Survives) -> None:
+    survives("""
+        import pty, termios
+        ready = os.pipe()
+
+        def lose():
+            os.setsid()
+            master, slave = pty.openpty()
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+            os.close(slave)
+            os.write(ready[1], b"x")
+            signal.pause()
+
+        child(lose)
+        os.read(ready[0], 1)
+        pause()
+    """)
+
+
+def test_inheritable_capabilities_outside_the_bounding_set(survives: Survives) -> None:
+    survives("""
+        header = struct.pack("Ii", 0x20080522, 0)
+        data = ctypes.create_string_buffer(24)
+        call(libc.capget(header, data))
+        words = list(struct.unpack("6I", data.raw))
+        words[2] |= 1 << 10  # CAP_NET_BIND_SERVICE
+        call(libc.capset(header, struct.pack("6I", *words)))
+        call(libc.prctl(24, 10, 0, 0, 0))  # PR_CAPBSET_DROP
+        pause()
+        call(libc.capget(header, data))
+        assert list(struct.unpack("6I", data.raw)) == words
+    """)
+
+
+def test_a_child_from_before_setsid_below_a_daemon_whose_leader_has_ended(survives: Survives) -> None:
+    survives("""
+        ready = os.pipe()
+
+        def leave():
+            os.setsid()
+            child(be_daemon)  # and its leader ends
+
+        def be_daemon():
+            child(fork_and_leave)
+            os.write(ready[1], b"x")
+            signal.pause()
+
+        def fork_and_leave():
+            child(rest)
+            os.setsid()
+            os.write(ready[1], b"y")
+            signal.pause()
+
+        def rest():
+            os.write(ready[1], b"z")
+            signal.pause()
+
+        succeeded(child(leave))
+        for _ in range(3):
+            os.read(ready[0], 1)
+        pause()
+    """)
+
+
 # ---- shared memory, queues, semaphores ----------------------------------------------------------
 
 
@@ -1808,6 +1933,79 @@ def test_socket_options_that_criu_does_not_know(survives: Survives) -> None:
         _, control, _, _ = server.recvmsg(10, 1000)
         kinds = {(level, kind) for level, kind, _ in control}
         assert {(socket.IPPROTO_IP, IP_PKTINFO), (socket.SOL_SOCKET, SO_TIMESTAMP)} <= kinds, kinds
+    """)
+
+
+def test_options_of_sockets_that_are_no_streams(survives: Survives) -> None:
+    survives("""
+        for family, kind, protocol in (
+            (socket.AF_INET, socket.SOCK_RAW, 123),
+            (socket.AF_INET6, socket.SOCK_RAW, 123),
+            (socket.AF_NETLINK, socket.SOCK_RAW, 0),
+            (socket.AF_PACKET, socket.SOCK_RAW, 0),
+            (socket.AF_UNIX, socket.SOCK_SEQPACKET, 0),
+        ):
+            end = socket.socket(family, kind, protocol)
+            end.setsockopt(socket.SOL_SOCKET, 29, 1)  # SO_TIMESTAMP
+            end.setsockopt(socket.SOL_SOCKET, 12, 3)  # SO_PRIORITY
+            end.detach()
+        pause()
+    """)
+
+
+def test_a_program_is_not_told_that_its_terminal_has_the_size_it_had(survives: Survives) -> None:
+    survives("""
+        import pty, struct, termios
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+        opened = os.pipe()
+
+        def look():
+            os.setsid()
+            master, slave = pty.openpty()
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 44, 5, 6))
+            signal.sigwait({signal.SIGWINCH})
+            os.write(opened[1], b"x")
+            signal.sigwait({signal.SIGUSR2})
+            assert not signal.sigpending()
+            assert struct.unpack("HHHH", fcntl.ioctl(slave, termios.TIOCGWINSZ, bytes(8))) == (33, 44, 5, 6)
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        pid = child(look)
+        os.read(opened[0], 1)
+        pause()
+        os.kill(pid, signal.SIGUSR2)
+        succeeded(pid)
+    """)
+
+
+def test_a_mapped_file_that_tells_a_process_group_of_events(survives: Survives) -> None:
+    survives("""
+        import contextlib
+        opened = os.pipe()
+
+        def hold():
+            file = os.open("mapped", os.O_RDWR | os.O_CREAT)
+            os.write(file, bytes(8192))
+            view = mmap.mmap(file, 8192, mmap.MAP_PRIVATE)
+            os.close(file)
+            for number in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/self/fd/{number}") == work + "/mapped":
+                        file = number  # the copy that the object of mmap has
+            os.setpgid(0, 0)
+            fcntl.fcntl(file, fcntl.F_SETOWN, -os.getpgrp())
+            os.write(opened[1], b"x")
+            signal.sigwait({signal.SIGUSR2})
+            owner = fcntl.fcntl(file, 16, bytes(8))  # F_GETOWN_EX
+            assert struct.unpack("ii", owner) == (2, os.getpgrp())
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        pid = child(hold)
+        os.read(opened[0], 1)
+        pause()
+        os.kill(pid, signal.SIGUSR2)
+        succeeded(pid)
     """)
 
 

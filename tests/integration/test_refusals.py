@@ -366,6 +366,25 @@ def test_a_connection_that_is_accepted_a_moment_later_is_waited_for(fresh: waypo
             "a named pipe",
             id="a named pipe on its way",
         ),
+        *(
+            pytest.param(
+                "import ctypes, os, socket, time\n"
+                "libc = ctypes.CDLL(None)\n"
+                "left, right = socket.socketpair()\n"
+                f"sent = {made}\n"
+                "socket.send_fds(left, [b'x'], [sent])\n"
+                "os.close(sent)\n"
+                "open('/tmp/ready', 'w').close()\n"
+                "time.sleep(1000)\n",
+                "that no process has",
+                id=f"on its way and of no process: {made}",
+            )
+            for made in (
+                "libc.timerfd_create(1, 0)",
+                "libc.inotify_init()",
+                "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach()",
+            )
+        ),
     ],
 )
 def test_what_was_saved_and_never_restored_is_refused(
