@@ -39,6 +39,8 @@ IN_FLIGHT_BEHIND = "a descriptor is on its way to it, and there may be data in f
 """It may be received a moment later."""
 _PACKETS = "it uses a named pipe in packet mode (O_DIRECT)"
 _MOST_DESCRIPTORS = 253
+_CRIU_SOCKETS = b"\0/crtools-"
+"""CRIU's sockets, to which its code in each process is connected. It sends descriptors through them."""
 _SO_PEEK_OFF = 42
 _LOCKED_OBJECT = "it has locked what is no file (an eventfd, epoll, timerfd or the like)"
 
@@ -135,6 +137,8 @@ def _why_not_saved(
     has them. A look into a stream goes up to the first message with descriptors, and what lies in front of it
     (CRIU would send all as one message) is known to be nothing only where that is one byte."""
     with socket.socket(fileno=processes.duplicate(host_pid, fd)) as end:
+        if _is_criu(end):
+            return None
         if end.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:
             return IN_FLIGHT_BEHIND  # a look would move it
         # (socket.recv_fds does not pass its flags on, and would take the message.)
@@ -159,6 +163,13 @@ def _why_not_saved(
     finally:
         for copy in copies:
             os.close(copy)
+
+
+def _is_criu(end: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        name = end.getpeername()
+        return isinstance(name, bytes) and name.startswith(_CRIU_SOCKETS)
+    return False
 
 
 def _is_named_pipe(fd: int) -> bool:
