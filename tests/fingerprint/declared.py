@@ -67,6 +67,7 @@ def reason(fact: Fact, before: str | None, after: str | None, facts: Mapping[Fac
         _of_process(fact, one, other, facts)
         or _of_memory(fact.kind, one, other)
         or _of_parents(fact, facts)
+        or _of_threads(fact, facts)
         or _of_descriptor(fact, one, other, facts)
         or _of_socket(fact, other, facts)
     )
@@ -109,6 +110,14 @@ def _of_memory(kind: str, one: str, other: str) -> str | None:
             return _UNLOCKED
         case "mapping's flags" if new == {"mw", "sh"} and gone <= {"lo", "lf"}:
             return "System V shared memory that is attached for reading could be made writable"
+    return None
+
+
+def _of_threads(fact: Fact, facts: Mapping[Fact, str]) -> str | None:
+    pid = re.split("[:/]", fact.place)[0]
+    is_stopped = facts.get(Fact("State", pid), "").startswith("T") and facts.get(Fact("Threads", pid)) != "1"
+    if is_stopped and ("/" in fact.place or fact.kind == "private memory"):
+        return "the threads of a stopped process may run for a moment"
     return None
 
 

@@ -882,29 +882,6 @@ def test_descriptors_on_their_way_through_unix_sockets_in_the_second_generation(
     go_on(fresh)
 
 
-def test_the_threads_of_a_stopped_process_do_not_run(survives: Survives) -> None:
-    survives("""
-        counter = mmap.mmap(-1, 8)
-
-        def count():
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
-            while True:
-                counter[:] = (int.from_bytes(counter, "little") + 1).to_bytes(8, "little")
-
-        def be_stopped():
-            os.setpgid(0, 0)  # (its parent is in the same session: the group is not orphaned)
-            threading.Thread(target=count).start()
-            os.kill(os.getpid(), signal.SIGTSTP)
-
-        pid = child(be_stopped)
-        os.waitpid(pid, os.WUNTRACED)
-        before = bytes(counter)
-        pause()
-        assert bytes(counter) == before
-        os.kill(pid, signal.SIGKILL)
-    """)
-
-
 def test_a_terminal_whose_slave_is_closed_controls_nothing(survives: Survives) -> None:
     survives("""
         import pty, termios

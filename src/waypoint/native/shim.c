@@ -47,8 +47,7 @@
    for the end. Where the call can be repeated with the same arguments, CRIU is shown one of the simple kind.
 
    Stopped tasks. CRIU knows tasks that SIGSTOP or SIGTSTP has stopped. A background job that used the terminal was
-   stopped by SIGTTIN or SIGTTOU; it continues in the same way. The threads of a stopped process are let go one after the
-   other, and those that block the signal would run until the first one has taken it: CRIU has to wait for that.
+   stopped by SIGTTIN or SIGTTOU; it continues in the same way.
 
    Inheritable capabilities. A task may have some that are no longer in its bounding set. CRIU takes them from the bounding
    set first, and the kernel then lets a task only keep those that it had. All tasks of a restore begin with all of them.
@@ -200,10 +199,8 @@ static const char *title_of(long resource)
 	}
 }
 
-#define PROC_PATH_BYTES (sizeof("/proc//limits") + 20)
-
-/* Writes /proc/PID/NAME into `path`, which is large enough; pid 0 is the caller itself. */
-static void write_path(char *path, long pid, const char *name)
+/* Writes /proc/PID/limits into `path`, which is large enough; pid 0 is the caller itself. */
+static void write_limits_path(char *path, long pid)
 {
 	char digits[20];
 	int count = 0;
@@ -217,18 +214,17 @@ static void write_path(char *path, long pid, const char *name)
 		digits[count++] = '0' + pid % 10;
 	while (count)
 		*path++ = digits[--count];
-	*path++ = '/';
-	while (*name)
-		*path++ = *name++;
+	for (const char *part = "/limits"; *part; part++)
+		*path++ = *part;
 	*path = '\0';
 }
 
 static long read_limits(long pid, char *text)
 {
-	char path[PROC_PATH_BYTES];
+	char path[sizeof("/proc//limits") + 20];
 	long fd, got, length = 0;
 
-	write_path(path, pid, "limits");
+	write_limits_path(path, pid);
 	fd = kernel(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
 	if (fd < 0)
 		return -1;
@@ -961,48 +957,6 @@ static void make_repeatable(struct user_regs_struct *r, size_t length)
 }
 #endif
 
-#define MAX_STOPPING 128
-#define STAT_BYTES 256
-#define STOP_TRIES 300 /* times 0.1 ms */
-
-static pid_t stopping[MAX_STOPPING]; /* processes that CRIU has stopped, and holds */
-static int stopping_count;
-
-static int has_threads(pid_t pid)
-{
-	char path[PROC_PATH_BYTES];
-	struct stat info;
-
-	write_path(path, pid, "task");
-	return !kernel(SYS_newfstatat, AT_FDCWD, (long)path, (long)&info, 0, 0, 0) && info.st_nlink > 3;
-}
-
-static char state_of(pid_t pid)
-{
-	char path[PROC_PATH_BYTES], text[STAT_BYTES];
-	long fd, length;
-
-	write_path(path, pid, "stat");
-	fd = kernel(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
-	if (fd < 0)
-		return 0;
-	length = kernel(SYS_read, fd, (long)text, sizeof(text), 0, 0, 0);
-	kernel(SYS_close, fd, 0, 0, 0, 0, 0);
-	while (length > 2 && text[length - 1] != ')')
-		length--;
-	return length > 2 && length + 2 < (long)sizeof(text) ? text[length + 1] : 0;
-}
-
-static void await_stop(pid_t pid)
-{
-	static const struct timespec moment = { .tv_nsec = 100000 };
-
-	for (int i = 0; i < stopping_count; i++)
-		if (stopping[i] == pid && has_threads(pid))
-			for (int j = 0; j < STOP_TRIES && state_of(pid) != 'T'; j++)
-				kernel(SYS_nanosleep, (long)&moment, 0, 0, 0, 0, 0);
-}
-
 static void show_as_sigstop(siginfo_t *info)
 {
 	if (info->si_code >> 8 == PTRACE_EVENT_STOP && (info->si_signo == SIGTTIN || info->si_signo == SIGTTOU))
@@ -1033,8 +987,6 @@ long ptrace(enum __ptrace_request request, ...)
 		make_repeatable((struct user_regs_struct *)data, sizeof(struct user_regs_struct));
 	else if (request == PTRACE_GETSIGINFO && result >= 0)
 		show_as_sigstop((siginfo_t *)data);
-	else if (request == PTRACE_DETACH && result >= 0)
-		await_stop((pid_t)pid);
 	return libc_result(result);
 }
 
@@ -1116,8 +1068,6 @@ int kill(pid_t pid, int number)
 {
 	if (pid == kernel(SYS_getpid, 0, 0, 0, 0, 0, 0)) /* one that a signal had ended */
 		take_ids();
-	if ((number == SIGSTOP || number == SIGTSTP) && stopping_count < MAX_STOPPING)
-		stopping[stopping_count++] = pid;
 	return (int)libc_result(kernel(SYS_kill, pid, number, 0, 0, 0, 0));
 }
 
