@@ -103,3 +103,21 @@ def test_a_shell_that_is_being_started_is_waited_for_and_not_called_busy(
         assert not ready.done()
         terminal.set_shell_pid(7)
         ready.result(timeout=10)
+
+
+def test_output_that_never_ends_does_not_keep_the_daemon(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint takes in what was printed before it: not what is printed faster than it is read."""
+    pieces = 0
+
+    def endless(_fd: int, length: int) -> bytes:
+        nonlocal pieces
+        pieces += 1
+        assert pieces < 10_000, "it reads for ever"
+        return (b"\x1b[2J\x1b#8" * length)[:length]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", endless)
+        terminal.drain()
+    assert pieces < 100

@@ -37,6 +37,8 @@ from waypoint.terminal.shell import UNSTASH, Mark, MarkKind, MarkReader, Shell, 
 
 _READ_BYTES = 1 << 16
 _SMALL_READ_BYTES = 1 << 12
+_MOST_UNREAD_BYTES = 1 << 18
+"""More than a pty holds that was not read."""
 _READY_SECONDS = 30.0
 _TYPED_COMMAND_SECONDS = 1.0
 """How long a command waits for one that a user has typed before it, while only the shell itself is busy
@@ -120,25 +122,27 @@ class Terminal:
             if self.screen.busy:  # with what was read before
                 self.screen.feed(b"")
                 return True
-            return self._take()
+            return self._take() > 0
 
-    def _take(self) -> bool:
+    def _take(self) -> int:
+        """Reads one piece; returns its length."""
         try:
             data = os.read(self._master, self._piece_bytes)
         except OSError:
-            return False
-        if not data:
-            return False
-        self.feed(data)
-        # Another thread that looks at the screen has to wait for the rest of a piece.
-        self._piece_bytes = _SMALL_READ_BYTES if self.screen.busy else min(_READ_BYTES, 2 * self._piece_bytes)
-        return True
+            return 0
+        if data:
+            self.feed(data)
+            # Another thread that looks at the screen has to wait for the rest of a piece.
+            small = self.screen.busy
+            self._piece_bytes = _SMALL_READ_BYTES if small else min(_READ_BYTES, 2 * self._piece_bytes)
+        return len(data)
 
     def drain(self) -> None:
-        """Takes everything that has been printed so far."""
+        """Takes what has been printed so far. A program that goes on printing is not waited for."""
         with self.lock:
-            while not self.closed and self._take():
-                pass
+            left = _MOST_UNREAD_BYTES
+            while left > 0 and not self.closed and (length := self._take()):
+                left -= length
 
     def feed(self, data: bytes) -> None:
         with self.lock:
