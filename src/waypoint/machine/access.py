@@ -13,6 +13,7 @@ import contextlib
 import grp
 import os
 import pwd
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -93,11 +94,20 @@ def _set(path: Path, gid: int, mode: int) -> None:
 def _set_parent(folder: Path) -> None:
     """The folder of all homes can be passed through, but not listed, while a home has a group."""
     with contextlib.suppress(FileNotFoundError):
-        is_needed = any(one.stat().st_mode & 0o010 for one in folder.iterdir() if one.is_dir())
+        is_needed = any(_is_open_to_group(one) for one in folder.iterdir())
         present = folder.stat().st_mode & 0o777
         wanted = present | _PASS_THROUGH if is_needed else present & ~0o077
         if wanted != present:
             folder.chmod(wanted)
+
+
+def _is_open_to_group(path: Path) -> bool:
+    """Whether this is the folder of a home with a group. Other homes come and go meanwhile."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(mode) and bool(mode & 0o010)
 
 
 def admits(home: Home, uid: int, groups: Iterable[int]) -> bool:
