@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,3 +135,25 @@ def test_everything_in_a_home_is_for_its_owner_alone(session: waypoint.Session, 
     assert open_to_others == [], "\n".join(open_to_others)
     for path in (home.path, home.run, Path("/var/lib/waypoint-homes")):
         assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_fifos_in_a_base_keep_nothing_waiting(home: Home, make_root: Callable[[Path], None]) -> None:
+    """A base is read where a session begins and in cards: what would never answer is left out."""
+    with tempfile.TemporaryDirectory(prefix="waypoint-fifo-", dir="/var/tmp") as folder:
+        root = Path(folder) / "root"
+        make_root(root)
+        for name in ("etc/hostname", "etc/resolv.conf", "var/lib/dpkg/status"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).unlink(missing_ok=True)
+            os.mkfifo(root / name)
+        client = waypoint.Client()
+        started = time.monotonic()
+        try:
+            made = waypoint.session("fifo", base=str(root), net="none", user="0")
+            made.run("echo x >/srv/x || echo x >/x", timeout=20)
+            made.checkpoint("one")
+            client.call("status", {"session": "fifo"})
+        finally:
+            with contextlib.suppress(errors.WaypointError):
+                client.call("rm", {"sessions": ["fifo"]})
+        assert time.monotonic() - started < 60

@@ -29,6 +29,7 @@ from urllib.parse import quote, unquote
 
 from waypoint.box.filesystems import changed_file_systems, detach_from_base, note_file_systems
 from waypoint.home import Home
+from waypoint.kernel import files as files_of
 from waypoint.kernel import homes, mounts, overlay
 from waypoint.kernel.pool.lifecycle import is_pool
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
@@ -144,10 +145,10 @@ def write_first_files(volume: Path, base: Path, files: Mapping[str, str]) -> Non
     """Writes the files in which a new session differs from its base (its resolver, its name) into its
     layer."""
     for path, text in files.items():
-        inside = path.lstrip("/")
-        with contextlib.suppress(OSError):
-            if not (base / inside).is_symlink() and (base / inside).read_text() == text:
-                continue
+        inside, content = path.lstrip("/"), text.encode()
+        # A base may be hostile: a FIFO would never answer, a sparse file would fill the memory.
+        if files_of.read(str(base / inside), len(content) + 1) == content:
+            continue
         _make_parents(volume / "upper", base, Path(inside))
         (volume / "upper" / inside).write_text(text)
         (volume / "upper" / inside).chmod(0o644)
