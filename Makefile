@@ -121,6 +121,21 @@ damage: export WAYPOINT_DAMAGES ?= 1400
 damage: .venv/.dev-stamp engine
 	$(PYTHON) -m pytest --basetemp=.cache/damage -rP tests/unit/test_damage.py tests/integration/test_damage.py $(PYTEST_ARGS)
 
+# Adapters in the real frameworks, each in a virtual environment of its own: what their own suites say, and an agent that
+# breaks its machine, goes back and succeeds. The counts are in docs/adapters.md.
+ADAPTERS := inspect
+.PHONY: adapters
+adapters: .venv/.dev-stamp engine
+	for framework in $(ADAPTERS); do \
+	    python=".cache/adapters/$$framework/bin/python"; \
+	    [ -x "$$python" ] || $(PYTHON) -m venv ".cache/adapters/$$framework"; \
+	    "$$python" -m pip install --quiet --no-input --disable-pip-version-check \
+	        -r requirements.txt -r "requirements-$$framework.txt"; \
+	    PYTHONPATH=src:. XDG_DATA_HOME="$(CURDIR)/.cache/adapters" "$$python" -m pytest --basetemp=.cache/a -p no:cacheprovider \
+	        -W default -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=module \
+	        -o asyncio_default_test_loop_scope=module "tests/adapters/test_$${framework}_ai.py" $(PYTEST_ARGS); \
+	done
+
 # What it costs here; the results are in waypoint-bench/.
 .PHONY: bench
 bench: .venv/.dev-stamp engine

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("core",),
     ("client", "aio", "daemon"),
-    ("mcp", "hooks", "bench", "cli"),
+    ("mcp", "hooks", "bench", "adapters", "cli"),
     ("__main__",),
 )
 """From the ground up: a room may import rooms of its own layer and of those before it."""
@@ -39,7 +39,7 @@ NOT_KNOWN: dict[str, tuple[str, ...]] = {
     ),
     "daemon": ("client", "aio"),
 }
-for face in ("mcp", "hooks", "bench", "cli"):
+for face in ("mcp", "hooks", "bench", "adapters", "cli"):
     # A face that reached around the client would have logic of its own.
     NOT_KNOWN[face] = (
         *("kernel", "box", "terminal", "bases", "engine", "history", "store", "policy", "agent"),

@@ -1,0 +1,257 @@
+"""A sandbox of Inspect AI: each sample has a session of its own.
+
+    Task(..., sandbox="waypoint")
+    Task(..., sandbox=("waypoint", "python-3.12"))                     # over an imported base
+    Task(..., sandbox=SandboxEnvironmentSpec("waypoint", WaypointConfig(net="none", user="agent")))
+
+Commands are programs beside the shell of the session, as Inspect expects of `exec`. They are an agent's: the
+policy of the home applies to them, and a command that needs approval is refused, since no person is there.
+The points of a session (`WaypointSandbox.session`) hold the whole machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any, Literal, overload
+
+from inspect_ai.util import (
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxConnection,
+    SandboxEnvironment,
+    SandboxEnvironmentConfigType,
+    SandboxEnvironmentLimits,
+    SandboxUnavailableError,
+    sandboxenv,
+)
+from pydantic import BaseModel
+
+import waypoint.aio
+from waypoint import errors, model
+
+PREFIX = "inspect-"
+"""How the names of sessions begin; `inspect sandbox cleanup waypoint` removes these."""
+_FOLDER = "/workspace"
+_NOT_PERMITTED, _NOT_FOUND = 126, 127
+_MAY_READ = '[ ! -e "$1" ] || [ -r "$1" ]'
+_MAY_WRITE = 'p=$1; until [ -e "$p" ]; do p=${p%/*}; p=${p:-/}; done; [ -w "$p" ]'
+"""What a shell of the session's user says of a path: for a file that is missing, of the folder above it."""
+
+
+class WaypointConfig(BaseModel, frozen=True):
+    """What a sample's session is made of, as for `waypoint.session`."""
+
+    base: str = "/"
+    net: model.Net = "nat"
+    user: str | None = None
+    folder: str = _FOLDER
+    """The working folder, where relative paths begin. It is made if it is missing."""
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+
+
+@sandboxenv(name="waypoint")
+class WaypointSandbox(SandboxEnvironment):
+    """A session as a sandbox. `session` is the SDK's object for it: `checkpoint`, `restore`, `fork`, …"""
+
+    def __init__(self, session: waypoint.aio.Session, config: WaypointConfig) -> None:
+        super().__init__()
+        self.session, self._config = session, config
+
+    # ---- the life of a sample ----------------------------------------------------------------
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """One session. `config`: a WaypointConfig, or the name or folder of a base."""
+        if isinstance(config, str):
+            config = WaypointConfig(base=config)
+        wanted = config if isinstance(config, WaypointConfig) else WaypointConfig()
+        session = await waypoint.aio.session(
+            f"{PREFIX}{secrets.token_hex(6)}",
+            base=wanted.base,
+            net=wanted.net,
+            user=wanted.user,
+            memory_bytes=wanted.memory_bytes,
+            cpus=wanted.cpus,
+            pids=wanted.pids,
+            actor="agent",
+        )
+        try:
+            await _make_folder(session, wanted)
+        except BaseException:
+            await session.remove()
+            raise
+        return {"default": cls(session, wanted)}
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        """Removes the session with its points."""
+        for environment in environments.values():
+            session = environment.as_type(cls).session
+            with contextlib.suppress(errors.NotFound):
+                await session.remove()
+
+    @classmethod
+    async def cli_cleanup(cls, id: str | None) -> None:
+        """Removes the session of this name, or all that samples have left."""
+        for session in await waypoint.aio.sessions():
+            if session.name == id or (id is None and session.name.startswith(PREFIX)):
+                await session.remove()
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        return WaypointConfig(**config)
+
+    async def connection(self, *, user: str | None = None) -> SandboxConnection:
+        """How a person gets to it. `user`: the terminal belongs to the session's own one."""
+        return SandboxConnection(
+            type="waypoint", command=f"waypoint shell {self.session.name}", container=self.session.name
+        )
+
+    def default_polling_interval(self) -> float:
+        return 0.2
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        """Runs a program. One that took too long has ended, and is not tried again: it may have done a part
+        of its work. (Inspect retries for the sake of transports that lose requests.)"""
+        sizes = {"stdout": 0, "stderr": 0}
+        limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+
+        def count(stream: str, data: bytes) -> None:
+            sizes[stream] += len(data)
+            if sizes[stream] > limit:
+                raise _TooMuch
+
+        async with _as_inspect_expects(" ".join(cmd)[:200]):
+            try:
+                program = await self.session.spawn(
+                    cmd,
+                    cwd=self._path(cwd or ""),
+                    env=env or {},
+                    user=user,
+                    timeout=timeout,
+                    on_approval="deny",
+                )
+            except errors.CannotStart as error:
+                if error.details.get("errno") in {"EACCES", "EPERM"}:
+                    raise PermissionError(errno.EACCES, error.message, cmd[0]) from error
+                return ExecResult(False, _NOT_FOUND, "", f"{error.message}\n")
+            except (errors.PolicyDenied, errors.NotApproved) as error:
+                return ExecResult(False, _NOT_PERMITTED, "", f"{error.message}\n")
+            except errors.NotFound as error:
+                return ExecResult(False, _NOT_PERMITTED, "", f"{error.message}\n")
+            try:
+                stdout, stderr = await program.communicate(_bytes(input), on_output=count)
+            except _TooMuch:
+                raise OutputLimitExceededError(
+                    SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, None
+                ) from None
+            finally:
+                if program.exit_code is None:  # also when the task is cancelled
+                    await program.kill()
+                    await program.close()
+        if program.timed_out:
+            raise TimeoutError(f"{cmd[0]} took longer than {timeout} s")
+        code = program.exit_code
+        assert code is not None
+        return ExecResult(code == 0, code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+
+    # ---- files -------------------------------------------------------------------------------
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Writes a file, and the folders above it, if the session's user may."""
+        path = self._path(file)
+        async with _as_inspect_expects(file):
+            await self._require(_MAY_WRITE, path, file)
+            await self.session.write_file(path, contents)
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        """The content of a file, if the session's user may read it."""
+        path = self._path(file)
+        limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        async with _as_inspect_expects(file):
+            await self._require(_MAY_READ, path, file)
+            content = await self.session.read_file(path, max_bytes=limit)
+        return content.decode() if text else content
+
+    async def _require(self, test: str, path: str, file: str) -> None:
+        """Files are read and written by the daemon, which may do everything. So the session's user is asked
+        first, unless that is root."""
+        if self._config.user in {None, "root", "0"}:
+            return
+        program = await self.session.spawn(["/bin/sh", "-c", test, "sh", path])
+        await program.communicate()
+        if program.exit_code:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+
+    def _path(self, file: str) -> str:
+        return os.path.normpath(os.path.join(self._config.folder, file))
+
+
+class _TooMuch(Exception):
+    """Raised when a program prints more than Inspect takes."""
+
+
+def _bytes(text: str | bytes | None) -> bytes:
+    return text.encode() if isinstance(text, str) else text or b""
+
+
+async def _make_folder(session: waypoint.aio.Session, config: WaypointConfig) -> None:
+    """The working folder, which belongs to the session's user."""
+    made = await session.spawn(["/bin/mkdir", "-p", config.folder], cwd="/", user="root")
+    _, stderr = await made.communicate()
+    if made.exit_code == 0 and config.user:
+        made = await session.spawn(["/bin/chown", f"{config.user}:", config.folder], cwd="/", user="root")
+        _, stderr = await made.communicate()
+    if made.exit_code:
+        raise errors.UsageError(
+            f"the working folder cannot be made: {stderr.decode(errors='replace').strip()}"
+        )
+
+
+@contextlib.asynccontextmanager
+async def _as_inspect_expects(what: str) -> AsyncIterator[None]:
+    """Errors of the SDK as those that Inspect knows."""
+    try:
+        yield
+    except (errors.SessionDead, errors.DaemonUnreachable) as error:
+        raise SandboxUnavailableError(error.message) from error
+    except errors.WaypointError as error:
+        number = getattr(errno, str(error.details.get("errno")), None)
+        if number is None:
+            raise
+        if number == errno.EFBIG:
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None) from error
+        # OSError chooses the class by the number: FileNotFoundError, IsADirectoryError, …
+        raise OSError(number, os.strerror(number), what) from error
