@@ -115,6 +115,13 @@ TRUTH_ARGS ?= --write
 truth: .venv/.dev-stamp engine programs
 	unshare --mount $(PYTHON) -m tests.truth.campaign $(TRUTH_ARGS)
 
+# Hostile boxes: what they try, and whether it is held; the table in docs/security.md. The boxes that stand side by side do so
+# for a minute, or as long as WAYPOINT_REDTEAM_SECONDS says.
+REDTEAM_ARGS ?= --write
+.PHONY: redteam
+redteam: .venv/.dev-stamp engine
+	unshare --mount --propagation private $(PYTHON) -m tests.redteam $(REDTEAM_ARGS)
+
 # Injected damage in points and in the database: all of it has to be found. `make damage WAYPOINT_SEED=7` repeats one.
 .PHONY: damage
 damage: export WAYPOINT_DAMAGES ?= 1400

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 
 from tests.redteam.attacks import Scene, attack, hostile, printed, timed
@@ -126,7 +128,8 @@ def remove_while_busy(scene: Scene) -> str:
         while not stopped.is_set():
             for process in processes.below(keeper):
                 if process.comm == "ld.so":
-                    os.kill(process.host_pid, 19)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.host_pid, signal.SIGSTOP)
 
     stopper = threading.Thread(target=stop_criu)
     stopper.start()
