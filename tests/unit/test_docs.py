@@ -69,7 +69,8 @@ def test_a_newcomer_finds_the_file(question: str, place: str) -> None:
     assert (REPOSITORY / "src" / "waypoint" / place).exists()
 
 
-_UNCLEAR = re.compile(r"\b(?:somebody|nobody|whoever|anybody|everybody)\b", re.IGNORECASE)
+_UNCLEAR = re.compile(r"\b(?:[Ss]omebody|(?<![`\"])[Nn]obody|[Ww]hoever|[Aa]nybody|[Ee]verybody)\b")
+"""In quotes, or as a constant, it is the name of a user."""
 
 
 def test_sentences_name_their_subject() -> None:

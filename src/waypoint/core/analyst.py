@@ -1,6 +1,6 @@
 """The processes that read files of sessions for cards: without privileges, with limits, away from the daemon.
 
-What a repository or a database of a session contains was chosen by code that nobody trusts, and it is read by
+What a repository or a database of a session contains was chosen by code that is not trusted, and is read by
 parsers of some size (dulwich, SQLite). So that is done in a process that can only read and answer
 (core/analyst_process.py). It is started when there is something to analyze and serves until it is idle for a
 while, so that a card does not pay for its start. One that takes too long, takes too much memory or breaks is

@@ -1,6 +1,6 @@
 """A process of ours that reads what others wrote: it keeps the right to read files, and nothing else.
 
-It changes to user nobody with CAP_DAC_READ_SEARCH alone, gets limits, and a system call filter that refuses
+It changes to user `nobody` with CAP_DAC_READ_SEARCH alone, gets limits, and a system call filter that refuses
 sockets, programs, processes and everything that the filter of a box refuses.
 """
 
