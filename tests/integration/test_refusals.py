@@ -186,6 +186,17 @@ pipe = os.open("/tmp/named", os.O_RDWR)
 os.remove("/tmp/named")
 fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_DIRECT)
 """,
+    "SECBIT_NO_CAP_AMBIENT_RAISE": """
+import ctypes, struct
+libc = ctypes.CDLL(None)
+header, data = struct.pack("Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+assert libc.capget(header, data) == 0
+words = list(struct.unpack("6I", data.raw))
+words[2] |= 1 << 10  # CAP_NET_BIND_SERVICE is inheritable
+assert libc.capset(header, struct.pack("6I", *words)) == 0
+assert libc.prctl(47, 2, 10, 0, 0) == 0  # PR_CAP_AMBIENT_RAISE
+assert libc.prctl(28, 1 << 6, 0, 0, 0) == 0  # PR_SET_SECUREBITS
+""",
     "UDP_CORK": """
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sender.setsockopt(socket.IPPROTO_UDP, 1, 1)

@@ -260,6 +260,7 @@ class Dump:
                     "close some, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"
                 ),
             )
+        _refuse_fixed_ambient(folder, tree)
         images.correct_terminals(folder, {process.terminal for process in tree})
         images.correct_timers(folder)
         watches.correct_images(folder, socket_watches)
@@ -338,6 +339,18 @@ class Dump:
             makers, made_again, open_files.by_process, shares_network=not has_own_network(self._box)
         )
         return msgspec.structs.replace(state, peers=made_again, notes=(*state.notes, *differences))
+
+
+def _refuse_fixed_ambient(folder: Path, tree: Sequence[processes.Process]) -> None:
+    """Refuses processes with capabilities that CRIU could not raise again."""
+    fixed = [
+        (process, unrestorable.FIXED_AMBIENT)
+        for process in tree
+        if unrestorable.has_ambient_capabilities(process)
+        and not images.may_raise_ambient(folder, process.pid)
+    ]
+    if fixed:
+        raise diagnosis.cannot_save(fixed)
 
 
 @contextlib.contextmanager

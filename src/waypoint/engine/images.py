@@ -299,6 +299,9 @@ _REMAP_TYPE, _REMAP_TYPE_LINKED = 3, 0  # remap_file_path_entry
 _TTY_ID, _TTY_SID, _TTY_PGRP, _TTY_WINSIZE = 1, 6, 7, 11
 _WINSIZE = (1, 2, 3, 4)  # winsize_entry: rows, columns, and both in pixels
 _CORE_TC, _TC_STATE, _TASK_STOPPED = 3, 1, 3  # core_entry, and in it a task_core_entry
+# core_entry, in it a thread_core_entry, and in it a creds_entry
+_CORE_THREAD, _THREAD_CREDS, _CREDS_SECUREBITS = 5, 10, 13
+_SECBIT_NO_CAP_AMBIENT_RAISE = 1 << 6
 _STATS_DUMP = 1  # stats_entry, and in it a dump_stats_entry:
 _STATS_FREEZING_TIME, _STATS_FROZEN_TIME, _STATS_PAGES_SKIPPED_PARENT, _STATS_PAGES_WRITTEN = 1, 2, 6, 7
 
@@ -368,6 +371,15 @@ def stopped_pids(images: Path) -> frozenset[int]:
             if decode(entry.get(_CORE_TC)).get(_TC_STATE) == _TASK_STOPPED:
                 stopped.add(int(path.stem.removeprefix("core-")))
     return frozenset(stopped)
+
+
+def may_raise_ambient(images: Path, pid: int) -> bool:
+    """Whether the securebits of a process let it have ambient capabilities that it had not."""
+    for entry in read_image(images / f"core-{pid}.img"):
+        creds = decode(decode(entry.get(_CORE_THREAD)).get(_THREAD_CREDS))
+        if int(creds.get(_CREDS_SECUREBITS, 0)) & _SECBIT_NO_CAP_AMBIENT_RAISE:
+            return False
+    return True
 
 
 def bound_addresses(images: Path) -> list[str]:

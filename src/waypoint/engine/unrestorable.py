@@ -38,6 +38,7 @@ IN_FLIGHT_ALONE = "a timerfd, inotify or unix socket that no process has is on i
 IN_FLIGHT_BEHIND = "a descriptor is on its way to it, and there may be data in front of it (SCM_RIGHTS)"
 """It may be received a moment later."""
 _PACKETS = "it uses a named pipe in packet mode (O_DIRECT)"
+FIXED_AMBIENT = "it has ambient capabilities and may raise none (SECBIT_NO_CAP_AMBIENT_RAISE)"
 _MOST_DESCRIPTORS = 253
 _CRIU_SOCKETS = b"\0/crtools-"
 """CRIU's sockets, to which its code in each process is connected. It sends descriptors through them."""
@@ -190,6 +191,12 @@ def _is_open_in(process: Process, targets: Mapping[int, str], copy: int) -> Iter
         if target == name or target.startswith("/"):
             with contextlib.suppress(OSError):  # one that CRIU had opened in the process
                 yield kcmp(os.getpid(), process.host_pid, KCMP_FILE, copy, fd)
+
+
+def has_ambient_capabilities(process: Process) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(int(processes.read_status(process.host_pid).get("CapAmb", "0"), 16))
+    return False
 
 
 def find_unstoppable(tree: Sequence[Process]) -> list[Obstacle]:
