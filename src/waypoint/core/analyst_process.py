@@ -2,7 +2,8 @@
 
 Everything that it will need is loaded first. Then it gives up what it does not need: its user is
 `nobody`, it can read any file and write only to its own temporary folder, starts no process, opens no
-socket, and has limits of memory, time and descriptors. The daemon takes its answers for what they are: data from outside.
+socket, and has limits of memory, time and descriptors. The daemon takes its answers for what they are: data
+from outside.
 """
 
 from __future__ import annotations
