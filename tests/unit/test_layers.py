@@ -78,9 +78,10 @@ TOGETHER = {
         *("homes", "mounts"),
     },
     "homes": {"atomic", "mounts", "overlay"},
-    "cgroups": {"mounts"},
+    "cgroups": {"mounts", "memory"},
     "pool.deltas": {"files", "pool.subvolume"},
     "pool.extents": {"pool.subvolume"},
+    "pool.subvolume": {"pool.protocol"},
     "placement": {"files", "copytree"},
 }
 """Mechanisms of the kernel know nothing of each other, but for these and the system calls."""
