@@ -108,9 +108,7 @@ def test_an_agent_breaks_its_machine_goes_back_and_succeeds(home: Home, tmp_path
     model = get_model(
         "mockllm/model",
         custom_outputs=[
-            call(
-                "bash", command="echo precious > /srv/data; sleep 1000 >/dev/null 2>&1 & echo $! > /srv/pid"
-            ),
+            call("bash", command="echo x > /srv/data; sleep 1000 >/dev/null 2>&1 & echo $! > /srv/pid"),
             call("machine", action="keep"),
             call("bash", command="kill $(cat /srv/pid); rm -rf /srv /usr/share/doc"),
             call("bash", command="cat /srv/data"),
