@@ -79,6 +79,7 @@ TOGETHER = {
     },
     "homes": {"atomic", "mounts", "overlay"},
     "cgroups": {"mounts", "memory"},
+    "sandbox": {"confinement"},
     "pool.deltas": {"files", "pool.subvolume"},
     "pool.extents": {"pool.subvolume"},
     "pool.subvolume": {"pool.protocol"},

@@ -37,6 +37,7 @@ PREFIX = "inspect-"
 """How the names of sessions begin; `inspect sandbox cleanup waypoint` removes these."""
 _FOLDER = "/workspace"
 _NOT_PERMITTED, _NOT_FOUND = 126, 127
+_HELPER_SECONDS = 60.0
 _MAY_READ = '[ ! -e "$1" ] || [ -r "$1" ]'
 _MAY_WRITE = 'p=$1; until [ -e "$p" ]; do p=${p%/*}; p=${p:-/}; done; [ -w "$p" ]'
 """What a shell of the session's user says of a path: for a file that is missing, of the folder above it."""
@@ -211,7 +212,7 @@ class WaypointSandbox(SandboxEnvironment):
         if self._config.user in {None, "root", "0"}:
             return
         program = await self.session.spawn(["/bin/sh", "-c", test, "sh", path])
-        await program.communicate()
+        await program.communicate(timeout=_HELPER_SECONDS)
         if program.exit_code:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
 
@@ -230,10 +231,10 @@ def _bytes(text: str | bytes | None) -> bytes:
 async def _make_folder(session: waypoint.aio.Session, config: WaypointConfig) -> None:
     """The working folder, which belongs to the session's user."""
     made = await session.spawn(["/bin/mkdir", "-p", config.folder], cwd="/", user="root")
-    _, stderr = await made.communicate()
+    _, stderr = await made.communicate(timeout=_HELPER_SECONDS)
     if made.exit_code == 0 and config.user:
         made = await session.spawn(["/bin/chown", f"{config.user}:", config.folder], cwd="/", user="root")
-        _, stderr = await made.communicate()
+        _, stderr = await made.communicate(timeout=_HELPER_SECONDS)
     if made.exit_code:
         raise errors.UsageError(
             f"the working folder cannot be made: {stderr.decode(errors='replace').strip()}"
