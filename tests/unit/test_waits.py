@@ -38,10 +38,6 @@ NO_WAIT = "the socket does not block"
 KERNEL = "a local socket whose other side is the kernel, or a thread that asks it"
 
 BOUNDED = {
-    "adapters/inspect_ai.py": {
-        "made.communicate()": "mkdir and chown",
-        "program.communicate()": "test -r or -w",
-    },
     "agent/trajectory.py": {"self._changed.wait_for(lambda: self._ready or self._stopped)": IDLE},
     "aio/connection.py": {"readable.wait()": USER},
     "api/wire.py": {
