@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from waypoint.box.box import Box
+from waypoint.box.masks import is_mask
 from waypoint.errors import MachineError
 from waypoint.home import Home
 from waypoint.kernel import homes
+from waypoint.kernel.mounts import parse_mountinfo
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +59,18 @@ def test_a_home_that_is_known_already_waits_for_no_box(
         homes.register(home, lambda _: None)
         with pytest.raises(MachineError, match="is being opened or closed"):
             homes.register(make(tmp_path / "other"), lambda _: None)
+
+
+def test_a_mask_is_known_by_what_it_is() -> None:
+    """One that a hanging keeper mounts later is in no table: the session could not be saved any more."""
+    mask, other, writable = parse_mountinfo(
+        "207 549 0:469 / /var/tmp/home ro,nosuid,nodev,noexec,relatime - tmpfs none ro,size=0k,mode=755\n"
+        "208 549 0:470 / /var/tmp/other ro,nosuid,nodev,noexec,relatime - tmpfs none ro,size=64k,mode=755\n"
+        "209 549 0:471 / /var/tmp/writable rw,nosuid,nodev,noexec,relatime - tmpfs none rw,size=0k\n"
+    )
+    assert is_mask(mask)
+    assert not is_mask(other)
+    assert not is_mask(writable)
 
 
 def test_a_home_that_was_forgotten_or_deleted_is_dropped(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from waypoint.api.hints import Do, Hint
 from waypoint.box.keeper import Hello, Keeper
-from waypoint.box.masks import mask_home
+from waypoint.box.masks import is_mask, mask_home
 from waypoint.box.plan import BoxSpec, inside_path, write_plan
 from waypoint.errors import BaseChanged, MachineError, MissingFeature, NoSpace, WaypointError
 from waypoint.home import Home
@@ -249,7 +249,11 @@ class Box:
     def _mounts_not_built(self) -> list[Mount]:
         # Paths may have changed: a folder above a mount, or the folder that it shows, was renamed.
         built = {(mount.mount_id, mount.device) for mount in self._mounts_built()}
-        return [mount for mount in mounts(self.pid) if built and (mount.mount_id, mount.device) not in built]
+        return [
+            mount
+            for mount in mounts(self.pid)
+            if built and (mount.mount_id, mount.device) not in built and not is_mask(mount)
+        ]
 
     def _mounts_built(self) -> list[Mount]:
         try:

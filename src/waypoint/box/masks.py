@@ -20,6 +20,17 @@ from waypoint.kernel.homes import KnownHome
 from waypoint.kernel.mounts import Mount
 
 
+def is_mask(mount: Mount) -> bool:
+    """Whether a mount looks like a mask: a folder that is empty and stays so. A keeper that did not answer in
+    time (it was stopped, or the machine was busy) has mounted one that was not noted (`box.hide_home`)."""
+    options = {*mount.options.split(",")}
+    return (
+        (mount.fstype, mount.source) == ("tmpfs", "none")
+        and {"ro", "nosuid", "nodev", "noexec"} <= options
+        and {"ro", "size=0k"} <= {*mount.super_options.split(",")}
+    )
+
+
 def mask_home(pid: int, keeper: Keeper, home: KnownHome) -> None:
     """Masks a home wherever a box shows it. `pid`: the box's keeper. OSError when the keeper cannot."""
     host = mounts.mounts()
