@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.leaks import Watch
+from tests.waiting import until
 
 import waypoint
 from waypoint import errors
@@ -104,6 +106,23 @@ def test_no_box_sees_or_holds_another_home_whenever_that_was_made(
     (odd / "moved").rename(theirs.parent)
     watch.remains(Home(theirs))
     uninstall(theirs)
+
+
+def test_a_session_whose_keeper_hung_while_another_home_was_made_can_be_saved(
+    sessions: Make, odd: Path
+) -> None:
+    session, theirs = sessions("hung", net="none"), odd / "home"
+    keeper = session.info.pid
+    assert keeper
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        done = run(theirs, "ls")
+        assert done.returncode == 0, done.stderr
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    until(lambda: str(theirs) in [place.path for place in mounts.mounts(keeper)])
+    session.restore(session.checkpoint())
+    assert session.run(f"ls -A {theirs}").check().output == ""
 
 
 def test_a_home_is_uninstalled_while_the_boxes_of_another_are_being_built(
