@@ -257,6 +257,25 @@ def test_what_a_process_cannot_be_saved_with_is_refused_at_once_in_words(
     fresh.checkpoint()
 
 
+def test_a_terminal_open_only_at_its_slave_among_many_is_refused(fresh: waypoint.Session) -> None:
+    for count in (20, 40):
+        python(
+            fresh,
+            "import os, pty, time\n"
+            f"pairs = [pty.openpty() for _ in range({count})]\n"
+            "os.close(pairs[-1][0])\n"
+            "open('/tmp/ready', 'w').close()\n"
+            "time.sleep(1000)\n",
+        )
+        if count < 32:
+            fresh.restore(fresh.checkpoint(), safety=False)
+        else:
+            with pytest.raises(errors.CannotCheckpoint, match="only at their slave"):
+                fresh.checkpoint()
+        fresh.run("kill -KILL $program; wait")
+    fresh.checkpoint()
+
+
 def test_a_process_in_its_own_network_namespace_is_refused_not_acknowledged(
     privileged: waypoint.Session,
 ) -> None:

@@ -61,6 +61,8 @@ _BEGIN_SECONDS = 5.0
 """How long CRIU may take to begin while the tree runs, which can disturb it. It takes milliseconds."""
 _MAX_TERMINALS = 128
 """How many terminals a keeper creates ahead of a restore (MAX_PTYS in native/waypoint.h)."""
+_MAX_ORPHANED = 32
+"""CRIU opens as many terminals to find the one with a number, where the keeper holds none ahead."""
 
 Pauses = Generator[list[processes.Process], None, None]
 
@@ -253,13 +255,7 @@ class Dump:
         if memory and parent:
             memory.complete_images(folder, parent, self._complete_folder)
         faults.reach("dump.completed")
-        if max(images.inner_terminals(folder), default=0) >= _MAX_TERMINALS:
-            raise CannotCheckpoint(
-                f"more than {_MAX_TERMINALS - 1} terminals are open in the session (tmux, screen, script)",
-                hint=Hint(
-                    "close some, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"
-                ),
-            )
+        _refuse_terminals(folder)
         _refuse_fixed_ambient(folder, tree)
         images.correct_terminals(folder, {process.terminal for process in tree})
         images.correct_timers(folder)
@@ -339,6 +335,20 @@ class Dump:
             makers, made_again, open_files.by_process, shares_network=not has_own_network(self._box)
         )
         return msgspec.structs.replace(state, peers=made_again, notes=(*state.notes, *differences))
+
+
+def _refuse_terminals(folder: Path) -> None:
+    """Refuses more terminals than a restore can make."""
+    if max(images.inner_terminals(folder), default=0) >= _MAX_TERMINALS:
+        which = f"more than {_MAX_TERMINALS - 1} terminals"
+    elif max(images.orphaned_terminals(folder), default=0) >= _MAX_ORPHANED:
+        which = f"more than {_MAX_ORPHANED - 1} terminals, and some of them only at their slave,"
+    else:
+        return
+    raise CannotCheckpoint(
+        f"{which} are open in the session (tmux, screen, script)",
+        hint=Hint("close some, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"),
+    )
 
 
 def _refuse_fixed_ambient(folder: Path, tree: Sequence[processes.Process]) -> None:

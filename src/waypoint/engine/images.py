@@ -354,6 +354,12 @@ def inner_terminals(images: Path) -> dict[int, int]:
     return {tty_id >> 1: session for tty_id, session in infos if tty_id & 1}
 
 
+def orphaned_terminals(images: Path) -> frozenset[int]:
+    """The indices of terminals inside a dumped tree of which only the slave is open."""
+    ids = {int(entry[_TTY_ID]) for entry in read_image(images / "tty-info.img")}
+    return frozenset(tty_id >> 1 for tty_id in ids if tty_id and not tty_id & 1 and tty_id | 1 not in ids)
+
+
 def window_sizes(images: Path) -> dict[int, tuple[int, ...]]:
     """The sizes of the terminals of a dumped tree, by index: rows, columns, and both in pixels."""
     sizes = {}
