@@ -466,10 +466,17 @@ def test_the_environment_has_every_client_wait_until_its_points_are_durable(
             take()
         return bool(next(args.get("durable", False) for verb, args in script.asked if verb == "checkpoint"))
 
-    session, twin = waypoint.Session(waypoint.Client(), "x"), aio.Session(aio.Client(), "x")
+    def synchronous(**how: Any) -> None:
+        with waypoint.Session(waypoint.Client(), "x") as session:
+            session.checkpoint("one", **how)
+
+    async def asynchronous(**how: Any) -> None:
+        async with aio.Session(aio.Client(), "x") as session:
+            await session.checkpoint("one", **how)
+
     ways: list[Callable[..., object]] = [
-        lambda **how: session.checkpoint("one", **how),
-        lambda **how: asyncio.run(twin.checkpoint("one", **how)),
+        synchronous,
+        lambda **how: asyncio.run(asynchronous(**how)),
         lambda durable=False: main(["checkpoint", "-s", "x", *["--durable"] * durable, "one"]),
     ]
     for take in ways:

@@ -28,6 +28,7 @@ from waypoint.history.view import PointView
 from waypoint.home import Home
 from waypoint.kernel import locks, readiness
 from waypoint.kernel.sandbox import NOBODY
+from waypoint.model import from_msgpack
 
 IDLE_SECONDS = 600.0
 _SECONDS = 30.0
@@ -131,32 +132,43 @@ class _Process:
             stderr=subprocess.DEVNULL,
             env={"PYTHONPATH": str(source), "TMPDIR": str(self._temporary), "LANG": "C.UTF-8"},
             cwd="/",
+            bufsize=0,
         )
+        assert self._process.stdin
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     def ask(self, job: bytes) -> Analysis:
         out, answers = self._process.stdin, self._process.stdout
         assert out
         assert answers
         deadline = time.monotonic() + _SECONDS
-        out.write(_LENGTH.pack(len(job)) + job)
-        out.flush()
+        _write(out.fileno(), _LENGTH.pack(len(job)) + job, deadline)
         (length,) = _LENGTH.unpack(_read(answers.fileno(), _LENGTH.size, deadline))
         if length > _MOST_ANSWERED:
             raise ValueError("its answer is too long")
-        return msgspec.msgpack.decode(_read(answers.fileno(), length, deadline), type=Analysis)
+        return from_msgpack(_read(answers.fileno(), length, deadline), Analysis)
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
-                with contextlib.suppress(OSError):  # what it did not read is still in the buffer
-                    pipe.close()
+                pipe.close()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def _view_of(view: PointView) -> ViewOf:
     return ViewOf(str(view.volume) if view.volume else None, str(view.base), view.masked)
+
+
+def _write(fd: int, data: bytes, deadline: float) -> None:
+    """Writes everything, or ends when the process does not read in time."""
+    view = memoryview(data)
+    while view:
+        if not readiness.writable(fd, max(0.0, deadline - time.monotonic())):
+            raise TimeoutError(f"it was not done after {_SECONDS:g} s")
+        with contextlib.suppress(BlockingIOError):
+            view = view[os.write(fd, view) :]
 
 
 def _read(fd: int, length: int, deadline: float) -> bytes:

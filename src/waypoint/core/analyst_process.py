@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import struct
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from waypoint.api.findings import Analysis, Gap
 from waypoint.core.analyst import IDLE_SECONDS, Job, ViewOf
 from waypoint.history.analyzers import analyze
 from waypoint.history.view import PointView
-from waypoint.kernel import sandbox
+from waypoint.kernel import readiness, sandbox
 
 _LENGTH = struct.Struct("<I")
 _MEMORY_BYTES = 1 << 30
@@ -29,7 +28,7 @@ _MEMORY_BYTES = 1 << 30
 
 def main() -> None:
     sandbox.enter("wp-analyst", memory_bytes=_MEMORY_BYTES)
-    while select.select([0], [], [], IDLE_SECONDS)[0]:
+    while readiness.readable(0, IDLE_SECONDS):
         header = sys.stdin.buffer.read(_LENGTH.size)
         if len(header) < _LENGTH.size:
             return
