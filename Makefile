@@ -12,13 +12,13 @@ export WAYPOINT_ENGINE := $(CURDIR)/.cache/engine
 # More arguments for pytest: make unit PYTEST_ARGS='-k shim'
 PYTEST_ARGS ?=
 # How many processes run tests side by side, each with a home and a mount namespace of its own.
-WORKERS ?= 2
+WORKERS ?= 3
 # More arguments for the benchmark: make bench BENCH_ARGS=--quick
 BENCH_ARGS ?=
 
 # Real programs that the tests checkpoint and restore, as command:package.
 PROGRAMS := curl:curl node:nodejs python3:python3 redis-server:redis-server \
-	screen:screen sqlite3:sqlite3 tmux:tmux vim:vim
+	screen:screen sqlite3:sqlite3 strace:strace tmux:tmux vim:vim
 COMPILER := cc:gcc,libc6-dev
 NATIVE := src/waypoint/native
 # For how long each native reader is fed with mutated input.

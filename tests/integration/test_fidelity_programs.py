@@ -482,7 +482,9 @@ def test_new_programs_of_a_revived_shell_have_its_environment(
     session.run("export GIVEN=value PATH=$PATH:/opt/nowhere; cd /usr/share; unset LANG").check()
     before = session.run("env | grep -v ^_= | sort").output
     revived = revive(session, session.checkpoint())
-    assert revived.run("env | grep -v ^_= | sort").output == before
+    now = revived.run("env | grep -v ^_= | sort").output
+    assert f"WAYPOINT_SESSION={revived.name}\n" in now
+    assert now == before.replace(f"WAYPOINT_SESSION={session.name}\n", f"WAYPOINT_SESSION={revived.name}\n")
     told = revived.spawn(["sh", "-c", "pwd; echo $GIVEN $PATH; echo ${LANG-none}"], shell_env=True)
     lines = told.communicate()[0].decode().splitlines()
     assert lines[0] == "/usr/share"

@@ -261,7 +261,9 @@ class Gate:
             raise
         finally:
             unseen = bool(judgement.unseen) and policy.decisions["unknown"] != "allow"
-            self._finish(row, passed, self._unseen(row, line, judgement, asker.actor) if unseen else None)
+            self._finish(
+                row, passed, self._unseen(row, line, shown, judgement, asker.actor) if unseen else None
+            )
 
     def check_trial(self, row: SessionRow, command: str) -> None:
         """A trial may run many times, in copies that are thrown away: it may not act on the outside."""
@@ -437,10 +439,11 @@ class Gate:
                 warnings.append(telling.repeat_warning(before, row.name))
         return tuple(dict.fromkeys(warnings))
 
-    def _unseen(self, row: SessionRow, line: str, judgement: Judgement, actor: Actor) -> NewEffect:
-        """A command that could not be looked into."""
+    def _unseen(
+        self, row: SessionRow, line: str, shown: str, judgement: Judgement, actor: Actor
+    ) -> NewEffect:
+        """A command that could not be looked into. `shown`: the line without its secrets, as it is told."""
         details = {"unseen": [self._clean(row, reason, line) for reason in judgement.unseen]}
-        shown = self._clean(row, line)
         return NewEffect(command=shown, class_="unknown", source="rule", actor=actor, details=details)
 
     def _clean(self, row: SessionRow, text: str, line: str = "") -> str:
@@ -474,7 +477,8 @@ class Gate:
         passed.ended(event.exit_code, timed_out=event.timed_out)
         new = self._new(row, event.command, judgement, event.actor, None)
         if judgement.unseen and policy.decisions["unknown"] != "allow":
-            new.append(self._unseen(row, event.command, judgement, event.actor))
+            shown = self._clean(row, event.command)
+            new.append(self._unseen(row, event.command, shown, judgement, event.actor))
         known: dict[str, Any] = {"source": "typed", "at": event.at}
         known |= {"state": passed.state, "exit_code": passed.exit_code}
         new = [msgspec.structs.replace(effect, **known) for effect in new]

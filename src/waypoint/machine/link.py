@@ -73,7 +73,7 @@ def make(home: Path, folder: Path = FOLDER) -> Path:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = _noted(home)
     if path not in known:
-        atomic.write(home / RECORD, "".join(f"{one}\n" for one in (*known, path)).encode())
+        atomic.write(home / RECORD, "".join(f"{one}\n" for one in (*known, path)).encode(), mode=0o600)
     return path
 
 

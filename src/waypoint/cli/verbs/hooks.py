@@ -227,12 +227,15 @@ def hooks_show(console: Console) -> int:
 def _installation(console: Console) -> Installation:
     from waypoint.home import DEFAULT_HOME
     from waypoint.hooks.config import Installation
+    from waypoint.hooks.routes import DOOR
 
     arguments, home = console.arguments, str(console.home.path)
+    # Inside a session WAYPOINT_SESSION names that one. Its forks have other names: there the door decides.
+    session = arguments.session if Path(DOOR).exists() else console.session
     command = launcher() if home == DEFAULT_HOME else (*launcher(), "--home", home)
     return Installation(
         command,
-        console.session,
+        session,
         allow=arguments.allow,
         mcp=not arguments.no_mcp,
         on_approval=arguments.on_approval,
