@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from waypoint.api.findings import DatabaseChange
+from waypoint.api.findings import DatabaseChange, RepositoryChange
 from waypoint.core.analyst import Analyst
 from waypoint.history.analyzers import analyze
-from waypoint.history.view import PointView
+from waypoint.history.view import METACOPY, OPAQUE, REDIRECT, WHITEOUT, PointView
 from waypoint.home import Home
 from waypoint.kernel import processes
 from waypoint.kernel.copytree import remove_tree
@@ -111,6 +112,42 @@ def test_it_finds_what_the_daemon_would_find_and_stays_for_the_next(analyst: Ana
     assert analyst.analyze(old, new, []).findings == ()
 
 
+def test_it_sees_the_folders_of_the_base_where_the_session_put_them(analyst: Analyst, files: Path) -> None:
+    """The marks of a layer (renamed, emptied, metadata only) cannot be read without privileges."""
+    base = files.parents[1] / "base"
+    for name in ("lib/parts/one", "lib/parts/deep/two", "srv/old/gone", "srv/plain"):
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("of the base\n")
+    for folder, mark, value in (
+        ("srv/x/parts", REDIRECT, b"/lib/parts"),
+        ("srv/x/parts/deeper", REDIRECT, b"deep"),
+        ("srv/old", OPAQUE, b"y"),
+        ("srv/marked", OPAQUE, b"x"),
+    ):
+        (files / folder).mkdir(parents=True)
+        os.setxattr(files / folder, mark, value)
+    for name in ("marked/absent", "plain"):
+        (files / "srv" / name).touch()
+    os.setxattr(files / "srv/marked/absent", WHITEOUT, b"y")
+    os.setxattr(files / "srv/plain", METACOPY, b"")
+    os.truncate(files / "srv/plain", (base / "srv/plain").stat().st_size)
+    os.mknod(files / "srv/x/parts/deep", stat.S_IFCHR, 0)  # it is at another name now
+    subprocess.run(["git", "init", "-q", files / "srv"], check=True)
+    subprocess.run(["git", "-C", files / "srv", "add", "plain"], check=True)
+    os.utime(
+        files / "srv/plain", (1, 1)
+    )  # content decides, which is in the base: not the zeros that were added
+    old, new = views(files)
+    touched = ["/srv/.git/HEAD", "/srv/old/gone", "/srv/marked/absent", "/srv/plain"]
+    found = analyst.analyze(old, new, touched, folders=["/srv/x/parts"])
+    assert found == analyze(*views(files), touched, folders=["/srv/x/parts"])
+    assert found.gaps == ()
+    (change,) = found.findings
+    assert isinstance(change, RepositoryChange)
+    assert change.untracked_paths == ("x/parts/deeper/two", "x/parts/one")
+    assert change.modified_paths == ("plain",)
+
+
 def test_hostile_files_cost_a_gap_and_not_the_daemon(analyst: Analyst, files: Path) -> None:
     """A database that is a FIFO, 1 TB of nothing, a query without end; an object of git that unpacks to
     256 MB; 3,000 folders in each other; 20,000 names."""
@@ -162,3 +199,28 @@ def test_one_that_ends_is_replaced(analyst: Analyst, files: Path) -> None:
         if process.comm == "wp-analyst":
             os.kill(process.host_pid, 9)
     assert not any("ended" in gap.reason for gap in analyst.analyze(old, new, ["/x.db"]).gaps)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_one_that_asks_without_end_is_ended(
+    analyst: Analyst, files: Path, monkeypatch: pytest.MonkeyPatch, *, reads: bool
+) -> None:
+    """Each question is for a path that no layer has, or that nothing can have."""
+    program = files.parents[1] / "program"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import itertools, os\n"
+        "paths = itertools.cycle((b'/x', b'/a\\0b'))\n"
+        "for number, path in enumerate(paths):\n"
+        "    os.write(1, b'q' + len(path).to_bytes(4, 'little') + path)\n"
+        f"    if {reads} and number > 2000:\n"  # there is always a question to be answered
+        "        os.read(0, 9)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr("waypoint.core.analyst.sys.executable", str(program))
+    monkeypatch.setattr("waypoint.core.analyst._SECONDS", 0.5)
+    found = analyst.analyze(*views(files), ["/x.db"])
+    assert [gap.reason for gap in found.gaps] == [
+        "the process that reads them ended: it was not done after 30 s"
+    ]
+    assert not any(process.comm == program.name for process in processes.below(os.getpid()))

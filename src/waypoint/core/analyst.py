@@ -5,6 +5,10 @@ parsers of some size (dulwich, SQLite). So that is done in a process that can on
 (core/analyst_process.py). It is started when there is something to analyze and serves until it is idle for a
 while, so that a card does not pay for its start. One that takes too long, takes too much memory or breaks is
 ended, and the card says what it lacks.
+
+What it may not read itself are the marks of a layer (history/view.py `MARKS`): the kernel shows them to
+CAP_SYS_ADMIN alone. It asks the daemon for them, which answers with those attributes of a path and nothing
+else.
 """
 
 from __future__ import annotations
@@ -24,16 +28,20 @@ from typing import NamedTuple
 import msgspec
 
 from waypoint.api.findings import Analysis, Gap
-from waypoint.history.view import PointView
+from waypoint.history.view import MARKS, PointView
 from waypoint.home import Home
-from waypoint.kernel import locks, readiness
+from waypoint.kernel import files, locks, readiness
 from waypoint.kernel.sandbox import NOBODY
 from waypoint.model import from_msgpack
 
 IDLE_SECONDS = 600.0
 _SECONDS = 30.0
 """For one job: each analyzer ends by itself long before that."""
+_NOT_DONE = f"it was not done after {_SECONDS:g} s"
 _MOST_ANSWERED = 64 << 20
+ANSWER, QUESTION = b"a", b"q"
+"""What a message of the process is: the answer to its job, or a path whose marks it asks for."""
+HEADER = struct.Struct("<cI")
 _LENGTH = struct.Struct("<I")
 
 
@@ -143,10 +151,16 @@ class _Process:
         assert answers
         deadline = time.monotonic() + _SECONDS
         _write(out.fileno(), _LENGTH.pack(len(job)) + job, deadline)
-        (length,) = _LENGTH.unpack(_read(answers.fileno(), _LENGTH.size, deadline))
-        if length > _MOST_ANSWERED:
-            raise ValueError("its answer is too long")
-        return from_msgpack(_read(answers.fileno(), length, deadline), Analysis)
+        while True:
+            kind, length = HEADER.unpack(_read(answers.fileno(), HEADER.size, deadline))
+            if length > _MOST_ANSWERED:
+                raise ValueError("its answer is too long")
+            data = _read(answers.fileno(), length, deadline)
+            if kind == ANSWER:
+                return from_msgpack(data, Analysis)
+            if time.monotonic() > deadline:  # it may ask without end
+                raise TimeoutError(_NOT_DONE)
+            _write(out.fileno(), _marks_of(data), deadline)
 
     def end(self) -> None:
         self._process.kill()
@@ -161,12 +175,19 @@ def _view_of(view: PointView) -> ViewOf:
     return ViewOf(str(view.volume) if view.volume else None, str(view.base), view.masked)
 
 
+def _marks_of(path: bytes) -> bytes:
+    """The marks of a path of a layer, as they are sent."""
+    values = [files.attribute(os.fsdecode(path), name) for name in MARKS]
+    data = msgspec.msgpack.encode(values)
+    return _LENGTH.pack(len(data)) + data
+
+
 def _write(fd: int, data: bytes, deadline: float) -> None:
     """Writes everything, or ends when the process does not read in time."""
     view = memoryview(data)
     while view:
         if not readiness.writable(fd, max(0.0, deadline - time.monotonic())):
-            raise TimeoutError(f"it was not done after {_SECONDS:g} s")
+            raise TimeoutError(_NOT_DONE)
         with contextlib.suppress(BlockingIOError):
             view = view[os.write(fd, view) :]
 
@@ -175,7 +196,7 @@ def _read(fd: int, length: int, deadline: float) -> bytes:
     data = bytearray()
     while len(data) < length:
         if not readiness.readable(fd, max(0.0, deadline - time.monotonic())):
-            raise TimeoutError(f"it was not done after {_SECONDS:g} s")
+            raise TimeoutError(_NOT_DONE)
         piece = os.read(fd, length - len(data))
         if not piece:
             raise EOFError("it took too much memory, or broke")

@@ -21,7 +21,7 @@ import errno
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
@@ -34,6 +34,9 @@ OPAQUE = "trusted.overlay.opaque"
 REDIRECT = "trusted.overlay.redirect"
 WHITEOUT = "trusted.overlay.whiteout"
 METACOPY = "trusted.overlay.metacopy"
+MARKS = (OPAQUE, REDIRECT, WHITEOUT, METACOPY)
+"""What a view has to know of a layer besides its files. Only a process with CAP_SYS_ADMIN can read them: for
+any other one they do not exist, and it would merge the layers wrongly."""
 ORIGIN = "trusted.overlay.origin"
 _PRIVATE = "trusted.overlay."
 _ESCAPED = "trusted.overlay.overlay."
@@ -96,8 +99,17 @@ class PointView:
     that changes becomes stale.
     """
 
-    def __init__(self, volume: Path | None, base: Path, *, hide: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        volume: Path | None,
+        base: Path,
+        *,
+        hide: Iterable[str] = (),
+        mark: Callable[[str, str], bytes | None] = files.attribute,
+    ) -> None:
+        """`mark`: how one of `MARKS` is read, for a process that may not read them itself."""
         self.volume, self.base = volume, base
+        self._mark = mark
         self._volume = None if volume is None else str(volume)
         self._base = str(base).rstrip("/")
         self.regions = {"/": Region("/", "upper", "")}
@@ -195,16 +207,16 @@ class PointView:
         return (
             entry.is_file
             and entry.size == 0
-            and files.attribute(self.upper_path(path), WHITEOUT) is not None
-            and files.attribute(self.upper_path(folder), OPAQUE) == b"x"
+            and self._mark(self.upper_path(folder), OPAQUE) == b"x"
+            and self._mark(self.upper_path(path), WHITEOUT) is not None
         )
 
     def _lower_of(self, folder: Place, upper: str, name: str) -> str | None:
         """The folder of the base that is below a folder of the layer."""
         where = self.upper_path(upper)
-        if files.attribute(where, OPAQUE) == b"y":
+        if self._mark(where, OPAQUE) == b"y":
             return None
-        redirect = os.fsdecode(files.attribute(where, REDIRECT) or b"")
+        redirect = os.fsdecode(self._mark(where, REDIRECT) or b"")
         if redirect.startswith("/"):
             root = folder.region.lower
             return None if root is None else self._folder_below(root, redirect.strip("/").split("/"))
@@ -269,11 +281,11 @@ class PointView:
         where = self.host_path(place)
         if where is None or not place.entry.is_file:
             return None
-        if place.upper is None or files.attribute(where, METACOPY) is None:
+        if place.upper is None or self._mark(where, METACOPY) is None:
             return where
         # Only its metadata was copied up: the bytes are still the base's.
         folder = self.place(posixpath.dirname(place.path))
-        redirect = os.fsdecode(files.attribute(where, REDIRECT) or b"") or posixpath.basename(place.path)
+        redirect = os.fsdecode(self._mark(where, REDIRECT) or b"") or posixpath.basename(place.path)
         root = place.region.lower if redirect.startswith("/") else folder.lower if folder else None
         steps = redirect.strip("/").split("/")
         above = None if root is None else self._folder_below(root, steps[:-1])
