@@ -1375,6 +1375,8 @@ def look(pid):
     for name in ("limits", "oom_score_adj", "coredump_filter", "cgroup", "loginuid"):
         with contextlib.suppress(OSError):
             status[name] = open(f"/proc/{pid}/{name}").read()
+    # The group is that of the box, and a restore and a fork make a new box.
+    status["cgroup"] = re.sub("/waypoint-[0-9a-f-]+", "/BOX", status["cgroup"])
     stat = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
     status |= {"nice": stat[16], "policy": stat[38], "ioprio": libc.syscall(252, 1, pid)}
     return status

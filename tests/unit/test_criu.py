@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import cast
 
@@ -79,12 +80,37 @@ def test_a_stage_is_answered_once(sockets: tuple[socket.socket, socket.socket]) 
         peer.recv(100)
 
 
-def test_an_exception_aborts_the_work(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_an_exception_aborts_the_work(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(criu, "_ABORT_SECONDS", 0.05)
     ours, peer = sockets
     peer.send(report("query-ext-files"))
     with pytest.raises(ZeroDivisionError), converse(ours) as conversation:
         _ = [1 // 0 for _ in conversation.stages()]
     assert [peer.recv(100) for _ in range(2)] == [b"request", ABORT]
+
+
+def test_a_criu_that_failed_has_ended_when_its_failure_is_looked_at() -> None:
+    """A process that ends closes its socket before it lets go of those it traces."""
+    source = """
+import os, socket, sys, time
+connection = socket.socket(fileno=int(sys.argv[1]))
+connection.recv(100)
+connection.send(bytes.fromhex(sys.argv[2]))
+connection.close()
+time.sleep(0.2)
+"""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        failure = encode({1: 1, 2: False}).hex()
+        argv = [sys.executable, "-c", source, str(theirs.fileno()), failure]
+        with subprocess.Popen(argv, pass_fds=[theirs.fileno()]) as process:
+            theirs.close()
+            with pytest.raises(CriuFailed), converse(ours) as conversation:
+                list(conversation.stages())
+            assert conversation.host_pid == process.pid
+            assert process.poll() == 0
 
 
 @pytest.mark.parametrize("answer", [encode({1: 1, 2: False}), b""], ids=["a failure", "no answer"])

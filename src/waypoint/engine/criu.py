@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Self
 from waypoint.box.box import Box
 from waypoint.box.plan import ENGINE_IN_BOX
 from waypoint.engine.images import Message, decode, encode
-from waypoint.kernel import faults
+from waypoint.kernel import faults, processes
 
 SILENCE_SECONDS = 60.0
 """How long CRIU may take from one stage to the next, plus the time to copy the tree's memory, and some for
@@ -280,12 +281,18 @@ class Conversation:
         self.close()
 
     def _wait_for_end(self) -> None:
-        """Until then CRIU may still change the state of the processes, and of their control group."""
-        self._socket.settimeout(faults.limit(_ABORT_SECONDS))
+        """Until then CRIU may still change the state of the processes, and of their control group. The kernel
+        closes the socket of a process that ends before it detaches those that the process traces: what CRIU
+        had seized is still being traced for a moment after the socket was closed."""
+        limit = faults.limit(_ABORT_SECONDS)
+        deadline = time.monotonic() + limit
+        self._socket.settimeout(limit)
         with contextlib.suppress(CriuFailed):
             while True:
                 if self._receive().get(_RESPONSE_TYPE) == _TYPE_NOTIFY:
                     self._send(_answer(success=False))
+        if self.host_pid is not None:
+            processes.wait_for_end(self.host_pid, max(0, deadline - time.monotonic()))
 
 
 def start(

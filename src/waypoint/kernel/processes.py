@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,20 @@ def exit_code(status: int) -> int:
 def is_over(host_pid: int) -> bool:
     """Whether a process has ended; a zombie has."""
     return _state_of(host_pid) in ("Z", "X")
+
+
+def wait_for_end(host_pid: int, seconds: float) -> None:
+    """Waits until a process has ended and no longer traces any other, for so long at most."""
+    try:
+        process = pidfd_open(host_pid)
+    except OSError:  # it is gone
+        return
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.poll(seconds * 1000)
+    finally:
+        os.close(process)
 
 
 def has_settled(host_pid: int) -> bool:
