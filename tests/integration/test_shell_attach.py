@@ -269,7 +269,7 @@ def test_who_is_attached_sees_what_waits_for_approval_and_answers(
     running = elsewhere.submit(lambda: session.run("touch /srv/up"))
     person.sees("C-] a approves: touch /srv/up")
     person.type(b"\r")
-    person.sees(lambda shown: shown.count("ready>") == 2 and "C-] a approves" in shown)
+    person.sees(lambda shown: shown.split("\n").count("ready>") == 2 and "C-] a approves" in shown)
     person.type(b"\x1da")
     shown = person.sees("y runs it once")
     assert "an agent wants to run" in shown
