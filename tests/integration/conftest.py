@@ -20,6 +20,7 @@ import waypoint
 from waypoint.box.box import keepers
 from waypoint.home import Home
 from waypoint.kernel import homes
+from waypoint.kernel.pool.holders import pool_holders
 from waypoint.kernel.pool.image import SMALLEST_SIZE_BYTES
 from waypoint.kernel.pool.lifecycle import close_pool, open_pool
 from waypoint.kernel.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount, unshare
@@ -61,7 +62,7 @@ def home(engine: Path, watch: Watch) -> Iterator[Home]:
         yield found
         waypoint.Client(folder).call("daemon_stop", {"sessions": True})
         assert "OutOfOrder" not in found.log.read_text(), "locks were taken out of order"
-        assert close_pool(found.path), "its pool is still in use"
+        assert close_pool(found.path), f"its pool is still in use: {pool_holders(found.path)}"
         left = [*keepers(found), *watch.remains(found)]
         assert not left, f"left behind: {left}"
         homes.forget(found)
