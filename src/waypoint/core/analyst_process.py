@@ -22,6 +22,7 @@ from waypoint.core.analyst import ANSWER, HEADER, IDLE_SECONDS, QUESTION, Job, V
 from waypoint.history.analyzers import analyze
 from waypoint.history.view import MARKS, PointView
 from waypoint.kernel import readiness, sandbox
+from waypoint.model import from_msgpack
 
 _LENGTH = struct.Struct("<I")
 _MEMORY_BYTES = 1 << 30
@@ -73,7 +74,7 @@ def _marks_of(path: str) -> list[bytes | None]:
     question = os.fsencode(path)
     try:
         _write(QUESTION, question)
-        return msgspec.msgpack.decode(_read() or b"", type=list[bytes | None])
+        return from_msgpack(_read() or b"", list[bytes | None])
     except BaseException:  # noqa: BLE001 - a question half asked: later answers would be of another path
         os._exit(1)
 
