@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from tests import roots
 from tests.leaks import Watch
+from tests.waiting import until
 
 import waypoint
 from waypoint.box.box import keepers
 from waypoint.home import Home
-from waypoint.kernel import homes
+from waypoint.kernel import homes, processes
 from waypoint.kernel.pool.holders import pool_holders
 from waypoint.kernel.pool.image import SMALLEST_SIZE_BYTES
 from waypoint.kernel.pool.lifecycle import close_pool, open_pool
@@ -60,9 +61,14 @@ def home(engine: Path, watch: Watch) -> Iterator[Home]:
         found = Home(Path(folder))
         watch.add_home(found)
         yield found
-        waypoint.Client(folder).call("daemon_stop", {"sessions": True})
+        stopped = waypoint.Client(folder).call("daemon_stop", {"sessions": True})
+        until(lambda: processes.is_over(stopped["pid"]))  # what it has open is in the way of the unmount
         assert "OutOfOrder" not in found.log.read_text(), "locks were taken out of order"
-        assert close_pool(found.path), f"its pool is still in use: {pool_holders(found.path)}"
+        # The kernel lets go of the mounts of ended boxes in its own time, which `daemon_stop` waits for as well.
+        try:
+            until(lambda: close_pool(found.path))
+        except AssertionError as error:
+            raise AssertionError(f"its pool is still in use: {pool_holders(found.path)}") from error
         left = [*keepers(found), *watch.remains(found)]
         assert not left, f"left behind: {left}"
         homes.forget(found)

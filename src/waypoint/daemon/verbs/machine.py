@@ -25,6 +25,7 @@ from waypoint.history.redaction import Redactor
 from waypoint.history.retention import RetentionPolicy, parse_duration
 from waypoint.home import Home
 from waypoint.kernel import faults
+from waypoint.kernel.pool.holders import pool_holders
 from waypoint.kernel.pool.lifecycle import close_pool
 from waypoint.model import (
     Approval,
@@ -219,4 +220,7 @@ def _close_pool(home: Home) -> bool:
     deadline = time.monotonic() + _POOL_SECONDS
     while not (closed := close_pool(home.path)) and time.monotonic() < deadline:
         time.sleep(0.05)
+    if not closed:
+        holders = ", ".join(map(str, pool_holders(home.path))) or "nothing that is known"
+        log.warning("the pool is still in use after %d s, by %s", _POOL_SECONDS, holders)
     return closed
