@@ -64,7 +64,7 @@ def home(engine: Path, watch: Watch) -> Iterator[Home]:
         stopped = waypoint.Client(folder).call("daemon_stop", {"sessions": True})
         until(lambda: processes.is_over(stopped["pid"]))  # what it has open is in the way of the unmount
         assert "OutOfOrder" not in found.log.read_text(), "locks were taken out of order"
-        # The kernel lets go of the mounts of ended boxes in its own time, which `daemon_stop` waits for as well.
+        # The kernel lets go of the mounts of ended boxes in its own time: `daemon_stop` waits for it as well.
         try:
             until(lambda: close_pool(found.path))
         except AssertionError as error:
