@@ -96,6 +96,17 @@ def reach() -> Iterator[Callable[[waypoint.Forward], Client]]:
         client.close()
 
 
+def resets(forward: waypoint.Forward) -> bool:
+    """Whether a new connection is accepted and reset."""
+    try:
+        # The reset may arrive before the client has looked at the result of its own connect(): then that reports it.
+        with socket.create_connection((forward.address, forward.local_port), timeout=20) as client:
+            client.recv(1)
+    except ConnectionResetError:
+        return True
+    return False
+
+
 def refused(forward: waypoint.Forward) -> bool:
     try:
         socket.create_connection((forward.address, forward.local_port), timeout=5).close()
@@ -226,7 +237,6 @@ def test_forwards_outlive_the_daemon_and_end_with_the_session(
 def test_what_cannot_be_forwarded_is_refused(
     fresh: waypoint.Session,
     sessions: Callable[..., waypoint.Session],
-    reach: Callable[[waypoint.Forward], Client],
 ) -> None:
     forward = fresh.forward(8000, 0)
     assert fresh.forward(8000) == forward  # it is there already
@@ -244,8 +254,7 @@ def test_what_cannot_be_forwarded_is_refused(
         fresh.forward(8001, bind="localhost.example")
     with pytest.raises(errors.UsageError, match="no address"):
         fresh.forward(8001, bind="192.0.2.77")
-    nothing_listens = reach(forward)
-    assert nothing_listens.is_reset()
+    assert resets(forward)  # nothing listens there
 
     open_to_all = sessions("open", net="host")
     with pytest.raises(errors.UsageError, match="own network"):
