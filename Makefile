@@ -130,17 +130,17 @@ damage: .venv/.dev-stamp engine
 
 # Adapters in the real frameworks, each in a virtual environment of its own: what their own suites say, and an agent that
 # breaks its machine, goes back and succeeds. The counts are in docs/adapters.md.
-ADAPTERS := inspect
+ADAPTERS := inspect_ai
 .PHONY: adapters
 adapters: .venv/.dev-stamp engine
 	for framework in $(ADAPTERS); do \
 	    python=".cache/adapters/$$framework/bin/python"; \
 	    [ -x "$$python" ] || $(PYTHON) -m venv ".cache/adapters/$$framework"; \
 	    "$$python" -m pip install --quiet --no-input --disable-pip-version-check \
-	        -r requirements.txt -r "requirements-$$framework.txt"; \
+	        -r requirements.txt -r "tests/adapters/requirements/$$framework.txt"; \
 	    PYTHONPATH=src:. XDG_DATA_HOME="$(CURDIR)/.cache/adapters" "$$python" -m pytest --basetemp=.cache/a -p no:cacheprovider \
 	        -W default -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=module \
-	        -o asyncio_default_test_loop_scope=module "tests/adapters/test_$${framework}_ai.py" $(PYTEST_ARGS); \
+	        -o asyncio_default_test_loop_scope=module "tests/adapters/test_$$framework.py" $(PYTEST_ARGS); \
 	done
 
 # What it costs here; the results are in waypoint-bench/.
