@@ -132,16 +132,18 @@ damage: .venv/.dev-stamp engine
 # breaks its machine, goes back and succeeds. The counts are in docs/adapters.md.
 ADAPTERS := inspect_ai
 .PHONY: adapters
-adapters: .venv/.dev-stamp engine
+adapters: .venv/.dev-stamp engine $(ADAPTERS:%=.cache/adapters/%/.stamp)
 	for framework in $(ADAPTERS); do \
-	    python=".cache/adapters/$$framework/bin/python"; \
-	    [ -x "$$python" ] || $(PYTHON) -m venv ".cache/adapters/$$framework"; \
-	    "$$python" -m pip install --quiet --no-input --disable-pip-version-check \
-	        -r requirements.txt -r "tests/adapters/requirements/$$framework.txt"; \
-	    PYTHONPATH=src:. XDG_DATA_HOME="$(CURDIR)/.cache/adapters" "$$python" -m pytest --basetemp=.cache/a -p no:cacheprovider \
-	        -W default -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=module \
-	        -o asyncio_default_test_loop_scope=module "tests/adapters/test_$$framework.py" $(PYTEST_ARGS); \
+	    PYTHONPATH=src:. XDG_DATA_HOME="$(CURDIR)/.cache/adapters" ".cache/adapters/$$framework/bin/python" -m pytest \
+	        --basetemp=.cache/a -p no:cacheprovider -W default -o asyncio_mode=auto \
+	        -o asyncio_default_fixture_loop_scope=module -o asyncio_default_test_loop_scope=module \
+	        "tests/adapters/test_$$framework.py" $(PYTEST_ARGS); \
 	done
+
+.cache/adapters/%/.stamp: requirements.txt tests/adapters/requirements/%.txt | .venv/.dev-stamp
+	[ -x "$(@D)/bin/python" ] || $(PYTHON) -m venv "$(@D)"
+	"$(@D)/bin/python" -m pip install --quiet --no-input --disable-pip-version-check $(foreach file,$^,-r $(file))
+	touch $@
 
 # What it costs here; the results are in waypoint-bench/.
 .PHONY: bench
