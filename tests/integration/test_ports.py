@@ -99,7 +99,7 @@ def reach() -> Iterator[Callable[[waypoint.Forward], Client]]:
 def resets(forward: waypoint.Forward) -> bool:
     """Whether a new connection is accepted and reset."""
     try:
-        # The reset may arrive before the client has looked at the result of its own connect(): then that reports it.
+        # The reset may arrive before the client looks at the result of its connect(): then that reports it.
         with socket.create_connection((forward.address, forward.local_port), timeout=20) as client:
             client.recv(1)
     except ConnectionResetError:
