@@ -130,11 +130,12 @@ damage: .venv/.dev-stamp engine
 
 # Adapters in the real frameworks, each in a virtual environment of its own: what their own suites say, and an agent that
 # breaks its machine, goes back and succeeds. The counts are in docs/adapters.md.
-ADAPTERS := inspect_ai
+ADAPTERS := inspect_ai mini_swe_agent
 .PHONY: adapters
 adapters: .venv/.dev-stamp engine $(ADAPTERS:%=.cache/adapters/%/.stamp)
 	for framework in $(ADAPTERS); do \
-	    PYTHONPATH=src:. XDG_DATA_HOME="$(CURDIR)/.cache/adapters" ".cache/adapters/$$framework/bin/python" -m pytest \
+	    PYTHONPATH=src:. XDG_DATA_HOME="$(CURDIR)/.cache/adapters" XDG_CONFIG_HOME="$(CURDIR)/.cache/adapters" \
+	    ".cache/adapters/$$framework/bin/python" -m pytest \
 	        --basetemp=.cache/a -p no:cacheprovider -W default -o asyncio_mode=auto \
 	        -o asyncio_default_fixture_loop_scope=module -o asyncio_default_test_loop_scope=module \
 	        "tests/adapters/test_$$framework.py" $(PYTEST_ARGS); \
