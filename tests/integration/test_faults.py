@@ -21,6 +21,7 @@ CASES: tuple[Case, ...] = (
     ("park", "copy.box", "kill new keeper"),
     ("restore of files", "box.attached", "ETIMEDOUT"),
     ("base import of a Dockerfile", "build.carried_out", "kill daemon"),
+    ("recover", "recover.sealed", "kill daemon"),
     ("rm of the session of the point that another stands on", "rm.ended", "kill daemon"),
     ("rm of the session of the point that another stands on", "rm.removed", "kill daemon"),
 )

@@ -258,6 +258,7 @@ def _run(case: Case, verb: scene.Verb, known: scene.Known, place: Path, report: 
         planned.plan(())
         if done and not case.faults:
             mine.violations.append(f"it fails without a fault: {done}")
+        verb.again(world)
         several = len(case.faults) > 1
         mine.violations += scene.judge(world, verb, known, done, undone_whole=not several)
         if not mine.violations and (several or _is_chosen(case)):
@@ -280,6 +281,7 @@ def _run(case: Case, verb: scene.Verb, known: scene.Known, place: Path, report: 
                 world.settle()
                 mine.happened, mine.recovery_calls = list(planned.happened), list(planned.calls)
                 planned.plan(())
+                verb.again(world)
                 mine.violations += scene.judge(world, verb, known, "killed", undone_whole=not fault)
                 if _is_chosen(case) and not fault:
                     mine.violations += scene.go_on(world, known)

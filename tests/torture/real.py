@@ -38,6 +38,8 @@ from waypoint.client.connection import rebuild_database
 from waypoint.home import Home
 from waypoint.kernel import faults
 from waypoint.kernel.pool.lifecycle import close_pool
+from waypoint.kernel.pool.protocol import SCRATCH, opened
+from waypoint.kernel.pool.subvolume import set_readonly
 from waypoint.kernel.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount, unshare
 
 KINDS: tuple[RealKind, ...] = get_args(RealKind)
@@ -266,7 +268,43 @@ def _damage_database(stage: Stage) -> None:
         file.write(bytes(100))
 
 
-def _recover_again(stage: Stage) -> None:
+def _damage_much(stage: Stage) -> None:
+    """Something of each sort that `recover` puts in order while the daemon runs."""
+    stage.work.checkpoint(name="three")
+    _wait_for_digests(stage)
+    one, two, three = (stage.work.point(name).info for name in ("one", "two", "three"))
+    with opened(stage.home.checkpoints / one.id / "files") as tree:
+        set_readonly(tree, readonly=False)
+    (stage.home.checkpoints / two.id / "point.json").write_text("{")
+    (stage.home.pool / SCRATCH / f"{1 << 22}.tree").mkdir()  # no process has a number as high as that
+    with contextlib.closing(sqlite3.connect(stage.home.database)) as database, database:
+        database.execute("UPDATE checkpoints SET damage = 'it was replaced' WHERE id = ?", (one.id,))
+        database.execute("INSERT INTO tags SELECT id, 'lost', 'gone' FROM sessions WHERE name = 'work'")
+        database.execute("UPDATE sessions SET head = ? WHERE head = ?", (three.parent, three.id))
+        database.execute("DELETE FROM checkpoints WHERE id = ?", (three.id,))
+
+
+def _wait_for_digests(stage: Stage) -> None:
+    deadline = time.monotonic() + 20
+    while not all(point.info.digested for point in stage.work.log()):
+        if time.monotonic() > deadline:
+            raise Wrong("not all points have digests")
+        time.sleep(0.05)
+
+
+def _recover(stage: Stage) -> None:
+    if left := stage.client.recover().left:
+        raise errors.MachineError(f"not repaired: {left}")
+
+
+def _prove_recovered(stage: Stage) -> None:
+    points = [point.info for point in stage.work.log()]
+    if "three" not in [point.name for point in points] or any(point.damage for point in points):
+        raise Wrong(f"not all points are back and whole: {points}")
+    _wait_for_digests(stage)
+
+
+def _rebuild_again(stage: Stage) -> None:
     try:
         stage.client.sessions()
     except errors.DatabaseDamaged:
@@ -431,11 +469,12 @@ VERBS = {
         ),
         Verb("base rm", _remove_base, _import_base),
         Verb("base import of a Dockerfile", _build, _prepare_build, proof=_prove_build),
+        Verb("recover", _recover, _damage_much, again=_recover, proof=_prove_recovered),
         Verb(
             "recover of a damaged database",
             lambda stage: rebuild_database(stage.home),
             _damage_database,
-            again=_recover_again,
+            again=_rebuild_again,
         ),
         Verb("the start of a daemon", lambda stage: stage.client.sessions(), _stop),
         Verb("the start after a loss", lambda stage: stage.client.sessions(), _lose_a_row),

@@ -23,11 +23,12 @@ from tests.fakes import FakeBox, World
 from waypoint.api import agent, effects, files, machine, points, sessions
 from waypoint.api.request import Request, StatePayload
 from waypoint.api.requests import verb_of
-from waypoint.core import background, pointfile
+from waypoint.core import background, check, pointfile, remains
 from waypoint.core.spares import Wanted
 from waypoint.daemon.connection import Peer
 from waypoint.daemon.verbs import handler_of
-from waypoint.errors import WaypointError
+from waypoint.errors import MachineError, WaypointError
+from waypoint.kernel.pool.protocol import SCRATCH
 from waypoint.model import Checkpoint, Record
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.terminal import Terminal
@@ -74,6 +75,7 @@ def without_processes() -> None:
     Terminal._foreground_group = lambda _: None  # type: ignore[method-assign,assignment]
     logging.disable(logging.CRITICAL)  # thousands of failures are expected
     background.AFTER_AN_ANSWER = background.Patience(0.001, 0.3)  # no client waits for anything else
+    check._SURE_SECONDS = 0.0  # no point is being taken beside a check
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Verb:
     """What has to be on the disk before it."""
     arrange: Callable[[World], object] = lambda _: None
     """What the daemon has to do before it."""
+    again: Callable[[World], object] = lambda _: None
+    """What a user does afterwards, whatever happened, before anything is looked at."""
     becomes: str = PRESENT
     """What `work` holds after it: the present, or the content of the point of this name."""
     ends: bool = False
@@ -97,6 +101,8 @@ class Verb:
     removes_session: bool = False
     at_start: bool = False
     """Whether it is the start of a daemon."""
+    sound: bool = False
+    """Whether a check finds nothing at the end, and no point is marked as damaged."""
 
 
 # ---- the home before the verb ---------------------------------------------------------------------
@@ -234,6 +240,30 @@ def _lose_rows(world: World) -> None:
     world.app.store.database.execute("DELETE FROM checkpoints WHERE name = 'three'")
 
 
+def _damage_much(world: World) -> None:
+    """Something of each sort that `recover` puts in order while a daemon runs."""
+    app, home = world.app, world.home
+    there = {point.name: point.id for point in app.store.points.all()}
+    for point_id in there.values():
+        app.digests.make(point_id)
+    world.pool.unseal(home.checkpoints / there["one"] / "files")
+    (home.checkpoints / there["two"] / pointfile.POINT_FILE).write_text("{")
+    app.store.points.set_damage(there["bare"], "it differed, and was replaced")
+    app.store.database.execute("UPDATE sessions SET forked_from = 'gone'")
+    (home.pool / SCRATCH / f"{_NO_PID}.tree").mkdir(parents=True)
+    _lose_rows(world)
+    remains._ABANDONED_SECONDS = -1  # this was left long ago
+    for folder in (home.staging / "half", home.sessions / _GONE, home.beginnings / _GONE):
+        folder.mkdir()
+
+
+def _recover(world: World) -> None:
+    if left := ask(world, machine.Recover()).left:
+        raise MachineError(f"not repaired: {left}")
+
+
+_NO_PID = 1 << 22
+"""No process has a number as high as that."""
 _GONE = "0123456789ab"
 """An id that no row has."""
 
@@ -411,6 +441,7 @@ VERBS = {
             _request(machine.BaseRm(name="tree")),
             prepare=lambda world: ask(world, machine.BaseImport(name="tree", file=str(_folder(world)))),
         ),
+        Verb("recover", _recover, arrange=_damage_much, again=_recover, sound=True),
         Verb("a spare comes and goes", _spare),
         Verb("a trial", _trial),
         Verb(
@@ -451,6 +482,9 @@ def judge(world: World, verb: Verb, known: Known, done: Done, *, undone_whole: b
     found = [*_judge_points(world, verb, known, done), *_judge_session(world, verb, known, done)]
     if undone_whole:
         found += _judge_remains(world)
+    if verb.sound:
+        found += [f"check: {violation}" for violation in world.app.check.run(deep=True).violations]
+        found += [f"damaged: {point.damage}" for point in world.app.store.points.all() if point.damage]
     if isinstance(done, WaypointError) and done.code == "internal":
         found.append(f"the error is not typed: {done}")
     return found

@@ -202,6 +202,29 @@ def test_a_broken_rule_is_found_and_repaired_if_that_needs_no_guess(
             world.app.restore.to(world.app.registry.find("work"), point.id, safety=False)
 
 
+def test_a_repair_that_fails_is_listed_and_does_not_prevent_the_others(world: World, row: SessionRow) -> None:
+    world.pool.unseal(folder(world, "one") / "files")
+    (folder(world, "two") / "point.json").write_text("{")
+    sql(world, "UPDATE sessions SET head = 'gone'")
+
+    def fail(name: str) -> None:
+        if name in ("recover.sealing", "recover.rows"):
+            raise OSError(errno.EIO, "the machine fails", name)
+
+    faults.control(fail)
+    try:
+        done = world.app.repairs.run()
+    finally:
+        faults.control(None)
+    said = [one.what for one in done.repaired]
+    assert any("point.json of c2" in text for text in said)
+    assert not any("sessions" in text for text in said), "it does not say what was undone again"
+    failed = {one.rule for one in done.left if "failed: [Errno 5] the machine fails" in one.what}
+    assert failed == {4, 21}
+    assert not world.app.repairs.run().left
+    assert not check(world)
+
+
 def test_files_of_the_base_that_are_not_what_was_kept_are_found(world: World, row: SessionRow) -> None:
     digest = "0" * 64
     files = BaseFiles((BaseFile("/bin/bash", "bin/bash", 1, 2, 3, 4, 5, 0, 0, digest=digest),))

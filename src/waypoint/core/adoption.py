@@ -121,10 +121,10 @@ class Adoption:
         # A session that runs stands where it stood, unless this point was its next. One that does not run
         # stands on its last point.
         follows = head is None or new.parent == head.id
-        point = store.points.adopt(new, head=new.id if follows or row.state != "live" else row.head)
-        faults.reach("adopt.added")
+        stands_at = new.id if follows or row.state != "live" else row.head
         folder = self._home.checkpoints / new.id
-        store.points.set_digest(new.id, manifest.digest_of(folder))
+        point = store.points.adopt(new, head=stands_at, digest=manifest.digest_of(folder))
+        faults.reach("adopt.added")
         self._note(f"{point.label} of session {point.session!r} had no row in the database: adopted", folder)
 
     def _add_session(self, row: SessionRow) -> SessionRow:

@@ -2,15 +2,18 @@
 
 A complete point without a row is adopted, remains are deleted, what a row and a folder say twice is written
 again from the one that is whole. A point that is not what was written is marked, and the mark goes only when
-all of it is compared and is what was written. Rows that belong to rows that are gone are deleted. A database
-that cannot be read is another matter: core/rebuild.py.
+all of it is compared and is what was written. Rows that belong to rows that are gone are deleted. A repair
+that fails does not prevent the others. A database that cannot be read is another matter: core/rebuild.py.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import msgspec
 
 from waypoint.core import pointfile
 from waypoint.core.adoption import Adoption, is_unreadable
@@ -18,6 +21,8 @@ from waypoint.core.check import Check, Progress
 from waypoint.core.digests import Digests
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
+from waypoint.errors import DatabaseDamaged, WaypointError
+from waypoint.kernel import faults, locks
 from waypoint.kernel.pool.protocol import SCRATCH, Pool
 from waypoint.model import Checkpoint, Recovered, Repair, Violation
 from waypoint.store.database import damaged
@@ -40,22 +45,27 @@ class Repairs:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._pool, self._remains, self._digests = pool, remains, digests
         self._adoption, self._check = adoption, check
+        self._lock = locks.lock("repairs")
         self._done: list[Repair] = []
 
     def run(self, progress: Progress = lambda _: None) -> Recovered:
         """Checks everything, repairs, and checks again."""
+        with self._lock:
+            return self._run(progress)
+
+    def _run(self, progress: Progress) -> Recovered:
         self._done = []
-        before = self._adoption.done
-        self._adoption.done = []
-        try:
-            found = self._check.run(deep=True, progress=progress).violations
-            for violation in found:
-                self._repair(violation)
-            self._clear_marks()
-            self._done += self._adoption.done
-        finally:
-            self._adoption.done = [*before, *self._adoption.done]
-        left = self._check.run(deep=False, progress=progress).violations
+        adopted_before = len(self._adoption.done)
+        found = self._check.run(deep=True, progress=progress).violations
+        faults.reach("recover.checked")
+        failed = list(self._repair_all(found))
+        self._clear_marks()
+        faults.reach("recover.repaired")
+        self._digests.make_missing()  # also of points whose repair was interrupted once
+        self._done += self._adoption.done[adopted_before:]
+        explained = {(violation.rule, violation.where) for violation in failed}
+        again = self._check.run(deep=False, progress=progress).violations
+        left = [*failed, *(one for one in again if (one.rule, one.where) not in explained)]
         listed = {violation.point for violation in left}
         known = [one for one in found if one.remedy == "forget" and one.point not in listed]
         marked = [one for one in known if self._is_marked(one)]
@@ -68,6 +78,18 @@ class Repairs:
     def _is_marked(self, violation: Violation) -> bool:
         point = self._store.points.find(violation.point or "")
         return point is not None and point.damage is not None
+
+    def _repair_all(self, violations: Sequence[Violation]) -> Iterator[Violation]:
+        """Yields those whose repair has failed, with the reason."""
+        for violation in violations:
+            try:
+                self._repair(violation)
+            except DatabaseDamaged:
+                raise  # it has to be rebuilt, and everything else is repaired after that
+            except (OSError, WaypointError) as error:
+                log.exception("could not repair %s (%s)", violation.what, violation.where)
+                what = f"{violation.what}; its repair has failed: {error}"
+                yield msgspec.structs.replace(violation, what=what)
 
     def _repair(self, violation: Violation) -> None:
         if violation.remedy == "forget":
@@ -92,6 +114,7 @@ class Repairs:
 
     def _delete(self, path: Path) -> None:
         if path.parent == self._home.pool / SCRATCH:
+            faults.reach("recover.scratch")
             self._pool.delete(path)
         else:
             self._remains.delete(path)
@@ -100,7 +123,9 @@ class Repairs:
 
     def _seal(self, path: Path, violation: Violation) -> None:
         """Its content was compared in the same run, if there was something to compare it with."""
+        faults.reach("recover.sealing")
         self._pool.seal(path)
+        faults.reach("recover.sealed")
         self._note(f"made read-only again: {violation.what}", violation.where)
 
     def _write_point_file(self, point: Checkpoint) -> None:
@@ -117,7 +142,9 @@ class Repairs:
         """Points that are marked, and are what was written."""
         for point in self._store.points.all():
             if point.damage and point.digested and not any(self._check.point(point, deep=True)):
+                faults.reach("recover.compared")
                 self._store.points.clear_damage(point.id)
+                faults.reach("recover.unmarked")
                 self._note(
                     f"{point.label} of session {point.session!r} is what was written: it is no longer marked",
                     str((self._home.checkpoints / point.id).relative_to(self._home.path)),
@@ -128,16 +155,15 @@ class Repairs:
     def _repair_rows(self) -> None:
         """Rows that belong to nothing, and what points nowhere: all of them at once."""
         with self._store.database.transaction() as connection:
-            self._rebuild_indexes(connection)
-            for table, rowid, *_ in map(tuple, connection.execute("PRAGMA foreign_key_check").fetchall()):
-                if rowid is not None:
-                    connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (rowid,))
-                    self._note(f"row {rowid} of {table} is deleted: it belonged to nothing", table)
+            repaired = [*self._rebuild_indexes(connection), *_delete_orphans(connection)]
             for words, table, statement in _POINTERS:
                 if number := connection.execute(statement).rowcount:
-                    self._note(f"{words} ({number})", table)
+                    repaired.append((f"{words} ({number})", table))
+            faults.reach("recover.rows")
+        for what, table in repaired:  # now it is committed
+            self._note(what, table)
 
-    def _rebuild_indexes(self, connection: sqlite3.Connection) -> None:
+    def _rebuild_indexes(self, connection: sqlite3.Connection) -> Iterator[tuple[str, str]]:
         words = [row[0] for row in connection.execute("PRAGMA integrity_check").fetchall()]
         wrong = [text for text in words if text != "ok"]
         if not wrong:
@@ -145,7 +171,15 @@ class Repairs:
         if not all(" index " in text for text in wrong):
             raise damaged(self._home.database, wrong[0])  # rebuilt while no daemon runs (core/rebuild.py)
         connection.execute("REINDEX")
-        self._note(f"the indexes of the database are made again: {wrong[0]}", "waypoint.db")
+        yield f"the indexes of the database are made again: {wrong[0]}", "waypoint.db"
+
+
+def _delete_orphans(connection: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    """Deletes rows that belong to rows which are gone."""
+    for table, rowid, *_ in map(tuple, connection.execute("PRAGMA foreign_key_check").fetchall()):
+        if rowid is not None:
+            connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (rowid,))
+            yield f"row {rowid} of {table} is deleted: it belonged to nothing", table
 
 
 _POINTERS = (

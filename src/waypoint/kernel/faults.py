@@ -167,6 +167,15 @@ POINTS: dict[str, str] = {
     "adopt.cleared": "what was noted of forgotten points is dropped",
     "start.adopted": "database and pool agree",
     "start.deleted": "what no row names is deleted",
+    # What a check finds is repaired.
+    "recover.checked": "everything was checked, and nothing is repaired",
+    "recover.scratch": "a temporary tree of a process that has ended is to be deleted",
+    "recover.sealing": "a tree that can be written to is to be made read-only again",
+    "recover.sealed": "it is read-only",
+    "recover.rows": "rows that belonged to nothing are deleted, and that is not committed",
+    "recover.compared": "a point that is marked as damaged is what was written",
+    "recover.unmarked": "it is not marked any more",
+    "recover.repaired": "what can be repaired is, and it was not checked again",
     # A database that cannot be read is rebuilt.
     "rebuild.kept": "a copy of the damaged files is on the disk",
     "rebuild.read": "what is whole of them is in another file",

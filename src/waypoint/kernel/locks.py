@@ -17,6 +17,7 @@ import time
 from types import TracebackType
 
 ORDER: tuple[str, ...] = (
+    "repairs",
     "pool reopening",
     "session move",
     "terminal turn",

@@ -174,11 +174,14 @@ class PointTable:
         assert point
         return point
 
-    def adopt(self, new: NewPoint, *, head: str | None) -> Checkpoint:
-        """The row of a checkpoint that has lost it, or had none. `head`: where the session stands then."""
+    def adopt(self, new: NewPoint, *, head: str | None, digest: str | None) -> Checkpoint:
+        """The row of a checkpoint that has lost it, or had none. `head`: where the session stands then.
+        `digest`: as in `set_digest`."""
         with self._database.transaction() as connection:
             point = self.add(new)
-            connection.execute("UPDATE checkpoints SET tasks = ? WHERE id = ?", (new.tasks, new.id))
+            connection.execute(
+                "UPDATE checkpoints SET tasks = ?, digest = ? WHERE id = ?", (new.tasks, digest, new.id)
+            )
             connection.execute("UPDATE sessions SET head = ? WHERE id = ?", (head, new.session))
         return point
 
