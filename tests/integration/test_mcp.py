@@ -136,6 +136,9 @@ def test_forks_are_compared_side_by_side(session: waypoint.Session) -> None:
             assert second["changes"]["files"] == {"modified": 1}
             assert first["cost"]["unique_bytes"] > 0
             assert [one["cost"]["commands"] for one in (first, second)] == [2, 1]
+            assert first["outcomes"][-1] == {
+                "command": "echo more > /srv/g", "exit_code": 0, "runs": 1, "failed": 0
+            }  # fmt: skip
             assert "✔ grep -q better" in found.text
             verdict = await ask("verify", ref="start", command="grep better /srv/f")
             assert verdict.data["verdict"]["state"] == "failed"

@@ -49,6 +49,7 @@ from waypoint.model import Checkpoint, Event
 from waypoint.text import views
 from waypoint.text.cards import summarize, write_card
 from waypoint.text.commands import describe_outcomes, outcomes, summarize_outcomes
+from waypoint.text.comparison import Column, side_by_side
 from waypoint.text.difference import describe_difference
 from waypoint.text.plan import describe_plan
 
@@ -1143,3 +1144,41 @@ def test_what_makes_no_sense_is_refused_before_anybody_is_asked(
     monkeypatch.setenv("WAYPOINT_HOME", "/nonexistent/none")
     assert main(words) == 2
     assert capsys.readouterr().err.startswith("waypoint: ")
+
+
+# Side by side -----------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_comparison() -> None:
+    """Files by what is in them, processes without their numbers."""
+
+    def column(pid: int, exit_code: int) -> Column:
+        process = ProcessFact(pid=pid, parent=1, command="node server.js", uid=0, rss_bytes=0)
+        change = Change(path="/srv/f", kind="modified", entry="file", what=("content",), size_after=3)
+        return Column(
+            Difference(
+                files=Changes(changes=(change,)),
+                analysis=Analysis(),
+                live=LiveDifference(started=(process,)),
+                gaps=(),
+                redacted=0,
+            ),
+            outcomes([event("pytest -q", exit_code), event("ls", 0)]),
+            (),
+        )
+
+    def event(command: str, exit_code: int) -> Event:
+        body = {"command": command, "exit_code": exit_code}
+        return Event(
+            id=1, session="s", parent=None, at="", kind="command", actor="agent", body=body, blob=None
+        )
+
+    def same(apart: set[str] | None, second: Column) -> list[tuple[str, str, bool | None]]:
+        rows = side_by_side([column(7, 0), second], apart)
+        return [(row.section, row.text, row.same) for row in rows]
+
+    test, server = ("commands", "$ pytest -q", True), ("processes", "server.js", True)
+    assert same(set(), column(8, 0)) == [test, ("files", "/srv/f", True), server]
+    assert same({"/srv/f"}, column(8, 0)) == [test, ("files", "/srv/f", False), server]
+    assert same(None, column(8, 0)) == [test, ("files", "/srv/f", None), server]
+    assert same(set(), column(8, 1))[0] == ("commands", "$ pytest -q", False)

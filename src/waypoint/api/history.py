@@ -11,8 +11,16 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from waypoint import model
-from waypoint.api.difference import Card, Difference, PlanWords, RestorePlan, Section
-from waypoint.api.request import Request, Result, Seconds, Some
+from waypoint.api.difference import (
+    Card,
+    CommandOutcome,
+    Difference,
+    PlanWords,
+    RestorePlan,
+    Section,
+    SectionLine,
+)
+from waypoint.api.request import Request, Result, Seconds, Several
 
 
 class SessionHead(Result, frozen=True):
@@ -138,22 +146,39 @@ class Compared(Result, frozen=True):
     unique_bytes: int | None
     commands: int
     commands_ms: float
+    """How long these commands took together."""
     effects: int
+    outcomes: tuple[CommandOutcome, ...]
+    """How each command line that was run ended; what ended last is the last."""
+
+
+class ComparedRow(Result, frozen=True):
+    """One thing that at least one candidate changed. `cells`: what each candidate did to it, in their order;
+    None: nothing. `same`: whether all candidates have it alike; None: that is not known."""
+
+    section: str
+    text: str
+    cells: tuple[SectionLine | None, ...]
+    same: bool | None
 
 
 class CompareResult(Result, frozen=True):
-    """Candidates side by side. `base`: the point they are compared with; None: the base of the session."""
+    """Candidates side by side. `base`: the point they are compared with; None: the base of the session.
+    `rows`: everything that they changed, one row for each thing."""
 
     base: model.Checkpoint | None
     candidates: tuple[Compared, ...]
+    rows: tuple[ComparedRow, ...]
 
 
 class Compare(Request[CompareResult], frozen=True):
     """Several sessions or points side by side: what each changed since they parted, its verdict, its cost.
-    `candidates`: names of sessions, as they are now, or `SESSION:REF`. `base`: compared with that point.
-    `verify`: a command that is run in a throwaway fork of each."""
+    `candidates`: names of sessions, as they are now, or points: `SESSION:REF`, or refs of `session`; `now` is
+    `session` as it is now. `base`: compared with that point. `verify`: a command that is run in a throwaway
+    fork of each."""
 
-    candidates: Some
+    candidates: Several
+    session: str | None = None
     base: str | None = None
     verify: str | None = None
     timeout: Seconds | None = None

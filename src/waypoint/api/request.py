@@ -29,6 +29,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e8)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 EventNumber = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Some = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+Several = Annotated[tuple[str, ...], msgspec.Meta(min_length=2)]
 
 
 class Request(

@@ -127,17 +127,18 @@ class Client(Transport):
     def compare(
         self,
         *candidates: str,
+        session: str | None = None,
         base: str | None = None,
         verify: str | None = None,
         timeout: float | None = None,
         actor: model.Actor = "person",
     ) -> views.Comparison:
         """Several sessions or points side by side: what each changed since they parted, its verdict, its
-        cost. `candidates`: names of sessions, as they are now, or `SESSION:REF`. `base`: compared with that
-        point. `verify`: a command that is run in a throwaway fork of each; a session that has changed since
-        its last point gets one first."""
+        cost. `candidates`: two or more names of sessions, as they are now, or points: `SESSION:REF`, or refs
+        of `session`. `base`: compared with that point. `verify`: a command that is run in a throwaway fork of
+        each; a session that has changed since its last point gets one first."""
         request = requests.Compare(
-            candidates=candidates, base=base, verify=verify, timeout=timeout, actor=actor
+            candidates=candidates, session=session, base=base, verify=verify, timeout=timeout, actor=actor
         )
         return views.Comparison(self.ask_plain(request))
 

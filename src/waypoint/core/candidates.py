@@ -4,20 +4,23 @@ pass in it, what does it cost? So that one of them can be chosen.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from waypoint.api.difference import Difference
+from waypoint.api.difference import CommandOutcome, Difference
 from waypoint.core.capture import Capture, Wish
-from waypoint.core.comparison import BASE, Comparison
+from waypoint.core.comparison import BASE, NOW, Comparison, Moment
 from waypoint.core.gate import Gate
 from waypoint.core.registry import Registry
 from waypoint.core.space import DiskSpace
 from waypoint.core.trials import Trials
 from waypoint.errors import WaypointError
-from waypoint.model import Actor, Checkpoint
+from waypoint.model import Actor, Checkpoint, Effect
 from waypoint.store.sessions import SessionRow
+from waypoint.text.commands import outcomes
+from waypoint.text.effects import known_effects
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ class Assessment:
     commands: int
     """How many commands were run on the way, and how long they took."""
     commands_ms: float
-    effects: int
-    """How much was done outside on the way: no choice takes that back."""
+    outcomes: tuple[CommandOutcome, ...]
+    effects: tuple[Effect, ...]
+    """What was done outside on the way: no choice takes that back."""
     unique_bytes: int | None
     """What the point, and what the session wrote since, take on disk; None when it was not measured."""
 
@@ -67,15 +71,17 @@ class Candidates:
         self._registry, self._store, self._comparison = registry, registry.store, comparison
         self._capture, self._trials, self._gate, self._space = capture, trials, gate, space
 
-    def find(self, names: Sequence[str], *, with_point: bool, actor: Actor) -> list[Candidate]:
-        """What the names mean: sessions, or refs of points. `with_point`: a session that has changed since
-        its last point gets one first."""
+    def find(
+        self, names: Sequence[str], session: str | None, *, with_point: bool, actor: Actor
+    ) -> list[Candidate]:
+        """What the names mean: sessions, or refs of points, of `session` if they name no other. `with_point`:
+        a session that has changed since its last point gets one first."""
         sessions = {row.name: row for row in self._store.sessions.all()}
         candidates = []
         for name in names:
-            row = sessions.get(name)
+            row = self._registry.find(session) if name == NOW else sessions.get(name)
             if row is None:
-                point: Checkpoint | None = self._registry.point(self._registry.find_for(None, name), name)
+                point: Checkpoint | None = self._registry.point(self._registry.find_for(session, name), name)
                 row = self._registry.find(point.session) if point else None
                 assert row
                 candidates.append(Candidate(name, row, point, live=False))
@@ -107,32 +113,49 @@ class Candidates:
         ancestors = lines[0][1:] if len(set(ids)) == 1 else lines[0]
         return next((points[point_id] for point_id in ancestors if point_id in common), None)
 
-    def assess(self, candidates: Sequence[Candidate], base: Checkpoint | None) -> list[Assessment]:
-        """What each of them did since `base`."""
+    def assess(
+        self, candidates: Sequence[Candidate], base: Checkpoint | None
+    ) -> tuple[list[Assessment], set[str] | None]:
+        """What each of them did since `base`, and the paths that are not alike in all of them (None: not
+        known)."""
         point_bytes, session_bytes = self._costs()
-        return [self._assess(candidate, base, point_bytes, session_bytes) for candidate in candidates]
+        with contextlib.ExitStack() as moments:
+            after = [moments.enter_context(self._moment(candidate)) for candidate in candidates]
+            assessments = [
+                self._assess(candidate, base, moment, point_bytes, session_bytes)
+                for candidate, moment in zip(candidates, after, strict=True)
+            ]
+            return assessments, self._apart(after)
+
+    def _moment(self, candidate: Candidate) -> contextlib.AbstractContextManager[Moment]:
+        to = None if candidate.live or candidate.point is None else candidate.point.id
+        return self._comparison.moment(candidate.row, to)
+
+    def _apart(self, moments: Sequence[Moment]) -> set[str] | None:
+        """The paths at which not all of these moments have the same."""
+        try:
+            differences = [self._comparison.changes(moments[0], moment) for moment in moments[1:]]
+        except (OSError, WaypointError, ValueError):  # of different bases, say
+            return None
+        changes = [change for found in differences for change in found]
+        return {path for change in changes for path in (change.path, change.old_path) if path}
 
     def _assess(
         self,
         candidate: Candidate,
         base: Checkpoint | None,
+        after: Moment,
         point_bytes: Mapping[str, int],
         session_bytes: Mapping[str, int],
     ) -> Assessment:
         row, point = candidate.row, candidate.point
-        to = None if candidate.live or point is None else point.id
-        with (
-            self._comparison.moment(row, base.id if base else BASE) as before,
-            self._comparison.moment(row, to) as after,
-        ):
+        with self._comparison.moment(row, base.id if base else BASE) as before:
             difference = self._comparison.difference(before, after)
         if candidate.live:
             self._registry.settle(row)
         position = self._registry.find(row.id).tip if candidate.live else point.position if point else None
-        events = self._store.events.trace(
-            position, kinds=("command", "effect"), after=base.position if base else None
-        )
-        commands = [event for event in events if event.kind == "command"]
+        start = base.position if base else None
+        commands = self._store.events.trace(position, kinds=("command",), after=start)
         own = point_bytes.get(point.id) if point and point.session == row.name else None
         volume = session_bytes.get(row.name) if candidate.live else None
         sizes = [size for size in (own, volume) if size is not None]
@@ -141,7 +164,8 @@ class Candidates:
             difference,
             commands=len(commands),
             commands_ms=sum(event.body.get("duration_ms") or 0.0 for event in commands),
-            effects=sum(event.kind == "effect" and event.body.get("class") != "unknown" for event in events),
+            outcomes=outcomes(commands),
+            effects=tuple(known_effects(self._store.ledger.between(start, position))),
             unique_bytes=sum(sizes) if sizes else None,
         )
 

@@ -161,8 +161,9 @@ def resolve(
 
 
 def named_anywhere(ref: str, everything: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The only point of all sessions that has this name or tag; UsageError naming them if there are more."""
-    named = [point for point in everything if ref == point.name or ref in point.tags]
+    """The only point of all sessions that has this id, name or tag; UsageError naming them if there are
+    more."""
+    named = [point for point in everything if ref in (point.id, point.name, *point.tags)]
     if len(named) > 1:
         places = [f"{point.session}:{ref if ref == point.name else point.label}" for point in named]
         raise UsageError(f"{ref} could be {len(named)} checkpoints", hint=f"there are: {', '.join(places)}")

@@ -7,7 +7,7 @@ point, and more may have been done after it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from waypoint.api.difference import CommandOutcome, Section, SectionLine
 from waypoint.model import Event
@@ -62,7 +62,7 @@ def summarize_outcomes(found: Sequence[CommandOutcome], intent: str = "") -> lis
 
 def describe_outcomes(found: Sequence[CommandOutcome]) -> tuple[Section, ...]:
     """The section of a card; none where all went well and nothing was tested."""
-    told = [outcome for outcome in found if _is_test(outcome.command) or outcome.failed]
+    told = [outcome for outcome in found if is_telling(outcome)]
     if not told:
         return ()
     runs = sum(outcome.runs for outcome in found)
@@ -70,20 +70,24 @@ def describe_outcomes(found: Sequence[CommandOutcome]) -> tuple[Section, ...]:
     summary = f"{plural(runs, 'command')} ended" + (
         f", {failed:,} with a non-zero exit code" if failed else ""
     )
-    return (Section(name="commands", source="observed", summary=summary, lines=tuple(_lines(told))),)
+    lines = tuple(outcome_line(outcome, runs=True) for outcome in told[-_LISTED:])
+    return (Section(name="commands", source="observed", summary=summary, lines=lines),)
 
 
-def _lines(found: Sequence[CommandOutcome]) -> Iterator[SectionLine]:
-    for outcome in found[-_LISTED:]:
-        times = f" ×{outcome.runs:,}" if outcome.runs > 1 else ""
-        before = (
-            f" · {outcome.failed:,} of them failed" if times and 0 < outcome.failed < outcome.runs else ""
-        )
-        yield SectionLine(
-            sign="-" if outcome.exit_code else "+",
-            text=f"$ {cut(shown(outcome.command), 2 * _WIDTH)}{times}",
-            detail=f"exit {outcome.exit_code}{before}",
-        )
+def is_telling(outcome: CommandOutcome) -> bool:
+    """Whether it was a test, or failed at least once."""
+    return bool(_is_test(outcome.command) or outcome.failed)
+
+
+def outcome_line(outcome: CommandOutcome, *, runs: bool) -> SectionLine:
+    """How a command line ended last; `runs`: and how often it ran."""
+    times = f" ×{outcome.runs:,}" if runs and outcome.runs > 1 else ""
+    before = f" · {outcome.failed:,} of them failed" if times and 0 < outcome.failed < outcome.runs else ""
+    return SectionLine(
+        sign="-" if outcome.exit_code else "+",
+        text=f"$ {cut(shown(outcome.command), 2 * _WIDTH)}{times}",
+        detail=f"exit {outcome.exit_code}{before}",
+    )
 
 
 def _is_test(command: str) -> bool:

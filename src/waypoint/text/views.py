@@ -7,6 +7,7 @@ the same with the manner of each line, for a face that has colours.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from waypoint.api.hints import Do, Wording, in_python
 from waypoint.text.live import COMPARED
-from waypoint.text.units import age, clock, milliseconds, plural, shown, size
+from waypoint.text.units import age, clock, cut, milliseconds, plural, shown, size
 
 Manner = Literal["plain", "bold", "dim", "good", "bad", "warn"]
 Lines = list[tuple[Manner, str]]
@@ -30,6 +31,8 @@ _VERDICT_MANNERS: Mapping[str, Manner] = {
 _NAME_WIDTH = 10
 _TEXT_WIDTH = 48
 _TITLE_WIDTH = 72
+_LEAST_COLUMN = 22
+"""How narrow the column of a candidate may be, in characters."""
 
 
 def title(point: Mapping[str, Any]) -> str:
@@ -694,28 +697,91 @@ class Comparison(Answer):
     @property
     def candidates(self) -> list[dict[str, Any]]:
         """`name`, `session`, `point`, `live`, `summary`, `files`, `sections`, `unique_bytes`, `commands`,
-        `commands_ms`, `effects` of each."""
+        `commands_ms`, `effects`, `outcomes` of each."""
         return list(self.data["candidates"])
 
-    def lines(self, most: int = 8) -> Lines:
-        lines: Lines = [("plain", f"Compared with {quoted(self.base) if self.base else 'the base'}:")]
-        for candidate in self.candidates:
-            point = candidate["point"] or {"verdict": None}
-            lines.append((verdict_manner(point["verdict"]), f"{candidate['name']}  {verdicts(point)}"))
-            unique = candidate["unique_bytes"]
-            cost = [] if unique is None else [f"costs {size(unique)}"]
-            took = milliseconds(candidate["commands_ms"])
-            cost.append(f"{plural(candidate['commands'], 'command')} in {took}")
-            if candidate["effects"]:
-                cost.append(f"{plural(candidate['effects'], 'effect')} outside")
-            summary = candidate["summary"] or "no change found"
-            lines.append(("plain", f"    {' · '.join((summary, *cost))}"))
-            for section in candidate["sections"]:
-                shown_lines = [line["text"] for line in section["lines"][:most]]
-                more = len(section["lines"]) - len(shown_lines)
-                rest = f" … {more:,} more" if more else ""
-                lines.append(("dim", f"    {section['name']}: {', '.join(shown_lines)}{rest}"))
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything that any of them changed: `section`, `text`, `cells` (what each candidate did to it:
+        `sign`, `text`, `detail`; or None), `same` (whether all have it alike; None: not known)."""
+        return list(self.data["rows"])
+
+    def lines(self, width: int = 100, *, everything: bool = False, most: int = 12) -> Lines:
+        """A column for each candidate; as many side by side as fit. `everything`: also what all of them have
+        alike, however much it is. Else `most` rows of each section."""
+        lines: Lines = [("plain", f"compared with {quoted(self.base) if self.base else 'the base'}")]
+        label = max(_NAME_WIDTH, min(width // 4, max((len(row["text"]) + 2 for row in self.rows), default=0)))
+        beside = max(1, (width - label) // _LEAST_COLUMN)
+        for start in range(0, len(self.candidates), beside):
+            shown_here = range(start, min(start + beside, len(self.candidates)))
+            column = (width - label - 2 * len(shown_here)) // len(shown_here)
+            lines += self._table(shown_here, label, column, most=None if everything else most)
+        return lines
+
+    def _table(self, places: range, label: int, column: int, *, most: int | None) -> Lines:
+        candidates = [self.candidates[place] for place in places]
+
+        def row(name: str, cells: Sequence[str]) -> str:
+            padded = (cut(cell, column).ljust(column) for cell in cells)
+            return "  ".join([cut(name, label).ljust(label), *padded]).rstrip()
+
+        lines: Lines = [("plain", ""), ("bold", row("", [candidate["name"] for candidate in candidates]))]
+        for name, tell in _COMPARED:
+            cells = [tell(candidate) for candidate in candidates]
+            if any(cells):
+                lines.append(("plain", row(name, [cell or "–" for cell in cells])))
+        for section, rows in itertools.groupby(self.rows, key=lambda found: found["section"]):
+            found = [one for one in rows if any(one["cells"][place] for place in places)]
+            listed = [one for one in found if not one["same"]] if most is not None else found
+            alike = len(found) - len(listed)
+            remark = f"  ({plural(alike, 'row')} alike in all)" if alike else ""
+            if found:
+                lines.append(("bold", f"{section}{remark}"))
+            for one in listed[:most]:
+                cells = [_compared_cell(one["cells"][place]) for place in places]
+                mark = {True: "=", None: "?", False: " " if len(set(cells)) > 1 else "≠"}[one["same"]]
+                lines.append(("dim" if one["same"] else "plain", row(f"{mark} {one['text']}", cells)))
+            if most is not None and len(listed) > most:
+                lines.append(("dim", f"  … {len(listed) - most:,} more"))
         return lines
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(candidate['name'] for candidate in self.candidates)}>"
+
+
+def _compared_cell(cell: Mapping[str, Any] | None) -> str:
+    return f"{cell['sign']} {cell['detail']}".rstrip() if cell else "–"
+
+
+def _last_outcome(candidate: Mapping[str, Any]) -> str:
+    """How the last command ended: that is often how the attempt ended."""
+    if not candidate["outcomes"]:
+        return ""
+    last = candidate["outcomes"][-1]
+    return f"exit {last['exit_code']}: {shown(last['command'])}"
+
+
+def _compared_time(candidate: Mapping[str, Any]) -> str:
+    return f"{plural(candidate['commands'], 'command')} in {milliseconds(candidate['commands_ms'])}"
+
+
+def _compared_section(name: str) -> Callable[[Mapping[str, Any]], str]:
+    def tell(candidate: Mapping[str, Any]) -> str:
+        return " · ".join(part["summary"] for part in candidate["sections"] if part["name"] == name)
+
+    return tell
+
+
+_COMPARED: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
+    ("verified", lambda candidate: verdicts(candidate["point"] or {"verdict": None}, short=True)),
+    ("outcome", _last_outcome),
+    *((name, _compared_section(name)) for name in ("files", "packages", "git", "databases", "system")),
+    *((name, _compared_section(name)) for name in ("processes", "ports", "shell", "network")),
+    ("effects", lambda candidate: plural(candidate["effects"], "effect") if candidate["effects"] else ""),
+    ("time", _compared_time),
+    (
+        "disk",
+        lambda candidate: "" if candidate["unique_bytes"] is None else size(candidate["unique_bytes"]),
+    ),
+)
+"""The rows of a comparison that every candidate has, and what is said in each."""

@@ -19,6 +19,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Points in time": {
         "checkpoint": "points", "log": "history", "show": "history", "status": "history", "diff": "history",
+        "compare": "history",
         "preview": "restore", "restore": "restore", "auto": "points", "undo": "restore", "redo": "restore",
         "ops": "restore", "fork": "points", "verify": "points", "bisect": "points", "tag": "points",
         "note": "points",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from waypoint.api.history import Diff, Log, Show, Status
+from waypoint.api.history import Compare, Diff, Log, Show, Status
 from waypoint.cli import render
 from waypoint.cli.console import text_size
-from waypoint.cli.spec import REF, SESSION, SESSION_FIRST, argument, count, flag, verb
+from waypoint.cli.spec import REF, SESSION, SESSION_FIRST, argument, count, flag, positive, verb
 from waypoint.text import views
 
 if TYPE_CHECKING:
@@ -194,3 +194,46 @@ def _colour_patch_line(line: str, paint: render.Paint) -> str:
         return paint.bold(line)
     colour = {"+": paint.good, "-": paint.bad, "@": paint.name}.get(line[:1])
     return colour(line) if colour else line
+
+
+# Candidates -----------------------------------------------------------------------------------------------
+
+
+@verb(
+    "compare",
+    "show several sessions or points side by side, to choose one of them",
+    SESSION,
+    argument("--base", metavar="REF", help="compare with this point (default: the last one they share)"),
+    argument("--verify", metavar="CMD", help="run a command in a throwaway fork of each first"),
+    argument("--timeout", metavar="SEC", type=positive, help="the longest it may take (default: 600)"),
+    flag("--all", help="also what all of them have alike, and every row"),
+    argument(
+        "candidates",
+        metavar="SESSION|REF",
+        nargs="+",
+        help="two or more: a session (as it is now), SESSION:REF, a point of SESSION, or now",
+    ),
+    examples=(
+        "waypoint compare try-1 try-2 try-3",
+        "waypoint compare -s work c2 c5 now",
+        "waypoint compare try-1 try-2 --verify 'pytest -q'",
+    ),
+    about="Each column says what a candidate did since they parted: verdicts, how its last command ended,"
+    " files, packages, processes, what it did outside, how long its commands took. Below is a row for each"
+    " thing that is not the same in all of them: `≠` where what was done looks alike and is not, `?` where it"
+    " is not known. With --verify a session that has changed since its last point gets one first.",
+)
+def compare(console: Console) -> int:
+    arguments = console.arguments
+    request = Compare(
+        candidates=tuple(arguments.candidates),
+        session=console.session,
+        base=arguments.base,
+        verify=arguments.verify,
+        timeout=arguments.timeout,
+        actor=console.actor,
+    )
+    comparison = views.Comparison(msgspec.to_builtins(console.send(request, "comparing")))
+    lines = comparison.lines(text_size().columns, everything=arguments.all)
+    console.show(comparison.data, render.styled(lines, console.paint))
+    return 0

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from waypoint.api import history as api
 from waypoint.api.difference import Card, Section
 from waypoint.core.bisect import Step
+from waypoint.core.candidates import Assessment
 from waypoint.core.comparison import BASE
 from waypoint.core.trials import DEFAULT_TIMEOUT
 from waypoint.daemon.connection import Connection
@@ -25,6 +26,7 @@ from waypoint.store.database import iso
 from waypoint.store.sessions import SessionRow
 from waypoint.text.cards import summarize
 from waypoint.text.commands import describe_outcomes
+from waypoint.text.comparison import Column, side_by_side
 from waypoint.text.difference import SECTIONS, describe_difference, describe_effects
 from waypoint.text.plan import point_label
 
@@ -217,27 +219,41 @@ def bisect(app: App, connection: Connection, request: api.Bisect) -> api.Bisecti
 
 def compare(app: App, _: Connection, request: api.Compare) -> api.CompareResult:
     candidates = app.candidates.find(
-        request.candidates, with_point=request.verify is not None, actor=request.actor
+        request.candidates, request.session, with_point=request.verify is not None, actor=request.actor
     )
     if request.verify is not None:
         app.candidates.verify(candidates, request.verify, timeout=request.timeout or DEFAULT_TIMEOUT)
-    base = find_point(app, None, request.base) if request.base else app.candidates.common_base(candidates)
+    base = (
+        find_point(app, request.session, request.base)
+        if request.base
+        else app.candidates.common_base(candidates)
+    )
+    assessments, apart = app.candidates.assess(candidates, base)
+    columns = [Column(one.difference, one.outcomes, one.effects) for one in assessments]
     return api.CompareResult(
         base=as_stored(app, base) if base else None,
-        candidates=tuple(
-            api.Compared(
-                name=assessment.candidate.name,
-                session=assessment.candidate.row.name,
-                point=as_stored(app, assessment.candidate.point) if assessment.candidate.point else None,
-                live=assessment.candidate.live,
-                summary=summarize(assessment.difference),
-                files=assessment.files,
-                sections=describe_difference(assessment.difference),
-                unique_bytes=assessment.unique_bytes,
-                commands=assessment.commands,
-                commands_ms=assessment.commands_ms,
-                effects=assessment.effects,
-            )
-            for assessment in app.candidates.assess(candidates, base)
+        candidates=tuple(_compared(app, assessment) for assessment in assessments),
+        rows=side_by_side(columns, apart),
+    )
+
+
+def _compared(app: App, assessment: Assessment) -> api.Compared:
+    candidate = assessment.candidate
+    return api.Compared(
+        name=candidate.name,
+        session=candidate.row.name,
+        point=as_stored(app, candidate.point) if candidate.point else None,
+        live=candidate.live,
+        summary=summarize(assessment.difference),
+        files=assessment.files,
+        sections=(
+            *describe_difference(assessment.difference),
+            *describe_outcomes(assessment.outcomes),
+            *describe_effects(assessment.effects),
         ),
+        unique_bytes=assessment.unique_bytes,
+        commands=assessment.commands,
+        commands_ms=assessment.commands_ms,
+        effects=len(assessment.effects),
+        outcomes=assessment.outcomes,
     )

@@ -21,6 +21,8 @@ from waypoint.text.units import milliseconds
 
 _MAX_FORKS = 16
 _MAX_COMPARED = 16
+_MAX_OUTCOMES = 10
+"""Of each candidate, how its last commands ended."""
 
 
 class RestoreTools:
@@ -118,7 +120,7 @@ class RestoreTools:
             list[str],
             Field(
                 description="Session names (as they are now) or points (SESSION:REF).",
-                min_length=1,
+                min_length=2,
                 max_length=_MAX_COMPARED,
             ),
         ],
@@ -145,7 +147,8 @@ class RestoreTools:
         comparison = await self._backend.ask(work, ctx, "comparing")
         base_name = _point_name(comparison.base) if comparison.base else "base"
         rows = [_candidate_data(candidate) for candidate in comparison.candidates]
-        return Answer("", {"base": base_name, "rows": rows}, str(comparison), "comparison")
+        data = {"base": base_name, "rows": rows}
+        return self._backend.page(str(comparison), data, what="comparison")
 
 
 def _point_name(point: Mapping[str, Any]) -> str:
@@ -156,6 +159,10 @@ def _candidate_data(candidate: Mapping[str, Any]) -> dict[str, Any]:
     """A candidate of `compare`, as the tool answers it."""
     point = candidate["point"]
     verdict = point["verdict"] if point else None
+    sections: dict[str, str] = {}
+    for section in candidate["sections"]:  # what is known of the outside in two ways are two sections
+        known = sections.get(section["name"])
+        sections[section["name"]] = f"{known} · {section['summary']}" if known else section["summary"]
     return {
         "asked": candidate["name"],
         "session": candidate["session"],
@@ -166,8 +173,9 @@ def _candidate_data(candidate: Mapping[str, Any]) -> dict[str, Any]:
         "changes": {
             "summary": candidate["summary"],
             "files": candidate["files"],
-            "sections": {section["name"]: section["summary"] for section in candidate["sections"]},
+            "sections": sections,
         },
+        "outcomes": candidate["outcomes"][-_MAX_OUTCOMES:],
         "cost": {
             "unique_bytes": candidate["unique_bytes"],
             "memory_bytes": point["size_bytes"] if point else None,
