@@ -38,6 +38,12 @@ NO_WAIT = "the socket does not block"
 KERNEL = "a local socket whose other side is the kernel, or a thread that asks it"
 
 BOUNDED = {
+    "adapters/live_python.py": {
+        "listener.accept()": IDLE,
+        "socket.recv_fds(connection, 1, 1)": "the socket has a time limit",
+        "connection.connect(os.path.join(folder, 'socket'))": "the socket has a time limit",
+        "connection.recv(1 << 20)": "the socket has a time limit",
+    },
     "agent/trajectory.py": {"self._changed.wait_for(lambda: self._ready or self._stopped)": IDLE},
     "aio/connection.py": {"readable.wait()": USER},
     "api/wire.py": {

@@ -19,6 +19,8 @@ from waypoint.api import wire
 
 NOT_PERMITTED = 126
 """The exit code of what may not run, as of a shell."""
+HELPER_SECONDS = 60.0
+"""For small programs that an adapter runs for itself."""
 MOST_OUTPUT_BYTES = 16 << 20
 """What is kept of each stream of a program. It goes on, and the rest is dropped."""
 REFUSALS = (errors.CannotStart, errors.NotFound, errors.PolicyDenied)
@@ -83,6 +85,25 @@ def run(session: waypoint.Session, argv: Sequence[str], **options: Any) -> Ended
     return ended
 
 
+def folder_command(folder: str, user: str | None) -> list[str]:
+    """A program that makes a folder, and gives it to a user. It is root's to run."""
+    script = 'mkdir -p -- "$1" && { [ -z "$2" ] || chown "$2": -- "$1"; }'
+    return ["/bin/sh", "-c", script, "sh", folder, user or ""]
+
+
+def make_folder(session: waypoint.Session, folder: str, user: str | None = None) -> None:
+    """Makes a working folder, which belongs to the session's user. UsageError when it cannot be made."""
+    command = folder_command(folder, user)
+    _require_folder(folder, run(session, command, cwd="/", user="root", timeout=HELPER_SECONDS))
+
+
+def _require_folder(folder: str, made: Ended) -> None:
+    if isinstance(made.refusal, errors.NotFound):
+        raise made.refusal  # the session is gone
+    if made.exit_code:
+        raise errors.UsageError(f"the working folder {folder} cannot be made: {made.output.strip()}")
+
+
 async def run_async(session: waypoint.aio.Session, argv: Sequence[str], **options: Any) -> Ended:
     """The same with asyncio. A task that is cancelled ends its program."""
     try:
@@ -101,3 +122,10 @@ async def run_async(session: waypoint.aio.Session, argv: Sequence[str], **option
         await program.close()
     ended.exit_code, ended.timed_out = program.exit_code or 0, program.timed_out
     return ended
+
+
+async def make_folder_async(session: waypoint.aio.Session, folder: str, user: str | None = None) -> None:
+    """`make_folder` with asyncio."""
+    command = folder_command(folder, user)
+    made = await run_async(session, command, cwd="/", user="root", timeout=HELPER_SECONDS)
+    _require_folder(folder, made)
