@@ -163,7 +163,14 @@ def _run_all(seed: int) -> list[Part]:
     command = [*apart, sys.executable, "-m", "tests.torture", "--seed", str(seed), "--part"]
     for part in [subprocess.Popen([*command, name]) for name in PARTS]:
         part.wait()
-    return [msgspec.json.decode((RESULTS / f"{name}.json").read_bytes(), type=Part) for name in PARTS]
+    return [_result(name) for name in PARTS]
+
+
+def _result(name: str) -> Part:
+    try:
+        return msgspec.json.decode((RESULTS / f"{name}.json").read_bytes(), type=Part)
+    except FileNotFoundError:
+        return Part(name=name.replace("-", " "), violations=[f"the part {name} has ended without a result"])
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ import sqlite3
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ from waypoint.kernel.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount, uns
 
 KINDS: tuple[RealKind, ...] = get_args(RealKind)
 _VERB_SECONDS = 60.0
+_MOST_HOMES_IN_VAIN = 3
+"""So many homes one after the other in which no case could be tried: then a worker gives up."""
 _GRACE_SECONDS = 30.0
 """What is cleared away after an answer takes its time on a busy machine; what is left for good is found."""
 _SETUP = "coproc MEMORY { m=0; while read -r q; do case $q in set*) m=${q#set };; esac; echo $m; done; }"
@@ -625,7 +628,11 @@ class RealCampaign:
         has a home of its own: most of a case is waiting."""
         deadline = time.monotonic() + seconds
         with multiprocessing.get_context("fork").Pool(workers) as pool:
-            self.reached = pool.apply(survey, (self._place / "survey",))
+            try:
+                self.reached = pool.apply(survey, (self._place / "survey",))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+                self._outside_a_case("the survey", error)
+                return
             if missing := ", ".join(sorted(faults.POINTS.keys() - self.reached.keys())):
                 self.part.violations.append(f"points that no verb reaches: {missing}")
             cases = self._all()
@@ -639,14 +646,27 @@ class RealCampaign:
 
     def run_cases(self, cases: Sequence[Case], deadline: float) -> None:
         """These, as far as the time allows."""
-        left = [*reversed(cases)]
-        while left and time.monotonic() < deadline:
+        left, in_vain = [*reversed(cases)], 0
+        while left and time.monotonic() < deadline and in_vain < _MOST_HOMES_IN_VAIN:
             self._number += 1
-            with stage_in(self._place / str(self._number)) as stage, contextlib.suppress(_Violated):
-                stage.begin()
-                while left and time.monotonic() < deadline:
-                    name, point, kind = left.pop()
-                    self._case(stage, VERBS[name], point, kind)
+            before = len(left)
+            try:
+                with stage_in(self._place / str(self._number)) as stage, contextlib.suppress(_Violated):
+                    stage.begin()
+                    while left and time.monotonic() < deadline:
+                        name, point, kind = left.pop()
+                        self._case(stage, VERBS[name], point, kind)
+            except Exception as error:  # noqa: BLE001 - the results so far are kept, and the next home is made
+                self._outside_a_case(f"home {self._number}", error)
+            in_vain = in_vain + 1 if len(left) == before else 0
+        if left and in_vain:
+            self.part.violations.append(f"given up with {len(left)} cases left: no home can be made")
+
+    def _outside_a_case(self, where: str, error: Exception) -> None:
+        """What failed in making or clearing away a home is a violation too."""
+        text = "".join(traceback.format_exception(error))
+        self.part.add(where, (), (text,))
+        self._log(f"VIOLATION {where}: {text}")
 
     def _all(self) -> list[Case]:
         """Round after round, each in random order: at every point one of the faults that can happen there."""
@@ -668,7 +688,8 @@ class RealCampaign:
             text = str(error) if isinstance(error, Wrong) else f"afterwards: {type(error).__name__}: {error}"
             self.part.add(name, (f"real: {kind}",), (text,))
             self._log(f"VIOLATION {name}: {text}")
-            shutil.copy(stage.home.log, self._place / f"{name.replace('/', ',')}.log")
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(stage.home.log, self._place / f"{name.replace('/', ',')}.log")
             raise _Violated from error
         if happened:
             self.part.add(name, (f"real: {kind}",), ())
@@ -692,9 +713,13 @@ def survey(folder: Path) -> dict[str, list[str]]:
 
 
 def _run_share(place: Path, cases: Sequence[Case], deadline: float, log: Callable[[str], None]) -> Part:
-    """The cases of one worker, in a mount namespace of its own: no other box keeps its disks busy."""
-    unshare(CLONE_NEWNS)
-    mount("none", "/", "", MS_REC | MS_PRIVATE, "")
+    """The cases of one worker, in a mount namespace of its own: no other box keeps its disks busy. Whatever
+    fails, what the worker has found is returned."""
     campaign = RealCampaign(place, 0, log)
-    campaign.run_cases(cases, deadline)
+    try:
+        unshare(CLONE_NEWNS)
+        mount("none", "/", "", MS_REC | MS_PRIVATE, "")
+        campaign.run_cases(cases, deadline)
+    except Exception as error:  # noqa: BLE001 - it is reported, with what was found before
+        campaign._outside_a_case(place.name, error)
     return campaign.part

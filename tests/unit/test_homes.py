@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from waypoint.box import box
 from waypoint.box.box import Box
 from waypoint.box.masks import is_mask
 from waypoint.errors import MachineError
@@ -52,13 +53,32 @@ def test_a_home_is_masked_before_it_is_written_down_and_only_once(tmp_path: Path
 def test_a_home_that_is_known_already_waits_for_no_box(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "_PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(homes, "_CHANGING_SECONDS", 0.02)
     home = make(tmp_path / "home")
     homes.register(home, lambda _: None)
     with homes.reading():
         homes.register(home, lambda _: None)
-        with pytest.raises(MachineError, match="is being opened or closed"):
+        with pytest.raises(MachineError, match=rf"process {os.getpid()} \(.*\) is building a box"):
             homes.register(make(tmp_path / "other"), lambda _: None)
+
+
+def test_boxes_whose_keepers_do_not_answer_are_masked_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others wait for the lock meanwhile: the time that each of them takes must not add up."""
+    boxes = [f"{number:012x}" for number in range(24)]
+    all_wait = threading.Barrier(len(boxes), timeout=20)
+
+    def connect(_path: Path, *, answer_seconds: float) -> None:
+        all_wait.wait()
+        raise TimeoutError(f"no answer within {answer_seconds:g} s")
+
+    monkeypatch.setattr(box, "Keeper", connect)
+    monkeypatch.setattr(box, "_all_keepers", lambda: iter([("tag", box_id, 1) for box_id in boxes]))
+    homes.register(make(tmp_path / "home"), box.hide_home)
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == len(boxes)
+    assert all("sees this one: no answer within 2 s" in text for text in warned), warned
 
 
 def test_a_mask_is_known_by_what_it_is() -> None:
@@ -107,10 +127,13 @@ def test_another_folder_at_the_path_of_a_home_is_that_home_only_if_it_looks_like
 def test_building_waits_for_a_change_and_a_change_for_building(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "_PATIENCE_SECONDS", 0.02)
-    with homes.reading(), homes.reading(), pytest.raises(MachineError), homes.changing():
+    monkeypatch.setattr(homes, "_CHANGING_SECONDS", 0.02)
+    monkeypatch.setattr(homes, "_READING_SECONDS", 0.02)
+    building = pytest.raises(MachineError, match=r"is building a box, and has not finished within 0\.02 s")
+    with homes.reading(), homes.reading(), building, homes.changing():
         pass
-    with homes.changing(), pytest.raises(MachineError), homes.reading():
+    changing = pytest.raises(MachineError, match=rf"process {os.getpid()} .* is opening or closing")
+    with homes.changing(), changing, homes.reading():
         pass
     with homes.changing():
         pass

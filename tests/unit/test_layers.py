@@ -77,7 +77,7 @@ TOGETHER = {
         *("pool.btrfs", "pool.folder", "pool.holders", "pool.image", "pool.loop", "pool.protocol"),
         *("homes", "mounts"),
     },
-    "homes": {"atomic", "mounts", "overlay"},
+    "homes": {"atomic", "mounts", "overlay", "processes"},
     "cgroups": {"mounts", "memory"},
     "sandbox": {"confinement"},
     "pool.deltas": {"files", "pool.subvolume"},

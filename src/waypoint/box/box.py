@@ -17,6 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,6 +40,9 @@ _BUILD_SECONDS = 60.0
 """How long a keeper may take for a box: a few milliseconds, unless a mount of the host does not answer."""
 _MASK_SECONDS = 2.0
 """A keeper of another home that does not answer (its box is frozen) must not keep this one from opening."""
+_MASKED_AT_ONCE = 32
+"""Boxes in which a new home is masked at the same time: all others wait meanwhile for boxes to be built, and
+those whose keepers do not answer must not add up."""
 
 
 class Box:
@@ -400,10 +404,8 @@ def hide_home(known: KnownHome) -> None:
     """Masks a home that is new on this machine in the boxes of all other homes. A box that a version without
     masks has built cannot do it, and goes on seeing the folder."""
     own = Home(known.path)
-    for tag, box_id, pid in _all_keepers():
-        if tag == own.tag:
-            continue
-        run = own.run.parent / tag
+
+    def hide(run: Path, box_id: str, pid: int) -> None:
         try:
             keeper = Keeper(run / f"{box_id}.sock", answer_seconds=_MASK_SECONDS)
             try:
@@ -414,6 +416,15 @@ def hide_home(known: KnownHome) -> None:
                 keeper.close()
         except OSError as error:
             log.warning("box %s of another home sees this one: %s", box_id, error)
+
+    with ThreadPoolExecutor(_MASKED_AT_ONCE) as workers:
+        tasks = [
+            workers.submit(hide, own.run.parent / tag, box_id, pid)
+            for tag, box_id, pid in _all_keepers()
+            if tag != own.tag
+        ]
+    for task in tasks:
+        task.result()
 
 
 def _note_masks(file: Path, pid: int, before: Collection[int]) -> None:

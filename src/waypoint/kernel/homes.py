@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ import msgspec
 
 from waypoint.errors import MachineError
 from waypoint.home import Home
-from waypoint.kernel import atomic, locks, mounts
+from waypoint.kernel import atomic, locks, mounts, processes
 from waypoint.kernel.mounts import Mount
 from waypoint.kernel.overlay import file_handle
 from waypoint.kernel.syscalls import open_by_handle
@@ -34,7 +35,10 @@ REGISTRY = Path("/var/lib/waypoint-homes")
 LOCK = Path("/run/waypoint/homes.lock")
 _CONTENTS = ("waypoint.db", "pool.img", "pool")
 """What a home has, one of them at least."""
-_PATIENCE_SECONDS = 30.0
+_READING_SECONDS = 30.0
+_CHANGING_SECONDS = 75.0
+"""How long the lock is waited for. A change waits for all boxes that are being built, each of which may take
+a minute on a busy machine."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -207,27 +211,31 @@ def devices_of_homes(homes: list[KnownHome], table: list[Mount]) -> frozenset[st
 def reading() -> Iterator[None]:
     """No home is registered or forgotten, and no pool is closed meanwhile. For building a box: until it has
     its own mounts, its namespace has a copy of every mount of the machine."""
-    with _locked(fcntl.LOCK_SH):
+    with _locked(fcntl.LOCK_SH, _READING_SECONDS):
         yield
 
 
 @contextlib.contextmanager
 def changing() -> Iterator[None]:
     """No box is being built meanwhile, of any home."""
-    with _locked(fcntl.LOCK_EX):
+    with _locked(fcntl.LOCK_EX, _CHANGING_SECONDS):
         yield
 
 
 @contextlib.contextmanager
-def _locked(mode: int) -> Iterator[None]:
+def _locked(mode: int, seconds: float) -> Iterator[None]:
     """The lock has a turnstile before it, or boxes that are built without a break would keep it for ever."""
     LOCK.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     turnstile = os.open(LOCK.with_suffix(".turn"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _take(turnstile, fcntl.LOCK_EX)
-            _take(lock, mode)
+            deadline = time.monotonic() + seconds
+            if not all(
+                locks.lock_file(fd, how, max(0.0, deadline - time.monotonic()))
+                for fd, how in ((turnstile, fcntl.LOCK_EX), (lock, mode))
+            ):
+                raise _held(lock, seconds)
             fcntl.flock(turnstile, fcntl.LOCK_UN)
             yield
         finally:
@@ -236,10 +244,17 @@ def _locked(mode: int) -> Iterator[None]:
         os.close(turnstile)
 
 
-def _take(fd: int, mode: int) -> None:
-    if not locks.lock_file(fd, mode, _PATIENCE_SECONDS):
-        raise MachineError(
-            "another Waypoint home of this machine is being opened or closed, and does not finish",
-            hint=f"`fuser {LOCK}` tells which process it is",
-            path=str(LOCK),
-        )
+def _held(lock: int, seconds: float) -> MachineError:
+    """The error that names who has the lock."""
+    doing = [
+        f"process {pid} ({process.command if process else 'ended'}) "
+        + ("is opening or closing a Waypoint home" if exclusive else "is building a box")
+        for pid, exclusive in locks.holders_of(lock)
+        for process in [processes.read(pid)]
+    ]
+    return MachineError(
+        f"{doing[0] if doing else 'a Waypoint home is being opened or closed'}, and has not finished"
+        f" within {seconds:g} s",
+        hint="nothing has changed: try again. If it never finishes, end that process",
+        path=str(LOCK),
+    )

@@ -5,7 +5,7 @@ thread takes which. Usually these are the plain locks of `threading` and nothing
 WAYPOINT_DEBUG_LOCKS=1 (the tests run like that) a lock that is taken out of order raises `OutOfOrder` at
 once, in the thread that would sooner or later have been part of a deadlock.
 
-`lock_file` is for processes: a lock on a file, with a time limit.
+`lock_file` is for processes: a lock on a file, with a time limit; `holders_of` tells who has it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import fcntl
 import os
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
 
 ORDER: tuple[str, ...] = (
@@ -174,3 +175,14 @@ def lock_file(fd: int, mode: int, seconds: float) -> bool:
         else:
             return True
         time.sleep(_POLL_SECONDS)
+
+
+def holders_of(fd: int) -> list[tuple[int, bool]]:
+    """The processes that hold a lock of flock(2) on a file: their pids, and whether each holds it alone."""
+    status = os.fstat(fd)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    # 1: FLOCK  ADVISORY  WRITE 4711 00:1a:1234 0 EOF (with an arrow behind the number: it waits)
+    lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return [
+        (int(words[4]), words[3] == "WRITE") for words in lines if words[1] == "FLOCK" and words[5] == file
+    ]
