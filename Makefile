@@ -130,7 +130,7 @@ damage: .venv/.dev-stamp engine
 
 # Adapters in the real frameworks, each in a virtual environment of its own: what their own suites say, and an agent that
 # breaks its machine, goes back and succeeds. The counts are in docs/adapters.md.
-ADAPTERS := inspect_ai mini_swe_agent smolagents
+ADAPTERS := inspect_ai mini_swe_agent openai_agents smolagents
 .PHONY: adapters
 adapters: .venv/.dev-stamp engine $(ADAPTERS:%=.cache/adapters/%/.stamp)
 	for framework in $(ADAPTERS); do \

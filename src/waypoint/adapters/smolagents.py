@@ -30,7 +30,7 @@ from smolagents.utils import AgentError
 
 import waypoint
 from waypoint import errors, model
-from waypoint.adapters import live_python, programs
+from waypoint.adapters import labels, live_python, programs
 
 PREFIX = "smolagents-"
 """How the names of sessions begin."""
@@ -42,8 +42,6 @@ _START_SECONDS = 30.0
 _MARGIN_SECONDS = 30.0
 """What the client in the session gets beyond the time of the code, before it is ended itself."""
 _INSTALL_SECONDS = 600.0
-_KEPT = "kept by the agent: "
-"""How the intent of a point begins that the agent has kept."""
 _PACKAGES = {
     "PIL": "pillow",
     "sklearn": "scikit-learn",
@@ -292,26 +290,17 @@ class WaypointExecutor(RemotePythonExecutor):
 
     def _called(self, verb: str, label: str) -> str:
         """What the agent asked for with one of `machine_tools`."""
-        if verb == KeepPoint.name:
-            self.session.checkpoint(f"{_KEPT}{label}")
+        if verb == labels.KEEP_POINT:
+            self.session.checkpoint(labels.intent(label))
             return f"The point {label!r} is kept."
-        if verb == GoBack.name:
-            kept = self._kept()
+        if verb == labels.GO_BACK:
+            # Its own last: they win over those of the session that it was forked from, and of other forks.
+            kept = labels.kept([*self.session.log(graph=True), *self.session.log()])
             if label not in kept:
-                known = ", ".join(map(repr, kept)) or "none"
-                raise AgentError(f"No point {label!r} was kept. Kept: {known}.", self.logger)
+                raise AgentError(labels.missing(label, kept), self.logger)
             self.session.restore(kept[label])
             return f"The machine and all variables are as they were at {label!r}."
         raise AgentError(f"the host knows no verb {verb!r}", self.logger)
-
-    def _kept(self) -> dict[str, waypoint.Checkpoint]:
-        """The points that the agent has kept, by label; in a fork also those from before."""
-        points = [*self.session.log(graph=True), *self.session.log()]  # its own last: they win
-        return {
-            point.info.intent.removeprefix(_KEPT): point
-            for point in points
-            if point.info.intent.startswith(_KEPT)
-        }
 
     def _start_again(self) -> None:
         """Another live Python, with the agent's tools and variables, in place of one that has ended."""
