@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,22 +87,69 @@ def test_a_nested_pid_namespace_is_refused_by_name(privileged: waypoint.Session)
     privileged.checkpoint()
 
 
-def test_a_traced_process_is_refused_by_name(fresh: waypoint.Session) -> None:
-    python(
+SEIZE = "import ctypes; assert ctypes.CDLL(None).ptrace(0x4206, {}, 0, 0) == 0; "
+
+
+def test_a_traced_process_is_refused_with_its_tracer_before_anything_stands_still(
+    fresh: waypoint.Session,
+) -> None:
+    """CRIU would try to stop it for ten seconds, with all others stopped."""
+
+    def refused() -> dict[str, object]:
+        with pytest.raises(errors.CannotCheckpoint, match="it is being traced by process") as error:
+            fresh.checkpoint()
+        assert error.value.details["log"] == [], "CRIU was not asked"
+        assert "end the process that traces it, or save the files alone" in error.value.hint
+        return culprit(error.value)
+
+    # By its parent, in the session.
+    tracer = python(
         fresh,
-        "import ctypes, os, signal, time\n"
-        "libc = ctypes.CDLL(None)\n"
+        "import os, time\n"
         "traced = os.fork()\n"
         "if not traced:\n"
         "    time.sleep(1000)\n"
-        "assert libc.ptrace(0x4206, traced, 0, 0) == 0\n"  # PTRACE_SEIZE
-        "open('/tmp/ready', 'w').close()\n"
+        f"{SEIZE.format('traced')}\n"
+        "open('/tmp/ready', 'w').write(str(traced))\n"
         "time.sleep(1000)\n",
     )
-    with pytest.raises(errors.CannotCheckpoint, match="traced") as refused:
-        fresh.checkpoint()
-    assert "program.py" in str(culprit(refused.value)["command"])
-    fresh.run("kill $program; wait")
+    found = refused()
+    assert found["pid"] == int(fresh.run("cat /tmp/ready").output)
+    assert found["reason"] == f"it is being traced by process {tracer} (/usr/bin/python3 /tmp/program.py)"
+    fresh.run(f"kill {tracer} $(cat /tmp/ready); wait")
+
+    # One of its threads.
+    pid = python(
+        fresh,
+        "import threading, time\n"
+        "thread = threading.Thread(target=time.sleep, args=(1000,))\n"
+        "thread.start()\n"
+        "open('/tmp/ready', 'w').write(str(thread.native_id))\n",
+    )
+    seize = f"{SEIZE.format('$(cat /tmp/ready)')}open('/tmp/go', 'w'); import time; time.sleep(1000)"
+    fresh.run(f'/usr/bin/python3 -c "{seize}" & tracer=$!')
+    fresh.run("until [ -e /tmp/go ]; do sleep 0.01; done", timeout=20).check()
+    found = refused()
+    assert found["pid"] == pid
+    tracer = int(fresh.run("echo $tracer").output)
+    assert f"process {tracer} (/usr/bin/python3 -c import ctypes" in str(found["reason"])
+    fresh.run("kill $tracer; wait $tracer")
+    fresh.checkpoint()
+
+    # From the host.
+    anchor = fresh.info.pid
+    host_pid = next(one.host_pid for one in processes.below(int(anchor or 0)) if one.pid == pid)
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{SEIZE.format(host_pid)}print('ready', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as outside:
+        assert outside.stdout
+        assert outside.stdout.readline() == b"ready\n"
+        found = refused()
+        outside.kill()
+    assert found["pid"] == pid
+    assert f"process {outside.pid} outside the session (" in str(found["reason"])
     fresh.checkpoint()
 
 

@@ -70,8 +70,10 @@ def is_transient(error: CannotCheckpoint) -> bool:
     """Whether the same dump is likely to succeed a moment later."""
     reasons = [culprit["reason"] for culprit in error.details.get("processes", ())]
     lines = error.details.get("log", ())
-    return not _TRANSIENT_REASONS.isdisjoint(reasons) or any(
-        words in line for line in lines for words in (*_TRANSIENT, _INTERRUPTED)
+    return (
+        not _TRANSIENT_REASONS.isdisjoint(reasons)
+        or any(reason.startswith(unrestorable.TRACED) for reason in reasons)
+        or any(words in line for line in lines for words in (*_TRANSIENT, _INTERRUPTED))
     )
 
 
@@ -114,10 +116,14 @@ def cannot_save(
         message = f"process {first['pid']} ({first['command']}) cannot be saved: {first['reason']}"
     else:
         message = "the processes cannot be saved: " + (lines[0] if lines else "CRIU gave no reason")
+    traced = bool(culprits) and str(culprits[0]["reason"]).startswith(unrestorable.TRACED)
     return CannotCheckpoint(
         message,
         hint=Hint(
-            "end that process, or save the files alone: ", FILES_ONLY, "; the session runs on untouched"
+            "end the process that traces it" if traced else "end that process",
+            ", or save the files alone: ",
+            FILES_ONLY,
+            "; the session runs on untouched",
         ),
         processes=culprits,
         log=list(lines[:20]),
@@ -177,8 +183,8 @@ def find_unsavable(box: Box) -> list[tuple[processes.Process, str]]:
             result.append((process, "it holds a BPF object, which cannot be saved"))
         elif process.state == "Z" and len(_tasks(process.host_pid)) > 1:
             result.append((process, "its main thread has ended and others go on, which cannot be saved"))
-        elif tracer := _read_tracer(process.host_pid):
-            result.append((process, f"it is being traced by {tracer.command}"))
+        elif tracer := unrestorable.find_tracer(process):
+            result.append((process, tracer))
     return result
 
 
@@ -186,13 +192,6 @@ def _tasks(host_pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return os.listdir(f"/proc/{host_pid}/task")
     return []
-
-
-def _read_tracer(host_pid: int) -> processes.Process | None:
-    with contextlib.suppress(OSError):
-        tracer = int(processes.read_status(host_pid).get("TracerPid", "0"))
-        return processes.read(tracer) if tracer else None
-    return None
 
 
 def _find_in_log(box: Box, lines: Sequence[str]) -> list[tuple[processes.Process, str]]:

@@ -150,7 +150,7 @@ class Dump:
             raise CannotCheckpoint(
                 "the session's processes are gone", hint=Hint(Do("restore"), " brings it back")
             )
-        if unstoppable := unrestorable.find_unstoppable(members):
+        if unstoppable := unrestorable.find_unstoppable(anchor, members):
             raise diagnosis.cannot_save(unstoppable)
         saves_ipc = _examine_ipc(anchor)
         lock_network = has_own_network(box) and _has_connections(box)

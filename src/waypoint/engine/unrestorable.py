@@ -27,6 +27,9 @@ NOT_ACCEPTED = "a connection to it waits to be accepted"
 UNREAD_CREDENTIALS = "it has not read messages that tell who sent them (SO_PASSCRED)"
 VFORK = "it waits for a child (vfork) that has not started a program yet, and cannot be stopped"
 """Mostly the child does so a moment later."""
+TRACED = "it is being traced by "
+"""Only a process itself ends what it traces, and CRIU would try for ten seconds. Some look for a moment only
+(pstack, a profiler)."""
 _VFORK_CALLS = (b"56", b"58", b"435")
 """clone, vfork, clone3"""
 _MOST_EVENTS = 1 << 31
@@ -199,16 +202,32 @@ def has_ambient_capabilities(process: Process) -> bool:
     return False
 
 
-def find_unstoppable(tree: Sequence[Process]) -> list[Obstacle]:
-    """The processes that CRIU would try to stop for ten seconds, while the others stand still already."""
+def find_unstoppable(anchor: Process, members: Sequence[Process]) -> list[Obstacle]:
+    """The processes that CRIU would try to stop for ten seconds, while the others stand still already.
+    `members`: the processes of the box, parents before children; the anchor and those below it are saved."""
     obstacles = []
-    for process in tree:
+    saved = {anchor.host_pid}
+    for process in members:
+        if process.host_pid != anchor.host_pid and process.parent_host_pid not in saved:
+            continue
+        saved.add(process.host_pid)
+        if tracer := find_tracer(process):
+            obstacles.append((process, tracer))
         if process.state != "D":
             continue
         with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/syscall", "rb") as file:
             if file.read().split()[0] in _VFORK_CALLS:
                 obstacles.append((process, VFORK))
     return obstacles
+
+
+def find_tracer(process: Process) -> str | None:
+    """Why a process cannot be stopped that another one traces, or a thread of which it traces."""
+    if process.state == "Z" or (tracer := processes.tracer_of(process)) is None:
+        return None
+    if tracer.namespaces >= process.namespaces:
+        return f"{TRACED}process {tracer.pid} ({tracer.command})"
+    return f"{TRACED}process {tracer.host_pid} outside the session ({tracer.command})"
 
 
 def nested_processes(anchor: Process, tree: Sequence[Process]) -> list[Process]:

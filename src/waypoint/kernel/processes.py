@@ -16,6 +16,7 @@ from pathlib import Path
 from waypoint.kernel.syscalls import KCMP_SYSVSEM, kcmp, pidfd_getfd, pidfd_open
 
 _PTS_MAJOR = 136
+_TRACER = b"\nTracerPid:\t"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Process:
     rss_bytes: int
     pids: tuple[int, ...] = ()
     """Its numbers in all pid namespaces it is seen from, the host's first."""
+    threads: int = 1
+    tracer_host_pid: int = 0
+    """The thread that traces its main thread (ptrace), if one does."""
 
     @property
     def command(self) -> str:
@@ -85,7 +89,30 @@ def read(host_pid: int) -> Process | None:
         terminal=minor + 256 * (major - _PTS_MAJOR) if _PTS_MAJOR <= major < _PTS_MAJOR + 8 else None,
         uid=int(lines["Uid"].split()[0]),
         rss_bytes=int(lines.get("VmRSS", "0 kB").split()[0]) * 1024,
+        threads=int(lines.get("Threads", "1")),
+        tracer_host_pid=int(lines.get("TracerPid", "0")),
     )
+
+
+def tracer_of(process: Process) -> Process | None:
+    """The process that traces one, or any of its threads; None when none does, or it has ended."""
+    tracer = process.tracer_host_pid
+    if not tracer and process.threads > 1:
+        folder = f"/proc/{process.host_pid}/task"
+        with contextlib.suppress(OSError):
+            tracer = next(
+                filter(None, (_tracer_of_task(f"{folder}/{task}") for task in os.listdir(folder))), 0
+            )
+    with contextlib.suppress(OSError):
+        return read(int(read_status(tracer)["Tgid"])) if tracer else None
+    return None
+
+
+def _tracer_of_task(folder: str) -> int:
+    """Of one of perhaps many threads: without making sense of the other fields."""
+    with contextlib.suppress(OSError), open(f"{folder}/status", "rb", buffering=0) as file:
+        return int(file.read().partition(_TRACER)[2].split(None, 1)[0])
+    return 0
 
 
 def printable(name: str) -> str:
