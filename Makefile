@@ -130,7 +130,7 @@ damage: .venv/.dev-stamp engine
 
 # Adapters in the real frameworks, each in a virtual environment of its own: what their own suites say, and an agent that
 # breaks its machine, goes back and succeeds. The counts are in docs/adapters.md.
-ADAPTERS := inspect_ai mini_swe_agent openai_agents smolagents
+ADAPTERS := $(filter-out %.sources,$(basename $(notdir $(wildcard tests/adapters/requirements/*.txt))))
 .PHONY: adapters
 adapters: .venv/.dev-stamp engine $(ADAPTERS:%=.cache/adapters/%/.stamp)
 	for framework in $(ADAPTERS); do \
@@ -141,9 +141,13 @@ adapters: .venv/.dev-stamp engine $(ADAPTERS:%=.cache/adapters/%/.stamp)
 	        "tests/adapters/test_$$framework.py" $(PYTEST_ARGS); \
 	done
 
+# NAME.sources.txt names source packages of which the tests are run.
+PIP_QUIETLY := --quiet --no-input --disable-pip-version-check
 .cache/adapters/%/.stamp: requirements.txt tests/adapters/requirements/%.txt | .venv/.dev-stamp
 	[ -x "$(@D)/bin/python" ] || $(PYTHON) -m venv "$(@D)"
-	"$(@D)/bin/python" -m pip install --quiet --no-input --disable-pip-version-check $(foreach file,$^,-r $(file))
+	"$(@D)/bin/python" -m pip install $(PIP_QUIETLY) -r requirements.txt -r "tests/adapters/requirements/$*.txt"
+	sources="tests/adapters/requirements/$*.sources.txt"; [ ! -e "$$sources" ] || "$(@D)/bin/python" -m pip download \
+	    $(PIP_QUIETLY) --no-deps --no-binary :all: --dest "$(@D)/sources" -r "$$sources"
 	touch $@
 
 # What it costs here; the results are in waypoint-bench/.

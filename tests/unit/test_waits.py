@@ -44,6 +44,10 @@ BOUNDED = {
         "connection.connect(os.path.join(folder, 'socket'))": "the socket has a time limit",
         "connection.recv(1 << 20)": "the socket has a time limit",
     },
+    "adapters/swe_rex.py": {
+        "self._news.wait()": "the framework says how long a command may take",
+        "self._running.result()": "it has ended by then",
+    },
     "agent/trajectory.py": {"self._changed.wait_for(lambda: self._ready or self._stopped)": IDLE},
     "aio/connection.py": {"readable.wait()": USER},
     "api/wire.py": {
