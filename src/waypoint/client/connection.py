@@ -24,6 +24,8 @@ from waypoint.home import Home, locate
 from waypoint.model import from_plain
 
 if TYPE_CHECKING:
+    import subprocess
+
     from waypoint.api.request import Request
 
 R = TypeVar("R")
@@ -46,29 +48,30 @@ def needs_root(why: str = "Waypoint needs root") -> errors.NotRoot:
     )
 
 
-def start_daemon(home: Home) -> None:
-    """Starts the daemon of a home and returns when it serves."""
+def _run(home: Home, module: str, seconds: float, too_late: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program for a home to its end. DaemonUnreachable when it takes longer than that."""
     import subprocess  # here: a verb that finds a daemon does not pay for it
 
-    if os.geteuid() != 0:
-        raise needs_root("no daemon runs, and only root can start it")
-    # -P: nothing is imported from the current folder.
-    command = [sys.executable, "-P", "-m", "waypoint.daemon.main"]
     try:
-        started = subprocess.run(
-            command,
+        return subprocess.run(
+            [sys.executable, "-P", "-m", module],  # -P: nothing is imported from the current folder
             env={**os.environ, "WAYPOINT_HOME": str(home.path)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_START_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise errors.DaemonUnreachable(
-            f"the daemon has not started within {_START_SECONDS:g} s; it may still come",
-            hint=f"its log is {home.log}",
-        ) from error
+        raise errors.DaemonUnreachable(too_late, hint=f"its log is {home.log}") from error
+
+
+def start_daemon(home: Home) -> None:
+    """Starts the daemon of a home and returns when it serves."""
+    if os.geteuid() != 0:
+        raise needs_root("no daemon runs, and only root can start it")
+    too_late = f"the daemon has not started within {_START_SECONDS:g} s; it may still come"
+    started = _run(home, "waypoint.daemon.main", _START_SECONDS, too_late)
     if started.returncode:
         with contextlib.suppress(ValueError, KeyError, IndexError):
             raise errors.from_dict(wire.decode(started.stdout.splitlines()[-1].encode())["error"])
@@ -80,27 +83,12 @@ def start_daemon(home: Home) -> None:
 def rebuild_database(home: Home) -> model.Recovered:
     """Rebuilds a damaged database, with which no daemon can start. A daemon that runs is stopped; sessions
     live on."""
-    import subprocess
-
     from waypoint.api.machine import DaemonStop
 
     with contextlib.suppress(errors.WaypointError):
         Transport(home.path, start=False).ask(DaemonStop())
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "waypoint.daemon.rebuild"],
-            env={**os.environ, "WAYPOINT_HOME": str(home.path)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_REBUILD_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise errors.DaemonUnreachable(
-            f"the database was not rebuilt within {_REBUILD_SECONDS / 60:g} minutes",
-            hint=f"the log is {home.log}",
-        ) from error
+    too_late = f"the database was not rebuilt within {_REBUILD_SECONDS / 60:g} minutes"
+    done = _run(home, "waypoint.daemon.rebuild", _REBUILD_SECONDS, too_late)
     try:
         answer = wire.decode(done.stdout.splitlines()[-1].encode())
     except (ValueError, IndexError):
