@@ -500,8 +500,20 @@ class Restored(Record, frozen=True):
     they had."""
 
 
+class ForkHook(Record, frozen=True):
+    """A program of `/etc/waypoint/on-fork.d` that was run in a new fork. `problem`: what went wrong with it,
+    empty if it ended with 0."""
+
+    name: str
+    exit_code: int | None = None
+    duration_ms: float = 0.0
+    output: str = ""
+    """The end of what it printed."""
+    problem: str = ""
+
+
 class Forked(Record, frozen=True):
-    """One new session grown from a checkpoint."""
+    """One new session grown from a checkpoint. `id` is also what programs in it can read as their fork id."""
 
     id: str
     name: str
@@ -509,6 +521,8 @@ class Forked(Record, frozen=True):
     spare: bool = False
     base_changes: tuple[str, ...] = ()
     """As of `Restored`."""
+    hooks: tuple[ForkHook, ...] = ()
+    """What was run in it before it was handed out."""
 
 
 class HandedOver(Record, frozen=True):

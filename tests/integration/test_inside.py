@@ -325,12 +325,12 @@ class TestHostile:
     def test_the_folder_cannot_be_written_to(self, fresh: waypoint.Session, folder_of: FolderOf) -> None:
         fresh.run("""
             cd /dev/waypoint.inside
-            rm -f socket; mv socket x; touch y; mkdir replies/z; echo other > name
+            rm -f socket; mv socket x; touch y; mkdir replies/z; echo other > name; echo other > id
             ln -s /etc/passwd replies/$(printf a%.0s {1..32}); rm -rf replies
             mount -o remount,rw /dev/waypoint.inside; mount --bind /tmp replies
             python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/dev/waypoint.inside/mine")'
         """)
-        assert sorted(os.listdir(folder_of(fresh))) == ["name", "replies", "socket"]
+        assert sorted(os.listdir(folder_of(fresh))) == ["id", "name", "replies", "socket"]
         assert (folder_of(fresh) / "name").read_text().strip() == fresh.name
         assert os.listdir(folder_of(fresh) / "replies") == []
         assert fresh.run("waypoint log").exit_code == 0

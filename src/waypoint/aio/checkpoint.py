@@ -39,18 +39,27 @@ class Checkpoint:
         *,
         name: str | None = None,
         agent_version: str | None = None,
+        hook_timeout: float | None = None,
         actor: model.Actor = "person",
     ) -> list[Session]:
         """`n` new live sessions grown from this point. Conversation, tasks and agent state come along;
-        `agent_version`: NoMigration, and no fork, when no migration leads to it."""
-        from waypoint.aio.session import Session
+        `agent_version`: NoMigration, and no fork, when no migration leads to it. `hook_timeout`: as of
+        `Session.fork`."""
+        from waypoint.aio.session import sessions_of
 
         if agent_version is not None:
             await self.agent_state(agent_version)
         answer = await self._client.ask(
-            requests.Fork(ref=self.id, session=self.info.session, n=n, name=name, actor=actor)
+            requests.Fork(
+                ref=self.id,
+                session=self.info.session,
+                n=n,
+                name=name,
+                hook_timeout=hook_timeout,
+                actor=actor,
+            )
         )
-        return [Session(self._client, fork.name, actor) for fork in answer.sessions]
+        return sessions_of(self._client, answer.sessions, actor)
 
     @property
     def _history(self) -> agent.AgentHistory:

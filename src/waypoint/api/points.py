@@ -101,13 +101,15 @@ class Redo(Request[model.Restored], frozen=True):
 
 class Fork(Request[Forks], frozen=True):
     """Grows `n` new sessions from a point; without `ref` from the session as it is now, of which a point is
-    taken. `names`: one name for each, instead of `n` and `name`."""
+    taken. `names`: one name for each, instead of `n` and `name`. `hook_timeout`: how long the hooks of each
+    may take together (10 s)."""
 
     ref: str | None = None
     session: str | None = None
     n: Count = 1
     name: str | None = None
     names: tuple[str, ...] = ()
+    hook_timeout: Seconds | None = None
     actor: model.Actor = "person"
 
 

@@ -76,6 +76,9 @@ KDAT_IN_BOX = Path("/dev/criu.kdat")
 STATE_IN_BOX = Path("/dev/waypoint.state")
 """Part of the snapshot: the shell may be writing there when a checkpoint is taken."""
 INSIDE_IN_BOX = Path("/dev/waypoint.inside")
+_ID_FILE = "id"
+NO_SESSION = "0" * 12
+"""In a box that belongs to no session yet."""
 """Where the daemon listens to this box alone, and answers: daemon/inside/doors.py."""
 KEPT_IN_BOX = Path("/dev/waypoint.kept")
 """Files of an earlier base that restored processes have mapped or open: core/kept.py."""
@@ -185,6 +188,7 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     plan.mount(spec.engine, ENGINE_IN_BOX, flags=MS_BIND | MS_RDONLY | MS_NOSUID)
     _make_inside(spec.inside)
     tell_name(spec.inside, spec.name)
+    atomic.write(spec.inside / _ID_FILE, f"{NO_SESSION}\n".encode(), mode=0o644)
     plan.mount(spec.inside, INSIDE_IN_BOX, flags=MS_BIND | MS_RDONLY | _SAFE)
     if (volume / "kept").is_dir():
         plan.add("in-folder", KEPT_IN_BOX, "755")
@@ -250,6 +254,17 @@ def tell_name(inside: Path, name: str) -> None:
     """Lets the shell of a box know the name of its session. All such files have one size: CRIU restores no
     file that is open, as one may be that the shell is reading, if it has another size in the new box."""
     atomic.write(inside / "name", f"{name:<{_LONGEST_NAME}}\n".encode(), mode=0o644)
+
+
+def tell_id(inside: Path, session_id: str) -> None:
+    """Lets the programs of a box know the id of its session: a fork has another one. The file is written in
+    place, not replaced: a program that watches it (inotify) is told, also one that was restored with its
+    watch and has not run yet. Like the name, it always has the same size."""
+    fd = os.open(inside / _ID_FILE, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.pwrite(fd, f"{session_id:<{len(NO_SESSION)}}\n".encode(), 0)
+    finally:
+        os.close(fd)
 
 
 # ---- options --------------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ class Session:
         """Whether the end of a `with` block removes it."""
         self.actor: model.Actor = actor
         """Who acts through this object: it is written into the trajectory and onto checkpoints."""
+        self.forked: model.Forked | None = None
+        """Of a session that `fork` has just made: how, its id, and what its hooks came to."""
 
     def __enter__(self) -> Self:
         return self
@@ -371,9 +373,12 @@ class Session:
         ref: Checkpoint | str | None = None,
         name: str | None = None,
         names: Sequence[str] = (),
+        hook_timeout: float | None = None,
     ) -> list[Session]:
         """`n` new live sessions grown from this one as it is now, of which a point is taken; `ref`: from one
         of its points. `name`: with several NAME-1, NAME-2, …; `names`: one for each.
+        `hook_timeout`: how long the hooks of each may take together (10 s); what they came to is in `forked`
+        of each.
 
             >>> import waypoint
             >>> with waypoint.session(temporary=True) as s:
@@ -383,10 +388,16 @@ class Session:
             ('5\\n', [('left',), ('right',)])
         """
         request = requests.Fork(
-            ref=ref_of(ref), session=self.name, n=n, name=name, names=tuple(names), actor=self.actor
+            ref=ref_of(ref),
+            session=self.name,
+            n=n,
+            name=name,
+            names=tuple(names),
+            hook_timeout=hook_timeout,
+            actor=self.actor,
         )
         answer = self._client.ask(request)
-        return [Session(self._client, fork.name, self.actor) for fork in answer.sessions]
+        return sessions_of(self._client, answer.sessions, self.actor)
 
     def forget(
         self,
@@ -807,3 +818,13 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.name!r}>"
+
+
+def sessions_of(client: Transport, forks: Sequence[model.Forked], actor: model.Actor) -> list[Session]:
+    """Forks that were just made, as sessions that know it."""
+    sessions = []
+    for fork in forks:
+        session = Session(client, fork.name, actor)
+        session.forked = fork
+        sessions.append(session)
+    return sessions

@@ -18,6 +18,7 @@ import msgspec
 from waypoint.agent.trajectory import Trajectory
 from waypoint.box.box import Box
 from waypoint.box.keeper import Keeper
+from waypoint.box.plan import inside_path, tell_id
 from waypoint.box.starter import start
 from waypoint.box.users import User
 from waypoint.core.auto import AutoPoints
@@ -89,6 +90,9 @@ class Boxes:
         with contextlib.ExitStack() as undo:
             undo.callback(self._builder.remove, box)
             undo.enter_context(box.end_named("build a box"))
+            if session_id:
+                with contextlib.suppress(FileNotFoundError):  # tests below root build boxes without a folder
+                    tell_id(inside_path(self._registry.home, box.id), session_id)
             live = self._connect(session_id, box, size, options)
             undo.callback(self._let_go, live)
             if options.user:

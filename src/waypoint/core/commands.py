@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from waypoint.box.plan import check_variables
 from waypoint.box.starter import StartFailed, Step, start
-from waypoint.box.users import User
+from waypoint.box.users import ROOT, User
 from waypoint.core.boxes import Boxes
 from waypoint.core.live import Live, Program, start_environment
 from waypoint.core.observe import exported_variables
@@ -191,6 +191,13 @@ class Commands:
         """A program outside the shell, run to its end; its output and errors together."""
         run = Run(secrets.token_hex(6), argv[-1])
         return self._run_to_end(live, run, argv, cwd, environment, live.user(), timeout=timeout)
+
+    def run_as_root(
+        self, live: Live, argv: Sequence[str], environment: Mapping[str, str], timeout: float
+    ) -> RunResult:
+        """A program of root's outside the shell, run to its end in `/`; its output and errors together."""
+        run = Run(secrets.token_hex(6), argv[-1])
+        return self._run_to_end(live, run, argv, "/", environment, ROOT, timeout=timeout)
 
     def _run_to_end(
         self,

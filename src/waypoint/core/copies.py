@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from waypoint.box.plan import inside_path, tell_name
+from waypoint.box.plan import inside_path, tell_id, tell_name
 from waypoint.box.volume import drop_old_work
 from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
@@ -200,9 +200,12 @@ class Copies:
     def _let_run(self, twin: Twin, point: Checkpoint, name: str, session_id: str, size: Size | None) -> None:
         live = twin.live
         live.session_id = live.stream.session_id = session_id
+        inside = inside_path(self._home, live.box.id)
+        with contextlib.suppress(FileNotFoundError):  # a box that an older Waypoint built
+            tell_id(inside, session_id)
         if name != twin.name:
-            with contextlib.suppress(FileNotFoundError):  # a box that an older Waypoint built
-                tell_name(inside_path(self._home, live.box.id), name)
+            with contextlib.suppress(FileNotFoundError):
+                tell_name(inside, name)
             if self._registry.base_of(twin.options) != Path("/"):  # there: the host's
                 live.box.keeper.set_hostname(name)
         faults.reach("copy.claimed")

@@ -250,7 +250,7 @@ class Dockerfiles:
             if row:
                 self._restore.to(row, point.id, safety=self._registry.running(row.id) is not None)
             else:
-                self._fork.grow(self._registry.find(point.session), point.id, name=name)
+                self._fork.grow(self._registry.find(point.session), point.id, name=name, hook_seconds=None)
         else:
             if row:
                 self._removals.remove([row])

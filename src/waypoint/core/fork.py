@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from waypoint.core.boxes import Boxes
 from waypoint.core.capture import Capture, Wish
 from waypoint.core.copies import Copies
+from waypoint.core.forkhooks import DEFAULT_SECONDS, ForkHooks
 from waypoint.core.live import Live, new_id
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.errors import AlreadyExists, CannotRestore, UsageError
 from waypoint.history import refs
+from waypoint.history.redaction import Redactor
 from waypoint.kernel import faults
 from waypoint.model import Actor, Checkpoint, Forked
 from waypoint.store.sessions import SessionRow
@@ -27,10 +29,16 @@ class Fork:
     """Forks the sessions of one home."""
 
     def __init__(
-        self, registry: Registry, boxes: Boxes, copies: Copies, remains: Remains, capture: Capture
+        self,
+        registry: Registry,
+        boxes: Boxes,
+        copies: Copies,
+        remains: Remains,
+        capture: Capture,
+        hooks: ForkHooks,
     ) -> None:
         self._registry, self._boxes, self._copies, self._remains = registry, boxes, copies, remains
-        self._capture = capture
+        self._capture, self._hooks = capture, hooks
 
     def grow(
         self,
@@ -40,8 +48,10 @@ class Fork:
         name: str | None = None,
         names: Sequence[str] = (),
         actor: Actor = "person",
+        hook_seconds: float | None = DEFAULT_SECONDS,
     ) -> list[Forked]:
-        """New live sessions from a point; without one from the session as it is now."""
+        """New live sessions from a point; without one from the session as it is now. `hook_seconds`: how long
+        the hooks of each may take; None: none are run."""
         if names and (name is not None or n not in (1, len(names))):
             raise UsageError("either names for all forks, or a number", hint="leave the one or the other out")
         n = len(names) or n
@@ -53,7 +63,7 @@ class Fork:
         if point is None:
             point = self._present(row, new, actor)
         with self._registry.using(point, arriving=True) as point:
-            forks, failures = self._bring_up(origin, point, new)
+            forks, failures = self._bring_up(origin, point, new, hook_seconds)
             try:
                 if failures:
                     raise failures[0]
@@ -79,13 +89,21 @@ class Fork:
         return self._capture.checkpoint(row, Wish(f"forked as {shown}", actor=actor))
 
     def _bring_up(
-        self, origin: SessionRow, point: Checkpoint, names: list[str]
+        self, origin: SessionRow, point: Checkpoint, names: list[str], hook_seconds: float | None
     ) -> tuple[list[tuple[Live, Forked]], list[BaseException]]:
         started = time.perf_counter()
+        redactor = Redactor.for_variables(self._registry.facts(point).shell.values)
 
         def bring_up(name: str) -> tuple[Live, Forked]:
             session_id = new_id()
             copy = self._copies.bring_up(name, origin.options, point, session_id)
+            variables = {
+                "WAYPOINT_FORK_ID": session_id,
+                "WAYPOINT_FORK_POINT": point.id,
+                "WAYPOINT_FORK_ORIGIN": origin.name,
+                "WAYPOINT_SESSION": name,
+            }
+            hooks = self._hooks.run(copy.live, variables, redactor, hook_seconds) if hook_seconds else ()
             ready_ms = round((time.perf_counter() - started) * 1000, 3)
             fork = Forked(
                 id=session_id,
@@ -93,6 +111,7 @@ class Fork:
                 ready_ms=ready_ms,
                 spare=copy.spare,
                 base_changes=copy.base_changes,
+                hooks=hooks,
             )
             return copy.live, fork
 

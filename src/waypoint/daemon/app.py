@@ -36,6 +36,7 @@ from waypoint.core.dockerfiles import Dockerfiles
 from waypoint.core.durability import Durability
 from waypoint.core.engine import CriuEngine, Engine
 from waypoint.core.fork import Fork
+from waypoint.core.forkhooks import ForkHooks
 from waypoint.core.forwards import Forwards
 from waypoint.core.gate import Gate
 from waypoint.core.journal import Journal
@@ -185,7 +186,9 @@ class App:
             self.spares,
             background,
         )
-        self.fork = Fork(registry, self.boxes, self.copies, self.remains, self.capture)
+        self.fork = Fork(
+            registry, self.boxes, self.copies, self.remains, self.capture, ForkHooks(self.commands)
+        )
         self.sessions = Sessions(
             registry,
             builder,

@@ -127,12 +127,17 @@ def auto(console: Console) -> int:
         default=[],
         help="the name; with -n NAME-1, NAME-2, …; given several times one for each",
     ),
+    argument(
+        "--hook-timeout", metavar="SEC", type=positive, help="the longest its hooks may take (default: 10)"
+    ),
     examples=(
         "waypoint fork -s work up -n 3 --name try",
         "waypoint fork -s work --name left --name right",
         "waypoint fork @",
     ),
-    about="From then on each has its own files, processes and network.",
+    about="From then on each has its own files, processes and network. What they still share (random state,"
+    " keys) is for the programs in /etc/waypoint/on-fork.d of the session to change: each fork runs them"
+    " first.",
 )
 def fork(console: Console) -> int:
     arguments = console.arguments
@@ -142,6 +147,7 @@ def fork(console: Console) -> int:
         n=arguments.number,
         name=arguments.name[0] if len(arguments.name) == 1 else None,
         names=tuple(arguments.name) if len(arguments.name) > 1 else (),
+        hook_timeout=arguments.hook_timeout,
         actor=console.actor,
     )
     result = console.send(request, f"forking {render.plural(arguments.number, 'session')}")
@@ -153,6 +159,12 @@ def fork(console: Console) -> int:
     ]
     changes = dict.fromkeys(change for session in result.sessions for change in session.base_changes)
     lines += [f"{console.paint.warn('note')} {change}" for change in changes]
+    lines += [
+        f"{console.paint.warn('note')} hook {hook.name} in {session.name}: {render.shown(hook.problem)}"
+        for session in result.sessions
+        for hook in session.hooks
+        if hook.problem
+    ]
     console.result(result, "\n".join(lines))
     return 0
 

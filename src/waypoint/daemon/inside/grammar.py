@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 _DIFFERENT = 1
 _ROW_BYTES = 500
 """What storing something takes, however short it is."""
-_BORN_SECONDS = 10.0
-"""How long a fork may take from its first instruction until it is in the database."""
+_BORN_SECONDS = 30.0
+"""How long a fork may take from its first instruction until it is in the database: its hooks run before."""
 
 OVERVIEW = """waypoint VERB …
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from waypoint.api import points as api
 from waypoint.api.hints import Do, Hint
 from waypoint.core.capture import Wish
+from waypoint.core.forkhooks import DEFAULT_SECONDS
 from waypoint.core.journal import pack_state
 from waypoint.core.trials import DEFAULT_TIMEOUT, check_trial
 from waypoint.daemon.connection import Connection
@@ -73,7 +74,15 @@ def redo(app: App, _: Connection, request: api.Redo) -> Restored:
 
 def fork(app: App, _: Connection, request: api.Fork) -> api.Forks:
     row = app.registry.find_for(request.session, request.ref)
-    forks = app.fork.grow(row, request.ref, request.n, request.name, request.names, request.actor)
+    forks = app.fork.grow(
+        row,
+        request.ref,
+        request.n,
+        request.name,
+        request.names,
+        request.actor,
+        hook_seconds=request.hook_timeout or DEFAULT_SECONDS,
+    )
     return api.Forks(sessions=tuple(forks))
 
 

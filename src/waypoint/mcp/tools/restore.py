@@ -17,7 +17,7 @@ from waypoint.client import agent
 from waypoint.mcp.registry import ADDS, CHANGES, READS, Answer, Backend, Ref, SessionName, tool
 from waypoint.mcp.tools.points import called, summary_of
 from waypoint.text import views
-from waypoint.text.units import milliseconds
+from waypoint.text.units import milliseconds, shown
 
 _MAX_FORKS = 16
 _MAX_COMPARED = 16
@@ -107,9 +107,14 @@ class RestoreTools:
             lambda: target.fork(n, ref=ref or None, name=name or None), ctx, "forking"
         )
         names = [fork.name for fork in forks]
-        return Answer(
-            f"Live forks of {ref or 'the present'}: {', '.join(names)}", {"sessions": names, "ref": ref}
-        )
+        problems = [
+            f"hook {hook.name} in {fork.name}: {shown(hook.problem)}"
+            for fork in forks
+            for hook in (fork.forked.hooks if fork.forked else ())
+            if hook.problem
+        ]
+        text = f"Live forks of {ref or 'the present'}: {', '.join(names)}"
+        return Answer("\n".join([text, *problems]), {"sessions": names, "ref": ref, "problems": problems})
 
     @tool("Compare forks or points", ADDS, requests.Compare)
     async def compare(
