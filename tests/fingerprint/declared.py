@@ -152,7 +152,18 @@ def _of_descriptor(fact: Fact, one: str, other: str, facts: Mapping[Fact, str]) 
             return "a timer set to a point in time goes on with the time that was left"
         case "watch" if _mask(one) & ~_IN_ONESHOT == _mask(other) != 0:
             return "a watch for one event becomes one for all; the coverage names the process"
+        case "epoll member" if _is_closed_in_a_holder(fact, one or other, facts):
+            return "an epoll watches by another descriptor of the same file; the coverage names the process"
     return None
+
+
+def _is_closed_in_a_holder(fact: Fact, value: str, facts: Mapping[Fact, str]) -> bool:
+    """Whether a process that has this epoll has closed the descriptor by which the epoll watches."""
+    epoll = fact.place.partition(" ")[0]
+    members = [one.place.split() for one, what in facts.items() if one.kind == fact.kind and what == value]
+    numbers = {number for holder, number in members if holder == epoll}
+    holders = {holder.partition(":")[0] for holder, number in members if number in numbers}
+    return any(Fact("descriptor", f"{pid}:{number}") not in facts for pid in holders for number in numbers)
 
 
 def _of_socket(fact: Fact, other: str, facts: Mapping[Fact, str]) -> str | None:

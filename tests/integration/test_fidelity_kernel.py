@@ -1259,6 +1259,7 @@ def test_a_file_lease_is_still_broken_by_an_opener(survives: Survives) -> None:
     survives("""
         os.setuid(65534) if os.stat(".").st_uid == 65534 else None
         fd = os.open("leased", os.O_RDWR | os.O_CREAT, 0o666)
+        os.write(fd, b"a file that is opened to look into it")
         told = []
         signal.signal(signal.SIGIO, lambda *_: told.append("SIGIO"))
         try:

@@ -279,6 +279,24 @@ libc.clone(libc.pause, ctypes.c_void_p(ctypes.addressof(stack) + (1 << 20) - 64)
 }
 
 
+LEASE = """
+import fcntl, mmap
+fd = os.open("/tmp/leased", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+os.write(fd, b"more than CRIU reads")
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+"""
+CANNOT_BE_SAVED["on a file that is deleted"] = (
+    LEASE
+    + """
+os.unlink("/tmp/leased")
+"""
+)
+CANNOT_BE_SAVED["or mapped"] = (
+    LEASE
+    + """
+memory = mmap.mmap(fd, 20)
+"""
+)
 CANNOT_BE_SAVED["a connection to it"] = """
 server = socket.socket(socket.AF_UNIX)
 server.bind("/tmp/socket")
@@ -489,6 +507,24 @@ def test_unread_file_notices_are_told_in_the_coverage(fresh: waypoint.Session) -
     assert any("inotify" in line and "program.py" in line for line in fresh.checkpoint().info.coverage)
     fresh.run("kill $program; wait")
     assert not any("inotify" in line for line in fresh.checkpoint().info.coverage)
+
+
+def test_a_closed_descriptor_of_an_epoll_is_told_in_the_coverage(fresh: waypoint.Session) -> None:
+    python(
+        fresh,
+        "import os, select, time\n"
+        "watched, _ = os.pipe()\n"
+        "epoll = select.epoll()\n"
+        "epoll.register(watched)\n"
+        "os.dup2(watched, 50)\n"
+        "if os.fork() == 0:\n"
+        "    os.close(watched)\n"
+        "    open('/tmp/ready', 'w').close()\n"
+        "time.sleep(1000)\n",
+    )
+    assert any("epoll" in line and "program.py" in line for line in fresh.checkpoint().info.coverage)
+    fresh.run("pkill -f program.py; wait")
+    assert not any("epoll" in line for line in fresh.checkpoint().info.coverage)
 
 
 def test_what_a_process_loses_in_a_restore_is_told_in_the_coverage(fresh: waypoint.Session) -> None:

@@ -314,7 +314,9 @@ def start(
     folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         variables = [*(f"{key}={value}" for key, value in criu_environment().items()), *env]
-        argv = criu_argv(ENGINE_IN_BOX, "swrk", "3")
+        # Otherwise it opens every open file to read a build id. That breaks a write lease: its holder stands
+        # still and cannot answer, CRIU waits for lease-break-time (45 s), and the lease is gone.
+        argv = criu_argv(ENGINE_IN_BOX, "--file-validation", "filesize", "swrk", "3")
         pid = box.keeper.run(ipc, variables, argv, [theirs.fileno(), folder, *inherited])
         return Conversation(box, pid, ours, request, size_bytes, processes, begin_seconds)
     except BaseException:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import termios
@@ -22,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -218,7 +219,7 @@ class Dump:
                                 anchor, open_files.by_process, _unsent_datagrams(box)
                             )
                             socket_watches, unknown = watches.find(open_files.by_process, box.pid)
-                            obstacles += unknown
+                            obstacles += [*unknown, *open_files.broken_leases()]
                             if without_waiting:
                                 obstacles += _not_accepted(box, self._forwarded, open_files)
                             if obstacles:
@@ -311,6 +312,7 @@ class Dump:
             removed_segments=_removed_segments(tree) if saves_ipc else (),
             notes=(
                 *open_files.inotify(),
+                *open_files.epolls(),
                 *_unread_datagrams(box, open_files),
                 *_losses(tree, saves_ipc=saves_ipc),
                 *unknown,
@@ -569,6 +571,20 @@ def _unread_datagrams(box: Box, open_files: _OpenFiles) -> Iterator[str]:
             yield f"UDP datagrams that process {process.pid} ({process.command}) had not read yet are lost"
 
 
+class _FileLock(NamedTuple):
+    """A line of fdinfo."""
+
+    process: processes.Process
+    fd: int
+    flags: int
+    """Of the open file."""
+    kind: str
+    state: str
+    mode: str
+    start: str
+    end: str
+
+
 @dataclass(frozen=True)
 class _OpenFiles:
     """The processes of a tree, each with the targets of its descriptors."""
@@ -579,26 +595,45 @@ class _OpenFiles:
     def of(cls, tree: Sequence[processes.Process]) -> Self:
         return cls([(process, processes.descriptors(process.host_pid)) for process in tree])
 
-    def posix_locks(self) -> Iterator[Lock]:
-        """All POSIX locks of the tree, from the kernel itself. (flock and OFD locks belong to open files,
-        and survive. Those on objects without a file of their own are refused: unrestorable.py.)"""
+    @functools.cached_property
+    def locks(self) -> list[_FileLock]:
+        """What is locked through each open file, as the kernel tells it. (It lists POSIX locks by process:
+        one shows at every descriptor of the process that leads to the file.)"""
+        # /proc/locks lists them at once, after waiting for every processor to take notice (8 ms).
+        found = []
         for process, targets in self.by_process:
-            # /proc/locks lists them at once, after waiting for every processor to take notice (8 ms).
             for fd, target in targets.items():
                 if target.startswith("anon_inode:"):
                     continue
+                flags = 0
                 with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
                     for words in map(str.split, lines):
-                        # lock: 1: POSIX ADVISORY WRITE 4711 00:2a:1234 0 EOF
-                        if words[0] == "lock:" and words[2] == "POSIX":
-                            start, end = int(words[7]), words[8]
-                            yield Lock(
-                                pid=process.pid,
-                                fd=fd,
-                                write=words[4] == "WRITE",
-                                start=start,
-                                length=0 if end == "EOF" else int(end) + 1 - start,
-                            )
+                        if words[0] == "flags:":
+                            flags = int(words[1], 8)
+                        elif words[0] == "lock:":
+                            # lock: 1: POSIX ADVISORY WRITE 4711 00:2a:1234 0 EOF
+                            found.append(_FileLock(process, fd, flags, *words[2:5], *words[7:9]))
+        return found
+
+    def posix_locks(self) -> Iterator[Lock]:
+        """(flock and OFD locks belong to open files, and survive. Those on objects without a file of their
+        own are refused: unrestorable.py.)"""
+        for lock in self.locks:
+            if lock.kind == "POSIX":
+                start = int(lock.start)
+                yield Lock(
+                    pid=lock.process.pid,
+                    fd=lock.fd,
+                    write=lock.mode == "WRITE",
+                    start=start,
+                    length=0 if lock.end == "EOF" else int(lock.end) + 1 - start,
+                )
+
+    def broken_leases(self) -> Iterator[unrestorable.Obstacle]:
+        for lock in self.locks:
+            is_broken = (lock.kind, lock.state, lock.mode) == ("LEASE", "ACTIVE", "READ")
+            if is_broken and lock.flags & os.O_ACCMODE != os.O_RDONLY:
+                yield lock.process, unrestorable.READ_LEASE_OF_WRITABLE
 
     def from_base(self) -> Iterator[str]:
         """The open files that come from the base, by their names in the overlay's index."""
@@ -629,6 +664,21 @@ class _OpenFiles:
                     masks = [word for line in lines for word in line.split() if word.startswith("mask:")]
                     if any(int(mask[5:], 16) & _IN_ONESHOT for mask in masks):
                         yield f"{name} watches for one file change (IN_ONESHOT): after a restore, for all"
+
+    def epolls(self) -> Iterator[str]:
+        """CRIU saves an epoll once, as one of its processes has it. Where that process has closed the
+        descriptor by which a file is watched, it takes another one of the same file."""
+        for process, targets in self.by_process:
+            for fd, target in targets.items():
+                if target != "anon_inode:[eventpoll]":
+                    continue
+                with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
+                    watched = [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+                    if any(number not in targets for number in watched):
+                        yield (
+                            f"process {process.pid} ({process.command}) has closed a descriptor by which its"
+                            " epoll watches: after a restore it may watch by another one of the same file"
+                        )
 
     def holder(self, inode: int) -> processes.Process | None:
         """A process that holds a socket."""

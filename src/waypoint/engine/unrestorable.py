@@ -46,6 +46,11 @@ _MOST_DESCRIPTORS = 253
 _CRIU_SOCKETS = b"\0/crtools-"
 """CRIU's sockets, to which its code in each process is connected. It sends descriptors through them."""
 _SO_PEEK_OFF = 42
+_LEASE = "it has a write lease (F_SETLEASE) on a file that is deleted or mapped"
+"""CRIU would open the file. That breaks the lease, which its holder cannot answer while it stands still."""
+_DELETED = " (deleted)"
+READ_LEASE_OF_WRITABLE = "it has a lease that was broken (F_SETLEASE), on a file that it may write"
+"""The kernel lets a write lease become a read lease there, and sets no such lease anew."""
 _LOCKED_OBJECT = "it has locked what is no file (an eventfd, epoll, timerfd or the like)"
 
 
@@ -203,9 +208,9 @@ def has_ambient_capabilities(process: Process) -> bool:
 
 
 def find_unstoppable(anchor: Process, members: Sequence[Process]) -> list[Obstacle]:
-    """The processes that CRIU would try to stop for ten seconds, while the others stand still already.
+    """The processes that CRIU would wait for, while all stand still already.
     `members`: the processes of the box, parents before children; the anchor and those below it are saved."""
-    obstacles = []
+    obstacles = list(_leases(members))
     saved = {anchor.host_pid}
     for process in members:
         if process.host_pid != anchor.host_pid and process.parent_host_pid not in saved:
@@ -228,6 +233,36 @@ def find_tracer(process: Process) -> str | None:
     if tracer.namespaces >= process.namespaces:
         return f"{TRACED}process {tracer.pid} ({tracer.command})"
     return f"{TRACED}process {tracer.host_pid} outside the session ({tracer.command})"
+
+
+def _leases(tree: Sequence[Process]) -> Iterator[Obstacle]:
+    for process in tree:
+        leased = (
+            target
+            for fd, target in processes.descriptors(process.host_pid).items()
+            if target.startswith("/")
+            and not target.startswith(("/dev/", "/proc/", "/sys/"))
+            and _breaks_when_read(process, fd)
+        )
+        if any(path.endswith(_DELETED) or _is_mapped(tree, path) for path in leased):
+            yield process, _LEASE
+
+
+def _breaks_when_read(process: Process, fd: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/fdinfo/{fd}") as lines:
+        for words in map(str.split, lines):
+            # lock: 1: LEASE ACTIVE WRITE 4711 00:2a:1234 0 EOF
+            if words[0] == "lock:" and words[2] == "LEASE" and words[4] != "READ":
+                return True
+    return False
+
+
+def _is_mapped(tree: Sequence[Process], path: str) -> bool:
+    for process in tree:
+        with contextlib.suppress(OSError), open(f"/proc/{process.host_pid}/maps") as lines:
+            if any(line.rstrip("\n").endswith(f" {path}") for line in lines):
+                return True
+    return False
 
 
 def nested_processes(anchor: Process, tree: Sequence[Process]) -> list[Process]:
