@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from inspect_ai import Task
+from inspect_ai import Task, task
 from inspect_ai import eval as evaluate
+from inspect_ai import eval_retry as retry
+from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.model import (
+    ChatMessage,
+    GenerateConfig,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+    get_model,
+    modelapi,
+)
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import TaskState, basic_agent
-from inspect_ai.tool import Tool, bash, tool
-from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentSpec, sandbox
+from inspect_ai.tool import Tool, ToolCall, ToolChoice, ToolInfo, bash, tool
+from inspect_ai.util import (
+    CheckpointConfig,
+    OutputLimitExceededError,
+    SandboxEnvironmentSpec,
+    SandboxUnavailableError,
+    Store,
+    TurnInterval,
+    sandbox,
+)
+from inspect_ai.util._restic import resolver
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
+from tests.adapters import restic
 
 import waypoint
-from waypoint.adapters.inspect_ai import PREFIX, WaypointConfig, WaypointSandbox
+from waypoint.adapters import inspect_ai
+from waypoint.adapters.inspect_ai import PREFIX, WaypointConfig, WaypointSandbox, whole_machine
 from waypoint.home import Home
 
 ROOT, USER = WaypointConfig(), WaypointConfig(user="nobody")
@@ -63,6 +86,29 @@ async def test_a_program_that_is_not_there_is_a_failed_result(sandbox_env: Waypo
     result = await sandbox_env.exec(["no-such-program"])
     assert (result.success, result.returncode, result.stdout) == (False, 127, "")
     assert "no-such-program" in result.stderr
+
+
+async def test_a_machine_that_is_gone_is_not_replaced_in_silence(
+    environment: WaypointSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect_ai, "sandbox", lambda name: environment)
+    state = SimpleNamespace(store=Store({"waypoint": {"session": "no-such-session", "point": "x"}}))
+    with pytest.raises(
+        SandboxUnavailableError, match="cannot be resumed at point x of session no-such-session"
+    ):
+        await inspect_ai.on_resume(state, "resume")
+    state = SimpleNamespace(store=Store({}))
+    assert await inspect_ai.on_resume(state, "resume") is None, "a checkpoint without a point"
+
+
+async def test_a_session_that_was_removed_meanwhile_is_an_error_of_the_framework(home: Home) -> None:
+    made = await WaypointSandbox.sample_init("gone", WaypointConfig(net="none"), {})
+    gone = made["default"].as_type(WaypointSandbox)
+    await gone.session.remove()
+    for call in (gone.exec(["true"]), gone.read_file("/etc/passwd"), gone.write_file("x", "y")):
+        with pytest.raises(SandboxUnavailableError, match=gone.session.name):
+            await call
+    await WaypointSandbox.sample_cleanup("gone", None, made, False)
 
 
 async def test_what_samples_have_left_is_removed_by_the_command_line(home: Home) -> None:
@@ -127,6 +173,88 @@ def test_an_agent_breaks_its_machine_goes_back_and_succeeds(home: Home, tmp_path
     assert log.samples
     shown = [message.text for message in log.samples[0].messages if message.role == "tool"]
     assert "No such file" in shown[3], "the machine was broken"
+    assert log.results
+    assert log.results.scores[0].metrics["accuracy"].value == 1.0
+    assert not [one for one in waypoint.sessions() if one.name.startswith(PREFIX)]
+
+
+TURNS: list[list[tuple[str, dict[str, str]]]] = []
+"""The tools that the model calls, for each turn of the conversation."""
+
+
+class Crash(Exception):
+    """What ends the first attempt."""
+
+
+@tool
+def crash() -> Tool:
+    async def execute() -> str:
+        """Ends the evaluation."""
+        raise Crash
+
+    return execute
+
+
+@modelapi("script")
+class Script(ModelAPI):
+    """A model that calls the tools of `TURNS`, also in a conversation that is resumed."""
+
+    async def generate(
+        self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
+    ) -> ModelOutput:
+        turn = sum(message.role == "assistant" for message in input)
+        output = ModelOutput.from_content("script", "")
+        output.choices[0].message.tool_calls = [
+            ToolCall(id=f"{turn}-{number}", function=name, arguments=arguments)
+            for number, (name, arguments) in enumerate(TURNS[turn])
+        ]
+        output.usage = ModelUsage()
+        return output
+
+
+@task
+def resumable() -> Task:
+    return Task(
+        dataset=[Sample(id="one", input="work", target="x")],
+        solver=react(tools=[bash(timeout=30), crash()]),
+        scorer=server_answers(),
+        sandbox=SandboxEnvironmentSpec("waypoint", WaypointConfig(net="none")),
+        **whole_machine(CheckpointConfig(trigger=TurnInterval(every=1))),
+    )
+
+
+@pytest.mark.leaks("Inspect keeps its log of traces open")
+def test_a_sample_that_failed_is_resumed_with_its_whole_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not resolver.cache_path(resolver._current_platform()).exists():
+        monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
+        stand_in = resolver.cache_path(resolver._current_platform())
+        stand_in.write_text(f"#!{sys.executable}\n{Path(restic.__file__).read_text()}")
+        stand_in.chmod(0o755)
+    begin = ("bash", {"command": "echo x > /srv/data; sleep 1000 >/dev/null 2>&1 & echo $! > /srv/pid"})
+    destroy = ("bash", {"command": "kill $(cat /srv/pid); rm -rf /srv /usr/share/doc"})
+    TURNS[:] = [[begin], [destroy, ("crash", {})]]
+    (failed,) = evaluate(resumable(), model="script/model", log_dir=os.fspath(tmp_path), display="none")
+    assert failed.status == "error"
+    (left,) = [one for one in waypoint.sessions() if one.name.startswith(PREFIX)]
+    assert left.info.state == "stopped", "its points are needed"
+
+    look = ("bash", {"command": "cat /srv/data; kill -0 $(cat /srv/pid) && echo alive"})
+    TURNS[:] = [[begin], [look], [("submit", {"answer": "done"})]]
+    checkpoint = CheckpointConfig(trigger=TurnInterval(every=1))
+    (log,) = retry(failed, log_dir=os.fspath(tmp_path), display="none", checkpoint=checkpoint)
+    assert log.status == "success", log.error
+    assert log.samples
+    shown = [message.text for message in log.samples[0].messages if message.role == "tool"]
+    assert shown[1] == "x\nalive\n"
+    (resumed,) = [
+        event.data["report"]
+        for event in log.samples[0].events
+        if event.event == "info" and event.source == "checkpoint" and event.data["event"] == "resume"
+    ]
+    assert resumed["transparent"]
+    assert resumed["data"]["session"] == left.name
     assert log.results
     assert log.results.scores[0].metrics["accuracy"].value == 1.0
     assert not [one for one in waypoint.sessions() if one.name.startswith(PREFIX)]

@@ -7,35 +7,56 @@
 Commands are programs beside the shell of the session, as Inspect expects of `exec`. They are an agent's: the
 policy of the home applies to them, and a command that needs approval is refused, since no person is there.
 The points of a session (`WaypointSandbox.session`) hold the whole machine.
+
+    Task(..., sandbox="waypoint", **whole_machine())
+
+takes a point with each checkpoint of Inspect, and a sample that is resumed goes on at that point: with its
+processes, not with the files of one folder only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import functools
 import os
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any, Literal, overload
 
+from waypoint.adapters import versions
+
+versions.require("inspect-ai", oldest="0.3.285", below="0.4", extra="inspect")
+
+from inspect_ai.hooks import Hooks, SampleEnd, hooks
+from inspect_ai.solver import TaskState
 from inspect_ai.util import (
+    CheckpointConfig,
     ExecResult,
     OutputLimitExceededError,
+    ResumeReport,
     SandboxConnection,
     SandboxEnvironment,
     SandboxEnvironmentConfigType,
     SandboxEnvironmentLimits,
     SandboxUnavailableError,
+    sandbox,
     sandboxenv,
 )
 from pydantic import BaseModel
 
 import waypoint.aio
 from waypoint import errors, model
+from waypoint.adapters import programs
 
 PREFIX = "inspect-"
 """How the names of sessions begin; `inspect sandbox cleanup waypoint` removes these."""
 _FOLDER = "/workspace"
+_DEFAULT = "default"
+"""The name of a sample's only sandbox."""
+_STORE_KEY = "waypoint"
+"""Where a sample's store has the session and the point of its last checkpoint."""
 _NOT_PERMITTED, _NOT_FOUND = 126, 127
 _HELPER_SECONDS = 60.0
 _MAY_READ = '[ ! -e "$1" ] || [ -r "$1" ]'
@@ -63,6 +84,8 @@ class WaypointSandbox(SandboxEnvironment):
     def __init__(self, session: waypoint.aio.Session, config: WaypointConfig) -> None:
         super().__init__()
         self.session, self._config = session, config
+        self.resumable = False
+        """Whether a sample may be resumed at one of its points, so that these have to stay."""
 
     # ---- the life of a sample ----------------------------------------------------------------
 
@@ -85,7 +108,7 @@ class WaypointSandbox(SandboxEnvironment):
             actor="agent",
         )
         try:
-            await _make_folder(session, wanted)
+            await programs.make_folder_async(session, wanted.folder, wanted.user)
         except BaseException:
             await session.remove()
             raise
@@ -99,11 +122,14 @@ class WaypointSandbox(SandboxEnvironment):
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,
     ) -> None:
-        """Removes the session with its points."""
+        """Removes the session with its points; one that a sample may be resumed in is only stopped."""
         for environment in environments.values():
-            session = environment.as_type(cls).session
+            own = environment.as_type(cls)
             with contextlib.suppress(errors.NotFound):
-                await session.remove()
+                if own.resumable:
+                    await own.session.stop(discard=True)
+                else:
+                    await own.session.remove()
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
@@ -165,6 +191,7 @@ class WaypointSandbox(SandboxEnvironment):
             except (errors.PolicyDenied, errors.NotApproved) as error:
                 return ExecResult(False, _NOT_PERMITTED, "", f"{error.message}\n")
             except errors.NotFound as error:
+                await self.session.info  # NotFound if it is the session that is not there
                 return ExecResult(False, _NOT_PERMITTED, "", f"{error.message}\n")
             try:
                 stdout, stderr = await program.communicate(_bytes(input), on_output=count)
@@ -220,25 +247,71 @@ class WaypointSandbox(SandboxEnvironment):
         return os.path.normpath(os.path.join(self._config.folder, file))
 
 
+# ---- the whole machine of a sample that is resumed ---------------------------------------------------
+
+
+def whole_machine(checkpoint: CheckpointConfig | None = None) -> dict[str, Any]:
+    """Arguments of a Task that has the sandbox "waypoint". `checkpoint`: when Inspect takes its checkpoints
+    (without: as the evaluation says). The session of a sample that failed is stopped and stays, until a retry
+    has succeeded or `inspect sandbox cleanup waypoint` is run."""
+    _forget_when_done()
+    wanted = checkpoint or CheckpointConfig()
+    if wanted.sandbox_paths is None:
+        wanted = dataclasses.replace(wanted, sandbox_paths={_DEFAULT: []})  # a point has all files
+    return {"checkpoint": wanted, "on_checkpoint": on_checkpoint, "on_resume": on_resume}
+
+
+async def on_checkpoint(state: TaskState) -> None:
+    """For `Task(on_checkpoint=…)`: takes a point, and leaves in the sample's store which."""
+    own = sandbox(_DEFAULT).as_type(WaypointSandbox)
+    point = await own.session.checkpoint(f"checkpoint of sample {state.sample_id}, epoch {state.epoch}")
+    own.resumable = True
+    state.store.set(_STORE_KEY, {"session": own.session.name, "point": point.id})
+
+
+async def on_resume(state: TaskState, _: str) -> ResumeReport | None:
+    """For `Task(on_resume=…)`: goes on in the session of the attempt before, at the point of the checkpoint
+    that Inspect resumes from. None when that checkpoint has no point. SandboxUnavailableError when the
+    session is gone: what the model knows of its machine would not be true."""
+    kept = state.store.get(_STORE_KEY)
+    if not kept:
+        return None
+    own = sandbox(_DEFAULT).as_type(WaypointSandbox)
+    name, point = kept["session"], kept["point"]
+    try:
+        session = await waypoint.aio.Client().session(name, actor="agent")
+        await session.restore(point)
+    except errors.WaypointError as error:
+        raise SandboxUnavailableError(
+            f"this sample cannot be resumed at point {point} of session {name}: {error.message}"
+        ) from error
+    fresh, own.session, own.resumable = own.session, session, True
+    await fresh.remove()
+    return ResumeReport(transparent=True, data={"session": name, "point": point})
+
+
+class _Completed(Hooks):
+    """Removes the session of a sample that has ended without an error: nothing will resume it."""
+
+    async def on_sample_end(self, data: SampleEnd) -> None:
+        kept = data.sample.store.get(_STORE_KEY)
+        if kept and data.sample.error is None:
+            with contextlib.suppress(errors.NotFound):
+                await (await waypoint.aio.Client().session(kept["session"])).remove()
+
+
+@functools.cache
+def _forget_when_done() -> None:
+    """Only in processes whose tasks need it: Inspect lists its hooks to the user."""
+    hooks("waypoint_completed", "Removes the sessions of samples that have succeeded")(_Completed)
+
+
 class _TooMuch(Exception):
     """Raised when a program prints more than Inspect takes."""
 
 
 def _bytes(text: str | bytes | None) -> bytes:
     return text.encode() if isinstance(text, str) else text or b""
-
-
-async def _make_folder(session: waypoint.aio.Session, config: WaypointConfig) -> None:
-    """The working folder, which belongs to the session's user."""
-    made = await session.spawn(["/bin/mkdir", "-p", config.folder], cwd="/", user="root")
-    _, stderr = await made.communicate(timeout=_HELPER_SECONDS)
-    if made.exit_code == 0 and config.user:
-        made = await session.spawn(["/bin/chown", f"{config.user}:", config.folder], cwd="/", user="root")
-        _, stderr = await made.communicate(timeout=_HELPER_SECONDS)
-    if made.exit_code:
-        raise errors.UsageError(
-            f"the working folder cannot be made: {stderr.decode(errors='replace').strip()}"
-        )
 
 
 @contextlib.asynccontextmanager
@@ -250,6 +323,8 @@ async def _as_inspect_expects(what: str) -> AsyncIterator[None]:
         raise SandboxUnavailableError(error.message) from error
     except errors.WaypointError as error:
         number = getattr(errno, str(error.details.get("errno")), None)
+        if number is None and isinstance(error, errors.NotFound):  # the session was removed meanwhile
+            raise SandboxUnavailableError(error.message) from error
         if number is None:
             raise
         if number == errno.EFBIG:
