@@ -47,6 +47,8 @@ KINDS: tuple[RealKind, ...] = get_args(RealKind)
 _VERB_SECONDS = 60.0
 _MOST_HOMES_IN_VAIN = 3
 """So many homes one after the other in which no case could be tried: then a worker gives up."""
+_LAST_CASE_SECONDS = 600.0
+"""How long a worker may go on with its last case when the time is over."""
 _GRACE_SECONDS = 30.0
 """What is cleared away after an answer takes its time on a busy machine; what is left for good is found."""
 _SETUP = "coproc MEMORY { m=0; while read -r q; do case $q in set*) m=${q#set };; esac; echo $m; done; }"
@@ -641,8 +643,12 @@ class RealCampaign:
                 (self._place / f"worker-{number}", cases[number::workers], deadline, self._log)
                 for number in range(workers)
             ]
-            for part in pool.starmap(_run_share, shares, chunksize=1):
-                self.part.join(part)
+            running = [pool.apply_async(_run_share, share) for share in shares]
+            for number, worker in enumerate(running):
+                try:
+                    self.part.join(worker.get(max(0.0, deadline - time.monotonic()) + _LAST_CASE_SECONDS))
+                except multiprocessing.TimeoutError as error:  # it was killed, or hangs
+                    self._outside_a_case(f"worker {number}, of which nothing is known", error)
 
     def run_cases(self, cases: Sequence[Case], deadline: float) -> None:
         """These, as far as the time allows."""

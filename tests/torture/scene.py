@@ -102,7 +102,7 @@ class Verb:
     at_start: bool = False
     """Whether it is the start of a daemon."""
     sound: bool = False
-    """Whether a check finds nothing at the end, and no point is marked as damaged."""
+    """Whether a check finds nothing also where things may be left over that a daemon clears away."""
 
 
 # ---- the home before the verb ---------------------------------------------------------------------
@@ -482,7 +482,7 @@ def judge(world: World, verb: Verb, known: Known, done: Done, *, undone_whole: b
     found = [*_judge_points(world, verb, known, done), *_judge_session(world, verb, known, done)]
     if undone_whole:
         found += _judge_remains(world)
-    if verb.sound:
+    if undone_whole or verb.sound:
         found += [f"check: {violation}" for violation in world.app.check.run(deep=True).violations]
         found += [f"damaged: {point.damage}" for point in world.app.store.points.all() if point.damage]
     if isinstance(done, WaypointError) and done.code == "internal":

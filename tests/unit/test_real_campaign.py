@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,9 @@ from typing import Any
 import pytest
 from tests.torture import real
 from tests.torture.real import Case, RealCampaign
+from tests.torture.result import Part
+
+from waypoint.kernel import faults
 
 CASES: tuple[Case, ...] = (
     ("restore", "copy.released", "EIO"),
@@ -80,3 +85,26 @@ def test_a_share_returns_what_it_has_found_whatever_fails(
     monkeypatch.setattr(real, "unshare", fail)
     part = real._run_share(tmp_path / "worker-0", CASES, time.monotonic() + 60, lambda _: None)
     assert "no namespace of its own" in part.violations[0]
+
+
+def survey(_: Path) -> dict[str, list[str]]:
+    return {point: ["restore"] for point in faults.POINTS}
+
+
+def end_or_find(place: Path, *_: object) -> Part:
+    """The first worker is killed, the second one finds something."""
+    if place.name == "worker-0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Part(cases=7)
+
+
+def test_a_worker_that_is_killed_is_a_violation_and_the_other_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(real, "survey", survey)
+    monkeypatch.setattr(real, "_run_share", end_or_find)
+    monkeypatch.setattr(real, "_LAST_CASE_SECONDS", 2.0)
+    campaign = RealCampaign(tmp_path, 0, print)
+    campaign.run(0.0)
+    assert campaign.part.cases == 8
+    assert ["worker 0, of which nothing is known" in text for text in campaign.part.violations] == [True]
