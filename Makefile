@@ -131,6 +131,15 @@ damage: .venv/.dev-stamp engine
 # Adapters in the real frameworks, each in a virtual environment of its own: what their own suites say, and an agent that
 # breaks its machine, goes back and succeeds. The counts are in docs/adapters.md.
 ADAPTERS := $(filter-out %.sources,$(basename $(notdir $(wildcard tests/adapters/requirements/*.txt))))
+# Harbor needs a newer Python than the rest: HARBOR_PYTHON=/path/to/python3.12 names one that is not on PATH.
+ifneq ($(and $(filter adapters,$(MAKECMDGOALS)),$(filter harbor,$(ADAPTERS))),)
+HARBOR_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14; do \
+    "$$python" -c "" 2>/dev/null && { echo "$$python"; break; }; done)
+ifeq ($(HARBOR_PYTHON),)
+$(info harbor is skipped: it needs Python 3.12 or newer (make adapters HARBOR_PYTHON=/path/to/python3.12))
+override ADAPTERS := $(filter-out harbor,$(ADAPTERS))
+endif
+endif
 .PHONY: adapters
 adapters: .venv/.dev-stamp engine $(ADAPTERS:%=.cache/adapters/%/.stamp)
 	for framework in $(ADAPTERS); do \
@@ -141,10 +150,11 @@ adapters: .venv/.dev-stamp engine $(ADAPTERS:%=.cache/adapters/%/.stamp)
 	        "tests/adapters/test_$$framework.py" $(PYTEST_ARGS); \
 	done
 
+.cache/adapters/harbor/.stamp: private INTERPRETER = $(HARBOR_PYTHON)
 # NAME.sources.txt names source packages of which the tests are run.
 PIP_QUIETLY := --quiet --no-input --disable-pip-version-check
 .cache/adapters/%/.stamp: requirements.txt tests/adapters/requirements/%.txt | .venv/.dev-stamp
-	[ -x "$(@D)/bin/python" ] || $(PYTHON) -m venv "$(@D)"
+	[ -x "$(@D)/bin/python" ] || $(or $(INTERPRETER),$(PYTHON)) -m venv "$(@D)"
 	"$(@D)/bin/python" -m pip install $(PIP_QUIETLY) -r requirements.txt -r "tests/adapters/requirements/$*.txt"
 	sources="tests/adapters/requirements/$*.sources.txt"; [ ! -e "$$sources" ] || "$(@D)/bin/python" -m pip download \
 	    $(PIP_QUIETLY) --no-deps --no-binary :all: --dest "$(@D)/sources" -r "$$sources"

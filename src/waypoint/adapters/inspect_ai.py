@@ -48,7 +48,7 @@ from pydantic import BaseModel
 
 import waypoint.aio
 from waypoint import errors, model
-from waypoint.adapters import programs
+from waypoint.adapters import files, programs
 
 PREFIX = "inspect-"
 """How the names of sessions begin; `inspect sandbox cleanup waypoint` removes these."""
@@ -322,12 +322,11 @@ async def _as_inspect_expects(what: str) -> AsyncIterator[None]:
     except (errors.SessionDead, errors.DaemonUnreachable) as error:
         raise SandboxUnavailableError(error.message) from error
     except errors.WaypointError as error:
-        number = getattr(errno, str(error.details.get("errno")), None)
-        if number is None and isinstance(error, errors.NotFound):  # the session was removed meanwhile
+        meant = files.os_error(error, what)
+        if meant is None and isinstance(error, errors.NotFound):  # the session was removed meanwhile
             raise SandboxUnavailableError(error.message) from error
-        if number is None:
+        if meant is None:
             raise
-        if number == errno.EFBIG:
+        if meant.errno == errno.EFBIG:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None) from error
-        # OSError chooses the class by the number: FileNotFoundError, IsADirectoryError, …
-        raise OSError(number, os.strerror(number), what) from error
+        raise meant from error
