@@ -7,6 +7,7 @@
     │   ├── AlreadyExists     a name that is taken
     │   ├── InvalidName       a name that cannot be one
     │   ├── PlanStale         a plan that is no longer what would happen
+    │   ├── NotKept           a state that this backend, or this point, does not keep
     │   └── NoMigration       an agent's state that its code cannot be given
     ├── MachineError          this machine lacks something (see `doctor`)
     │   ├── NotRoot
@@ -124,6 +125,12 @@ class PlanStale(UsageError):
 
 GroundMoved = PlanStale
 """The old name."""
+
+
+class NotKept(UsageError):
+    """Raised when a backend is asked for a state that it does not keep (`missing` in `details`)."""
+
+    code = "not_kept"
 
 
 class NoMigration(UsageError):
