@@ -20,6 +20,7 @@ BENCH_ARGS ?=
 PROGRAMS := curl:curl node:nodejs python3:python3 redis-server:redis-server \
 	screen:screen sqlite3:sqlite3 strace:strace tmux:tmux vim:vim
 COMPILER := cc:gcc,libc6-dev
+CONTAINERS := podman:podman,crun runc:runc
 NATIVE := src/waypoint/native
 # For how long each native reader is fed with mutated input.
 FUZZ_SECONDS ?= 20
@@ -160,6 +161,11 @@ PIP_QUIETLY := --quiet --no-input --disable-pip-version-check
 	    $(PIP_QUIETLY) --no-deps --no-binary :all: --dest "$(@D)/sources" -r "$$sources"
 	touch $@
 
+# The backend that needs podman, with the real one, and runc for machines whose control groups crun does not know.
+.PHONY: podman
+podman: .venv/.dev-stamp containers
+	$(PYTHON) -m pytest --basetemp=.cache/p tests/podman $(PYTEST_ARGS)
+
 # What it costs here; the results are in waypoint-bench/.
 .PHONY: bench
 bench: .venv/.dev-stamp engine
@@ -179,7 +185,9 @@ bench-reference: .venv/.dev-stamp engine
 programs: wanted = $(PROGRAMS)
 .PHONY: compiler
 compiler: wanted = $(COMPILER)
-programs compiler:
+.PHONY: containers
+containers: wanted = $(CONTAINERS)
+programs compiler containers:
 	@missing=; for pair in $(wanted); do \
 	    command -v "$${pair%%:*}" >/dev/null 2>&1 || missing="$$missing $$(echo "$${pair#*:}" | tr , ' ')"; \
 	done; \

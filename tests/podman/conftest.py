@@ -1,0 +1,1 @@
+"""The backend `podman` is tested with the real one (`make podman`)."""
