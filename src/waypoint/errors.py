@@ -8,7 +8,8 @@
     │   ├── InvalidName       a name that cannot be one
     │   ├── PlanStale         a plan that is no longer what would happen
     │   ├── NotKept           a state that this backend, or this point, does not keep
-    │   └── NoMigration       an agent's state that its code cannot be given
+    │   ├── NoMigration       an agent's state that its code cannot be given
+    │   └── MadeElsewhere     a base that this installation has not imported
     ├── MachineError          this machine lacks something (see `doctor`)
     │   ├── NotRoot
     │   ├── MissingFeature    a kernel feature, a device or a program
@@ -138,6 +139,12 @@ class NoMigration(UsageError):
 
     code = "no_migration"
     exit_status = 11
+
+
+class MadeElsewhere(UsageError):
+    """Raised for a base that this installation has not made, before anything of it runs."""
+
+    code = "made_elsewhere"
 
 
 class MachineError(WaypointError):

@@ -672,9 +672,10 @@ class Pruned(Record, frozen=True):
     dry_run: bool = False
 
 
-Remedy = Literal["recover", "forget", "by-hand", "none"]
-"""What to do about a broken rule: `recover` repairs it; the point can only be forgotten; what is there has to
-be moved away by hand; nothing can be done, and nothing else is affected."""
+Remedy = Literal["recover", "foreign", "forget", "by-hand", "none"]
+"""What to do about a broken rule: `recover` repairs it, or only when it is told to use what is foreign; the
+point can only be forgotten; what is there has to be moved away by hand; nothing can be done, and nothing else
+is affected."""
 
 
 class Violation(Record, frozen=True):

@@ -19,11 +19,15 @@ from waypoint.core.copies import platform_differences
 from waypoint.core.manifest import ManifestError
 from waypoint.engine import images
 from waypoint.kernel import digests
+from waypoint.kernel.seals import Key
 from waypoint.model import Checkpoint, Platform, Size
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.terminal import Terminal
 
 pytestmark = pytest.mark.leaks("a daemon inside the test process; its threads end with a process of its own")
+
+
+KEY = Key(bytes(32))
 
 
 def no_pause() -> None:
@@ -49,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 def write(folder: Path) -> manifest.Manifest:
     made, files = manifest.make(folder, 1.0, no_pause)
-    manifest.write(folder, made, files)
+    manifest.write(folder, made, KEY, files)
     return made
 
 
@@ -158,9 +162,10 @@ def test_without_depth_memory_is_compared_by_its_size_only(folder: Path) -> None
 def test_a_damaged_manifest_is_noticed(folder: Path) -> None:
     """Any bit of it, with and without the digest in the row."""
     made, files = manifest.make(folder, 1.0, no_pause)
-    digest = manifest.write(folder, made, files)
+    digest = manifest.write(folder, made, KEY, files)
     assert manifest.read_files(folder, made) == files
-    assert manifest.read(folder, digest) == manifest.read(folder) == made
+    assert manifest.read(folder, digest) == manifest.read(folder)
+    assert msgspec.structs.replace(manifest.read(folder), seal=b"") == made
     assert manifest.digest_of(folder) == digest
     path = folder / manifest.MANIFEST_FILE
     whole = path.read_bytes()
@@ -175,7 +180,7 @@ def test_a_damaged_manifest_is_noticed(folder: Path) -> None:
     path.unlink()
     with pytest.raises(ManifestError, match="cannot be read"):
         manifest.read(folder, digest)
-    manifest.write(folder, msgspec.structs.replace(made, made_at=2.0))
+    manifest.write(folder, msgspec.structs.replace(made, made_at=2.0), KEY)
     with pytest.raises(ManifestError, match="not what was written"):
         manifest.read(folder, digest)
 

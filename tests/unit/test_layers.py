@@ -74,6 +74,7 @@ TOGETHER = {
     "pool.folder": {"pool.btrfs", "pool.protocol", "copytree"},
     "pool.image": {"pool.btrfs", "pool.loop", "pool.protocol", "atomic"},
     "pool.holders": {"mounts"},
+    "seals": {"atomic"},
     "pool.lifecycle": {
         *("pool.btrfs", "pool.folder", "pool.holders", "pool.image", "pool.loop", "pool.protocol"),
         *("homes", "mounts"),

@@ -118,7 +118,11 @@ class Check(Request[model.Checked], frozen=True):
 
 
 class Recover(Request[model.Recovered], frozen=True):
-    """Repairs what a check finds, as far as nothing has to be guessed. Progress comes in events."""
+    """Repairs what a check finds, as far as nothing has to be guessed. Progress comes in events. `foreign`:
+    it also takes over points and bases that this installation has not made; what is in them will run as
+    root."""
+
+    foreign: bool = False
 
 
 class BaseImport(Request[BaseImported], frozen=True):

@@ -23,9 +23,10 @@ import msgspec
 
 from waypoint.api.hints import Do, Hint
 from waypoint.bases.images import Progress, Unpacker, import_error, is_image_folder, is_kept, unpack
-from waypoint.errors import AlreadyExists, InvalidName, NotFound, UsageError, translated
-from waypoint.kernel import copytree, faults
+from waypoint.errors import AlreadyExists, InvalidName, MadeElsewhere, NotFound, UsageError, translated
+from waypoint.kernel import atomic, copytree, faults
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.kernel.seals import Key
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 from waypoint.model import Base, ImageConfig, from_json
 
@@ -62,6 +63,43 @@ def read_base(pool: Pool, name: str) -> Base:
 def _read_record(path: Path) -> Base:
     with translated(f"read the base {path.parent.name}"):
         return from_json(path.read_bytes(), Base)
+
+
+def is_own(folder: Path, key: Key) -> bool:
+    """Whether this installation has imported the base in a folder."""
+    try:
+        return key.has_sealed_document((folder / RECORD).read_bytes())
+    except OSError:
+        return False
+
+
+def require_own(pool: Pool, name: str) -> None:
+    """MadeElsewhere for a base that this installation has not imported: its files are what root runs in a
+    session."""
+    folder = base_path(pool, name).parent
+    if not is_own(folder, _key(pool)):
+        raise MadeElsewhere(
+            f"this installation has not imported the base {name!r}",
+            hint=Hint(Do("recover", foreign=True), " lets it be used, and all points of others"),
+            base=name,
+        )
+
+
+def seal(folder: Path, key: Key) -> None:
+    """From now on the base in a folder is this installation's."""
+    path = folder / RECORD
+    with translated(f"seal the base {folder.name}"):
+        atomic.write(path, key.seal_document(path.read_bytes()), durable=True)
+
+
+def seal_all(pool: Pool, key: Key) -> None:
+    """For a home of an older version, which had no key."""
+    for path in (pool.root / "bases").glob(f"*/{RECORD}"):
+        seal(path.parent, key)
+
+
+def _key(pool: Pool) -> Key:
+    return Key.of(pool.root.parent)
 
 
 def remove_base(pool: Pool, name: str, *, used_by: Sequence[str] = ()) -> Path:
@@ -123,7 +161,7 @@ def make_base(
             faults.reach("base.staged")
             base = fill(staged)
             faults.reach("base.unpacked")
-            _write_record(staged / RECORD, base)
+            _write_record(staged / RECORD, base, _key(pool))
             progress("making it durable")
             pool.seal(staged / "files")
             faults.reach("base.sealed")
@@ -303,8 +341,9 @@ def has_bash(root: Path) -> bool:
     return stat.S_ISREG(mode) and bool(mode & 0o111)
 
 
-def _write_record(path: Path, base: Base) -> None:
-    path.write_text(json.dumps({"version": RECORD_VERSION, **msgspec.to_builtins(base)}, indent=1) + "\n")
+def _write_record(path: Path, base: Base, key: Key) -> None:
+    document = json.dumps({"version": RECORD_VERSION, **msgspec.to_builtins(base)}, indent=1) + "\n"
+    path.write_bytes(key.seal_document(document.encode()))
 
 
 def _check_name(name: str) -> None:

@@ -205,16 +205,19 @@ class Client(Transport):
         request = requests.Check(session=session, refs=refs, deep=deep)
         return self.ask(request, on_event=on_event)
 
-    def recover(self, *, on_progress: Callable[[str], None] | None = None) -> model.Recovered:
-        """Repairs what a check finds, as far as nothing has to be guessed, and says what it did. (A database
-        that cannot be read keeps the daemon from starting: `waypoint recover` on the command line rebuilds
-        it.)"""
+    def recover(
+        self, *, foreign: bool = False, on_progress: Callable[[str], None] | None = None
+    ) -> model.Recovered:
+        """Repairs what a check finds, as far as nothing has to be guessed, and says what it did. `foreign`:
+        points and bases that this installation has not made are taken over too; what is in them will run as
+        root. (A database that cannot be read keeps the daemon from starting: `waypoint recover` on the
+        command line rebuilds it.)"""
 
         def on_event(event: Any) -> None:
             if on_progress:
                 on_progress(event["progress"])
 
-        return self.ask(requests.Recover(), on_event=on_event)
+        return self.ask(requests.Recover(foreign=foreign), on_event=on_event)
 
     def du(self) -> model.DiskUse:
         """What takes how much space."""

@@ -1,9 +1,10 @@
 """Making database and pool agree again after a daemon that died or a power cut.
 
 A complete folder without a row becomes a point again: the daemon died before it wrote the row, or a power cut
-took the row. A row without its data is removed when a power cut may have taken the data, and marked as
-damaged when the data was on the disk. What `forgotten` names is left to be deleted. Nothing is guessed: what
-is not certainly complete after a power cut is no point.
+took the row. One that this installation has not made is left alone until the user says that it may be used:
+what is in its images would run as root. A row without its data is removed when a power cut may have taken the
+data, and marked as damaged when the data was on the disk. What `forgotten` names is left to be deleted.
+Nothing is guessed: what is not certainly complete after a power cut is no point.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from waypoint.core.remains import Remains
 from waypoint.home import Home
 from waypoint.kernel import faults
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.kernel.seals import Key
 from waypoint.model import Repair
 from waypoint.store import Store
 from waypoint.store.sessions import SessionRow
@@ -41,8 +43,9 @@ def is_unreadable(folder: Path) -> bool:
 class Adoption:
     """Rows for data, and no rows without data. To be run before the first request is served."""
 
-    def __init__(self, home: Home, store: Store, pool: Pool, remains: Remains) -> None:
+    def __init__(self, home: Home, store: Store, pool: Pool, remains: Remains, key: Key) -> None:
         self._home, self._store, self._pool, self._remains = home, store, pool, remains
+        self._key = key
         self.done: list[Repair] = []
         """What was put in order since the daemon has started."""
 
@@ -88,9 +91,14 @@ class Adoption:
     def _adopt(self, *, rebooted: bool) -> None:
         self.adopt(self._remains.without_row(), rebooted=rebooted)
 
-    def adopt(self, folders: Iterable[Path], *, rebooted: bool = False) -> None:
+    def is_own(self, folder: Path) -> bool:
+        """Whether this installation has made the point in a folder."""
+        return pointfile.is_own(folder, self._key) and manifest.is_own(folder, self._key)
+
+    def adopt(self, folders: Iterable[Path], *, rebooted: bool = False, foreign: bool = False) -> None:
         """Makes points of complete folders without a row, and deletes those that were being made. A folder
-        that was a point once, and cannot be read now, is left as it is."""
+        that was a point once, and cannot be read now, is left as it is; so is one that this installation has
+        not made, unless `foreign`."""
         contents = [(path, pointfile.read(path)) for path in folders if not is_unreadable(path)]
         faults.reach("adopt.read")
         complete: list[PointFile] = []
@@ -103,6 +111,8 @@ class Adoption:
             if content is None or damage:
                 self._remains.delete(path)
                 self._note(f"the remains of a point that was being made are deleted: {damage}", path)
+            elif not (foreign or self.is_own(path)):
+                log.warning("a point that this installation has not made is left alone (%s)", path.name)
             else:
                 complete.append(content)
         for content in sorted(complete, key=lambda content: content.point.created_at):

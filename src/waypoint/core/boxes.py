@@ -86,6 +86,7 @@ class Boxes:
     ) -> Live:
         """A box on a volume, with nothing running in it. From here on its terminal is read."""
         base = self._registry.base_of(options)
+        self._registry.require_own_base(options)
         box = self._builder.build(volume, name, options, base, size, facts)
         with contextlib.ExitStack() as undo:
             undo.callback(self._builder.remove, box)

@@ -50,6 +50,7 @@ from waypoint.kernel.memory import Ram
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.kernel.pool.subvolume import nested_names
 from waypoint.kernel.processes import printable
+from waypoint.kernel.seals import Key
 from waypoint.model import Actor, BoxOptions, Checkpoint, IntentFrom, Kind
 from waypoint.store.points import AgentState, NewPoint
 from waypoint.store.sessions import SessionRow
@@ -144,6 +145,7 @@ class Capture:
         spares: Spares[Twin],
         durability: Durability,
         background: Background,
+        key: Key,
         *,
         always_durable: bool = False,
     ) -> None:
@@ -152,7 +154,7 @@ class Capture:
         self._doors, self._contacts, self._forwards = doors, contacts, forwards
         self._space, self._dedupe = space, dedupe
         self._digests, self._kept, self._cards, self._spares = digests, kept, cards, spares
-        self._background = background
+        self._background, self._key = background, key
         self._durability, self._always_durable = durability, always_durable
 
     def checkpoint(self, row: SessionRow, wish: Wish) -> Checkpoint:
@@ -216,7 +218,7 @@ class Capture:
                 tasks=self._store.sessions.tasks(row.id).decode(),
                 platform=self._engine.platform,
             )
-            pointfile.write(stage.folder, PointFile(new, row))
+            pointfile.write(stage.folder, PointFile(new, row), self._key)
             faults.reach("capture.noted")
             stage.publish()
             faults.reach("capture.published")

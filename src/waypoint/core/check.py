@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from waypoint.bases import store as bases
 from waypoint.bases.store import RECORD
 from waypoint.core import kept, manifest, pointfile
 from waypoint.core.adoption import Adoption, is_unreadable
@@ -28,6 +29,7 @@ from waypoint.errors import DatabaseDamaged, WaypointError
 from waypoint.kernel.pool.lifecycle import written_kind
 from waypoint.kernel.pool.loop import devices_of
 from waypoint.kernel.pool.protocol import SCRATCH, Pool
+from waypoint.kernel.seals import Key
 from waypoint.model import Checked, Checkpoint, Remedy, Violation, from_json
 from waypoint.store import soundness
 
@@ -49,10 +51,11 @@ class Check:
         digests: Digests,
         adoption: Adoption,
         builder: BoxBuilder,
+        key: Key,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._pool, self._remains, self._digests = pool, remains, digests
-        self._adoption, self._builder = adoption, builder
+        self._adoption, self._builder, self._key = adoption, builder, key
 
     def run(
         self,
@@ -192,6 +195,8 @@ class Check:
                 yield self._broken(2, "a point of a newer Waypoint: it is left alone", path, "none")
             elif is_unreadable(path):
                 yield self._broken(2, "a point without a row whose point.json is damaged", path, "by-hand")
+            elif not self._adoption.is_own(path):
+                yield self._broken(27, "a point that this installation has not made", path, "foreign")
             else:
                 yield self._broken(2, "a complete point without a row", path, "recover")
         for path in self._remains.abandoned(self._builder.standing()):
@@ -253,6 +258,10 @@ class Check:
                 writable = True
             if writable:
                 yield self._broken(4, f"base {path.name!r}: its files can be written to", path, "recover")
+            if not bases.is_own(path, self._key):
+                yield self._broken(
+                    27, f"base {path.name!r}: this installation has not imported it", path, "foreign"
+                )
 
     def _broken(self, rule: int, what: str, path: Path, remedy: Remedy) -> Violation:
         return Violation(rule=rule, what=what, where=self._where(path), remedy=remedy)

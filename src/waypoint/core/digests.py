@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,7 @@ from waypoint.kernel import faults, locks
 from waypoint.kernel.digests import Pause
 from waypoint.kernel.pool.extents import made_at
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.kernel.seals import Key
 from waypoint.kernel.syscalls import set_io_priority
 from waypoint.model import Checkpoint
 from waypoint.store import Store
@@ -68,9 +70,10 @@ class Digests:
     """Makes the manifests of one home's points, and compares points with them."""
 
     def __init__(
-        self, home: Home, pool: Pool, store: Store, background: Background, *, by_itself: bool
+        self, home: Home, pool: Pool, store: Store, background: Background, key: Key, *, by_itself: bool
     ) -> None:
         self._home, self._pool, self._store, self._background = home, pool, store, background
+        self._key = key
         self._by_itself = by_itself
         """Whether new points are read without being asked for."""
         self._waiting: deque[str] = deque()
@@ -88,9 +91,17 @@ class Digests:
             self._enqueue([point.id])
 
     def make_missing(self) -> None:
-        """For points that have none: an earlier daemon ended before it had made them, or made none."""
+        """For points that have none: an earlier daemon ended before it had made them, or made none. Points of
+        an older version get a seal too."""
         if self._by_itself:
-            self._enqueue(self._store.points.without_digest())
+            missing = self._store.points.without_digest()
+            self._enqueue([*missing, *(self._without_seal(set(missing)) if self._key.new else ())])
+
+    def _without_seal(self, besides: set[str]) -> Iterator[str]:
+        """Points that have a row are this installation's: no other writes rows."""
+        for point_id in self._store.points.ids() - besides:
+            if not pointfile.has_seal(self._home.checkpoints / point_id):
+                yield point_id
 
     def _enqueue(self, points: list[str]) -> None:
         with self._changed:
@@ -126,7 +137,11 @@ class Digests:
 
     def _make_logged(self, point_id: str) -> None:
         try:
-            self.make(point_id, self._pause_from(time.monotonic()))
+            pause = self._pause_from(time.monotonic())
+            if not pointfile.has_seal(self._home.checkpoints / point_id):
+                self.write_point_file(point_id)
+            if self._store.points.digest(point_id) is None:
+                self.make(point_id, pause)
         except _Closed:
             raise
         except Exception:
@@ -163,7 +178,7 @@ class Digests:
         faults.reach("digest.read")
         with self._changed:  # point.json may have been written again meanwhile
             made = _with_point_file(made, folder)
-            digest = manifest.write(folder, made, files)
+            digest = manifest.write(folder, made, self._key, files)
             faults.reach("digest.written")
             self._store.points.set_digest(point_id, digest)
 
@@ -188,11 +203,11 @@ class Digests:
             # damaged, and this is done again.
             self._store.points.set_digest(point_id, None)
             faults.reach("name.begun")
-            pointfile.write(folder, PointFile(self._store.points.as_new(point_id), row))
+            pointfile.write(folder, PointFile(self._store.points.as_new(point_id), row), self._key)
             faults.reach("name.written")
             if made:
                 changed = _with_point_file(made, folder)
-                self._store.points.set_digest(point_id, manifest.write(folder, changed))
+                self._store.points.set_digest(point_id, manifest.write(folder, changed, self._key))
         return row.id
 
     def _earlier(self, point: Checkpoint) -> tuple[Files | None, int]:

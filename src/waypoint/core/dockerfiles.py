@@ -196,6 +196,7 @@ class Dockerfiles:
         if said == dockerfile.SCRATCH:
             return store.empty_base(self._pool, dockerfile.SCRATCH)
         if said in {base.name for base in store.list_bases(self._pool)}:
+            store.require_own(self._pool, said)
             return store.read_base(self._pool, said)
         if _is_image(build, said):
             folder = build.context / said
@@ -203,6 +204,7 @@ class Dockerfiles:
             name = f"image-{digest[:12]}"
             if not any(base.name == name for base in store.list_bases(self._pool)):
                 store.import_base(self._pool, name, folder, build.progress)
+            store.require_own(self._pool, name)
             return store.read_base(self._pool, name)
         names = ", ".join(base.name for base in store.list_bases(self._pool)) or "none"
         raise NotFound(

@@ -20,6 +20,7 @@ from waypoint.engine.images import WRITTEN_BY_RESTORES
 from waypoint.kernel import atomic, digests
 from waypoint.kernel.digests import CHUNK_BYTES, Entry, Pause
 from waypoint.kernel.processes import printable
+from waypoint.kernel.seals import Key
 from waypoint.model import Record, from_msgpack
 
 MANIFEST_FILE = "digests"
@@ -59,6 +60,8 @@ class Manifest(Record, frozen=True):
     files: bytes
     """The digest of `digests.files`."""
     version: int = VERSION
+    seal: bytes = b""
+    """Of the installation that has made it; empty in those of older versions."""
 
 
 def make(
@@ -76,15 +79,33 @@ def make(
     return Manifest(made_at=made_at, point=point, images=images, files=digest), files
 
 
-def write(folder: Path, manifest: Manifest, files: Files | None = None) -> str:
-    """Writes it to the disk, after `files` if they are new. Returns the digest that the row of the point is
-    to have."""
+def write(folder: Path, manifest: Manifest, key: Key, files: Files | None = None) -> str:
+    """Seals it and writes it to the disk, after `files` if they are new. Returns the digest that the row of
+    the point is to have."""
+    manifest = msgspec.structs.replace(manifest, seal=key.seal(_sealed(manifest)))
     if files is not None:
         atomic.write(folder / FILES_FILE, msgspec.msgpack.encode(files), mode=0o600, durable=True)
     body = msgspec.msgpack.encode(manifest)
     digest = digests.of_bytes(body)
     atomic.write(folder / MANIFEST_FILE, digest + body, mode=0o600, durable=True)
     return digest.hex()
+
+
+def _sealed(manifest: Manifest) -> bytes:
+    """All that a point is made of."""
+    return msgspec.msgpack.encode((manifest.point, manifest.images, manifest.files))
+
+
+def is_own(folder: Path, key: Key) -> bool:
+    """Whether this installation has made the manifest of a point, or there is none yet. One that cannot be
+    read may be of any origin."""
+    if not os.path.lexists(folder / MANIFEST_FILE):
+        return True
+    try:
+        manifest = read(folder)
+    except ManifestError:
+        return False
+    return key.has_sealed(_sealed(manifest), manifest.seal)
 
 
 def read(folder: Path, digest: str | None = None) -> Manifest:

@@ -15,6 +15,7 @@ import msgspec
 from waypoint.engine.images import check_sizes
 from waypoint.errors import CannotRestore
 from waypoint.kernel import atomic
+from waypoint.kernel.seals import Key, is_sealed
 from waypoint.model import MALFORMED, Record, from_json
 from waypoint.store.points import NewPoint
 from waypoint.store.sessions import SessionRow
@@ -31,8 +32,24 @@ class PointFile(Record, frozen=True):
     version: int = VERSION
 
 
-def write(folder: Path, content: PointFile) -> None:
-    atomic.write(folder / POINT_FILE, msgspec.json.encode(content), mode=0o600)
+def write(folder: Path, content: PointFile, key: Key) -> None:
+    atomic.write(folder / POINT_FILE, key.seal_document(msgspec.json.encode(content)), mode=0o600)
+
+
+def is_own(folder: Path, key: Key) -> bool:
+    """Whether this installation has written it, and it is what was written."""
+    try:
+        return key.has_sealed_document((folder / POINT_FILE).read_bytes())
+    except OSError:
+        return False
+
+
+def has_seal(folder: Path) -> bool:
+    """False for those of older versions."""
+    try:
+        return is_sealed((folder / POINT_FILE).read_bytes())
+    except OSError:
+        return False
 
 
 def read(folder: Path) -> PointFile | None:

@@ -26,6 +26,7 @@ from waypoint.errors import DaemonError, DatabaseDamaged, translated
 from waypoint.home import Home
 from waypoint.kernel import atomic, faults
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.kernel.seals import Key
 from waypoint.model import Recovered, Repair, Violation
 from waypoint.store import Store
 from waypoint.store.database import SCHEMA_VERSION
@@ -180,9 +181,9 @@ class Rebuild:
 
     def _adopt(self, store: Store) -> list[Violation]:
         remains = Remains(self._home, self._pool, store)
-        contents = [pointfile.read(path) for path in remains.without_row()]
+        adoption = Adoption(self._home, store, self._pool, remains, Key.of(self._home.path))
+        contents = [pointfile.read(path) for path in remains.without_row() if adoption.is_own(path)]
         lost = [one for one in contents if one and store.sessions.find(one.session.id) is None]
-        adoption = Adoption(self._home, store, self._pool, remains)
         adoption.run()
         self._done += adoption.done
         self._wake(store, lost)

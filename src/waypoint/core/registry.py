@@ -142,6 +142,11 @@ class Registry:
             return Path(os.path.realpath(options.base))
         return bases.base_path(self.pool, options.base)
 
+    def require_own_base(self, options: BoxOptions) -> None:
+        """Raises where sessions with these options would run what this installation has not imported."""
+        if not options.base.startswith("/"):
+            bases.require_own(self.pool, options.base)
+
     def describe(self, row: SessionRow) -> Session:
         """A session as clients see it."""
         live = self._lives.get(row.id)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from waypoint.bases import store as bases
 from waypoint.core import pointfile
 from waypoint.core.adoption import Adoption, is_unreadable
 from waypoint.core.check import Check, Progress
@@ -24,6 +25,7 @@ from waypoint.core.remains import Remains
 from waypoint.errors import DatabaseDamaged, WaypointError
 from waypoint.kernel import faults, locks
 from waypoint.kernel.pool.protocol import SCRATCH, Pool
+from waypoint.kernel.seals import Key
 from waypoint.model import Checkpoint, Recovered, Repair, Violation
 from waypoint.store.database import damaged
 
@@ -41,16 +43,20 @@ class Repairs:
         digests: Digests,
         adoption: Adoption,
         check: Check,
+        key: Key,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._pool, self._remains, self._digests = pool, remains, digests
-        self._adoption, self._check = adoption, check
+        self._adoption, self._check, self._key = adoption, check, key
         self._lock = locks.lock("repairs")
         self._done: list[Repair] = []
+        self._foreign = False
 
-    def run(self, progress: Progress = lambda _: None) -> Recovered:
-        """Checks everything, repairs, and checks again."""
+    def run(self, progress: Progress = lambda _: None, *, foreign: bool = False) -> Recovered:
+        """Checks everything, repairs, and checks again. `foreign`: what this installation has not made
+        becomes its own."""
         with self._lock:
+            self._foreign = foreign
             return self._run(progress)
 
     def _run(self, progress: Progress) -> Recovered:
@@ -94,6 +100,8 @@ class Repairs:
     def _repair(self, violation: Violation) -> None:
         if violation.remedy == "forget":
             self._note(f"marked as damaged: {violation.what}", violation.where)
+        if violation.remedy == "foreign" and self._foreign:
+            self._take_over(self._home.path / violation.where)
         if violation.remedy != "recover":
             return
         path = self._home.path / violation.where
@@ -111,6 +119,16 @@ class Repairs:
                     self._write_point_file(point)
             case 7 | 20 | 21 | 22:
                 self._repair_rows()
+
+    def _take_over(self, path: Path) -> None:
+        """A point or a base of another installation, from now on this one's."""
+        if path.parent == self._home.checkpoints:
+            self._adoption.adopt([path], foreign=True)
+            self._digests.write_point_file(path.name)
+        else:
+            bases.seal(path, self._key)
+            where = str(path.relative_to(self._home.path))
+            self._note(f"the base {path.name!r} was made elsewhere, and can be used now", where)
 
     def _delete(self, path: Path) -> None:
         if path.parent == self._home.pool / SCRATCH:

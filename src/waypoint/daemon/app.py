@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Do, Hint
+from waypoint.bases import store as bases
 from waypoint.box.box import end_keeper, hide_home, keepers
 from waypoint.core.adoption import BOOT_FILE, Adoption
 from waypoint.core.analyst import Analyst
@@ -64,6 +65,7 @@ from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.lifecycle import has_stopped, open_pool, require_room_to_reopen
 from waypoint.kernel.pool.protocol import Pool
+from waypoint.kernel.seals import Key
 from waypoint.machine import setup
 from waypoint.model import Platform
 from waypoint.store import Store, wal
@@ -101,6 +103,9 @@ class App:
         for folder in (home.sessions, home.checkpoints, home.beginnings, home.staging):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.pool, self.network, engine = machine.pool, machine.network, machine.engine
+        key = Key.of(home.path)
+        if key.new:
+            bases.seal_all(self.pool, key)
         finish_exchange(home.database)
         if (home.run / BOOT_FILE).exists() and (lost := wal.damage(home.database)):
             raise damaged(home.database, lost)
@@ -124,7 +129,7 @@ class App:
         self.space = DiskSpace(registry, self.pool, self.remains, self.spares, background)
         self.dedupe = Dedupe(home, machine.engine_folder, self.pool, background)
         self.kept = KeptFiles(registry, self.pool, background)
-        self.digests = Digests(home, self.pool, store, background, by_itself=settings.digests)
+        self.digests = Digests(home, self.pool, store, background, key, by_itself=settings.digests)
 
         self.durability = Durability(self.pool, store, background)
 
@@ -146,6 +151,7 @@ class App:
             self.spares,
             self.durability,
             background,
+            key,
             always_durable=settings.durable,
         )
         self.auto = AutoPoints(registry, self.comparison, self.capture, background)
@@ -231,9 +237,9 @@ class App:
         )
         self.journal = Journal(registry, self.capture, self.restore, self.cards, self.gate)
 
-        adoption = Adoption(home, store, self.pool, self.remains)
-        self.check = Check(registry, self.pool, self.remains, self.digests, adoption, builder)
-        self.repairs = Repairs(registry, self.pool, self.remains, self.digests, adoption, self.check)
+        adoption = Adoption(home, store, self.pool, self.remains, key)
+        self.check = Check(registry, self.pool, self.remains, self.digests, adoption, builder, key)
+        self.repairs = Repairs(registry, self.pool, self.remains, self.digests, adoption, self.check, key)
         self.reopening = Reopening(registry, self.pool, self.sessions, self.spares, self.space, adoption)
         Recovery(
             registry,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _FOUND = 1
 _REMEDIES: dict[Remedy, str] = {
     "recover": "`waypoint recover` repairs it",
+    "foreign": "nothing of it is used; `waypoint recover --foreign` takes it over if you trust its origin",
     "forget": "it cannot be repaired; `waypoint restore --files-only` may bring back its files",
     "by-hand": "look at it, and move it away by hand",
     "none": "",
@@ -90,13 +91,17 @@ def _repairs(repaired: Iterable[Repair]) -> list[str]:
 @verb(
     "recover",
     "repair what can be repaired without guessing",
+    flag(
+        "--foreign",
+        help="take over points and bases of other installations too: what is in them will run as root",
+    ),
     examples=("waypoint recover", "waypoint recover --json"),
     about="Complete points without a row are adopted, remains are deleted, damaged points are marked. A"
     " database that cannot be read is rebuilt from the folders of the points; the damaged one is kept beside"
     " it. What could not be repaired is listed, and the exit status is then 1.",
 )
 def recover(console: Console) -> int:
-    request, rebuilt = Recover(), None
+    request, rebuilt = Recover(foreign=console.arguments.foreign), None
     try:
         result = _recover(console, request)
     except DatabaseDamaged as error:

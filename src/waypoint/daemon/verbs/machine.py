@@ -92,8 +92,8 @@ def check(app: App, connection: Connection, request: api.Check) -> Checked:
     )
 
 
-def recover(app: App, connection: Connection, _: api.Recover) -> Recovered:
-    return app.repairs.run(lambda text: connection.event({"progress": text}))
+def recover(app: App, connection: Connection, request: api.Recover) -> Recovered:
+    return app.repairs.run(lambda text: connection.event({"progress": text}), foreign=request.foreign)
 
 
 # ---- bases ---------------------------------------------------------------------------------------
