@@ -1,4 +1,8 @@
-"""Errors about files as frameworks expect them."""
+"""Files of a session as frameworks expect them: errors of Python, and no more than the session's user may.
+
+The daemon reads and writes files, and may do everything. So the session's user is asked first, unless that is
+root.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,26 @@ import os
 from collections.abc import Iterator
 
 from waypoint import errors
+
+MAY_READ = '[ ! -e "$1" ] || [ -r "$1" ]'
+MAY_WRITE = 'p=$1; until [ -e "$p" ]; do p=${p%/*}; p=${p:-/}; done; [ -w "$p" ]'
+"""What a shell of the session's user says of a path: for a file that is missing, of the folder above it."""
+
+
+def may_everything(user: str | None) -> bool:
+    """Whether a session's user need not be asked."""
+    return user in {None, "root", "0"}
+
+
+def asked(test: str, path: str) -> list[str]:
+    """The program that asks the session's user: it exits with 0 if the user may."""
+    return ["/bin/sh", "-c", test, "sh", path]
+
+
+def require(allowed: bool, path: str) -> None:
+    """PermissionError when something is not allowed."""
+    if not allowed:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
 @contextlib.contextmanager
