@@ -130,7 +130,7 @@ async def test_an_environment_that_is_not_there_is_an_error_of_the_framework(
 
 async def test_an_image_that_is_no_base_is_named_with_what_to_do(home: Home, tmp_path: Path) -> None:
     made = environment(tmp_path, docker_image="ghcr.io/Org/task:1.2")
-    with pytest.raises(SandboxBuildFailedError, match=r"base import ghcr\.io-org-task-1\.2"):
+    with pytest.raises(SandboxBuildFailedError, match=r"import_\(\"ghcr\.io-org-task-1\.2\", file\)"):
         await made.start(force_build=False)
     with pytest.raises(FileNotFoundError, match="no environment definition"):
         environment(tmp_path)

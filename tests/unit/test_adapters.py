@@ -28,7 +28,7 @@ def test_a_framework_that_is_too_old_is_refused(found: str, monkeypatch: pytest.
     told = rf"a-framework {found} is too old: .* 1\.4\.2 up to, but not including, 2$"
     with pytest.raises(MissingFeature, match=told) as error:
         require(found, monkeypatch)
-    assert error.value.hint == "pip install 'waypoint[frame]' --upgrade"
+    assert error.value.hint == "pip install -U 'waypoint[frame]'"
 
 
 @pytest.mark.parametrize("found", ["2.0.0", "2.0.0b1", "10.1"])

@@ -34,6 +34,7 @@ from harbor.models.trial.config import ResourceMode
 import waypoint.aio
 from waypoint import errors
 from waypoint.adapters import files, programs, settings
+from waypoint.api.hints import Do, Hint
 
 PREFIX = "harbor-"
 """How the names of sessions begin, and of bases that were made of Dockerfiles."""
@@ -121,9 +122,10 @@ class WaypointEnvironment(BaseEnvironment):
             if name in known:
                 return name
             if not dockerfile.exists():
+                importing = Hint(Do("base_import", "file", name=name), " imports it")
                 raise SandboxBuildFailedError(
-                    f"no base has the name {name!r}, of the task's image {image}: "
-                    f"`waypoint base import {name} ARCHIVE` imports it, or `--ek base=NAME` names another"
+                    f"no base has the name {name!r}, of the task's image {image}: {importing}; "
+                    "the environment's argument `base` names another"
                 )
         name = f"{PREFIX}{self.environment_id[:12]}"
         if name not in known or force_build:

@@ -26,7 +26,7 @@ def require(distribution: str, *, oldest: str, below: str, extra: str) -> None:
     known = f"this adapter knows {oldest} up to, but not including, {below}"
     if _numbers(found) < _numbers(oldest):
         raise errors.MissingFeature(
-            f"{distribution} {found} is too old: {known}", hint=f"{command} --upgrade"
+            f"{distribution} {found} is too old: {known}", hint=f"pip install -U 'waypoint[{extra}]'"
         )
     if _numbers(found) >= _numbers(below):
         warnings.warn(f"{distribution} {found} is newer than known: {known}", UnknownVersion, stacklevel=3)
