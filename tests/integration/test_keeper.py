@@ -20,15 +20,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from waypoint import errors
 from waypoint.box.box import Box, socket_path
+from waypoint.box.keeper import Keeper
 from waypoint.engine import criu
 from waypoint.engine.dump import Dump
 from waypoint.engine.probe import build_box, temporary_home
 from waypoint.engine.revive import hold
 from waypoint.home import Home
-from waypoint.kernel import processes
+from waypoint.kernel import cgroups, processes
 
 ORPHANS = 2000
 MAKE_ORPHANS = f"""
@@ -127,6 +129,32 @@ def test_a_client_that_does_not_read_its_answers_is_disconnected(box: Box, raw: 
     with pytest.raises(ConnectionError):
         send_without_end()
     assert box.keeper.foreground() >= 0
+
+
+def test_a_tree_runs_on_when_its_daemon_has_died_and_criu_lets_go_of_it_later(
+    box: Box, place: tuple[Home, Path]
+) -> None:
+    group = cgroups.create(place[0].tag, box.id)
+    assert group.tree
+    freeze_file = os.open(group.tree / cgroups.FREEZE_FILE, os.O_RDWR)
+    try:
+        box.use_group(group.tree)
+        daemon = Keeper(socket_path(place[0], box.id))
+        daemon.freeze()
+        # As CRIU does, which has worked in a tree that was frozen: it freezes it again at its end.
+        argv = ["/bin/sh", "-c", "read -r _ <&3; echo 1 >&4"]
+        reader, writer = os.pipe()
+        criu = daemon.run("keep", ["PATH=/usr/bin:/bin"], argv, [reader, freeze_file])
+        os.close(reader)
+        daemon.close()
+        until(lambda: os.pread(freeze_file, 8, 0) == b"0\n")
+        with os.fdopen(writer, "wb") as go:
+            go.write(b"\n")
+        until(lambda: box.host_pid(criu) is None)
+        until(lambda: os.pread(freeze_file, 8, 0) == b"0\n")
+    finally:
+        os.close(freeze_file)
+        group.remove()
 
 
 def test_more_outputs_than_the_keeper_can_hold_are_refused_and_none_is_lost(box: Box) -> None:

@@ -692,6 +692,8 @@ static void reap(void)
 			kill(pid, SIGCONT);
 		else if (pid == anchor)
 			_exit(0); /* what is left is no tree any more: what it starts would be in no checkpoint */
+		else if (freezing < 0 && freeze_file >= 0)
+			freeze_tree(0); /* CRIU freezes the tree before it lets go of it, and its client has ended */
 }
 
 static int listen_for_anchor(void)
