@@ -48,9 +48,13 @@ _IN_WORDS = {
     "Control messages in queue": unrestorable.UNREAD_CREDENTIALS,
 }
 """What CRIU refuses in its own terms, and what that is."""
-_HARMLESS = ("rlimit: Can't setup RLIMIT_NOFILE for self", "No parent image found, though parent directory")
+_HARMLESS = (
+    "rlimit: Can't setup RLIMIT_NOFILE for self",
+    "No parent image found, though parent directory",
+    "tun: Unable to create tun",
+)
 """Errors in CRIU's log after which it goes on: it may not open more files; a process did not exist yet in
-the dump that it compares with."""
+the dump that it compares with; there is no /dev/net/tun, which it tries when it examines the kernel anew."""
 
 
 def read_errors(log: Path) -> list[str]:
@@ -101,7 +105,7 @@ def cannot_checkpoint(
             hint=Hint("try again, or save the files alone: ", FILES_ONLY),
             log=lines[:20],
         )
-    return cannot_save(find_unsavable(box) or _find_in_log(box, lines), lines)
+    return cannot_save(find_unsavable(box) or _find_in_log(box, lines), lines or [str(failure)])
 
 
 def cannot_save(
