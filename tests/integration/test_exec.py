@@ -167,6 +167,33 @@ def test_git_log_returns_and_the_variables_of_the_shell_are_as_before(session: w
     assert session.run("sh -c 'echo $PAGER'").output == "less\n"  # it is named: the shell's own
     assert session.run("compgen -e | grep -E '_PAGER|APT|DEBIAN'", tty=True).output == ""
     assert not session.changed()
+    # For a terminal man prints what is bold twice, with a backspace between.
+    session.write_file("/srv/man", "printf 'N\\bNA\\bA _\\bm \\033[1m–\\033[m\\n' | eval \"$MANPAGER\"")
+    assert session.run("sh /srv/man").output == "NA m \x1b[1m–\x1b[m\n"
+
+
+def test_git_starts_no_editor_and_what_it_starts_does_not_ask(session: waypoint.Session) -> None:
+    session.run("export EDITOR=vi GIT_EDITOR=vi GIT_SEQUENCE_EDITOR=vi; git init -q /srv/repo; cd /srv/repo")
+    session.run("git config user.email a@b; git config user.name n; git config core.editor vi")
+    session.run("for i in 1 2; do git commit -qm $i --allow-empty; done").check()
+
+    def ended(command: str) -> tuple[bool, str]:
+        result = session.run(command, timeout=20)
+        assert not result.timed_out, result.output
+        return result.ok, result.output
+
+    ok, said = ended("git commit --allow-empty")
+    assert (ok, "empty commit message" in said) == (False, True), said
+    assert ended("git commit -q --amend --allow-empty && git log -1 --format=%s") == (True, "2\n")
+    ok, said = ended("git rebase -i HEAD~1")
+    assert (ok, "problem with the editor" in said or "could not" in said.lower()) == (False, True), said
+    assert ended("GIT_SEQUENCE_EDITOR=: git rebase -qi HEAD~1") == (True, "")
+    session.run("ssh-keygen -q -N secret -f /tmp/key").check()
+    ok, said = ended("ssh-keygen -y -f /tmp/key")
+    assert (ok, "passphrase" in said) == (False, True), said
+    session.run("printf '#!/bin/sh\\necho secret' > /tmp/ask; chmod +x /tmp/ask; export SSH_ASKPASS=/tmp/ask")
+    ok, said = ended("ssh-keygen -y -f /tmp/key")
+    assert (ok, said.startswith("ssh-")) == (True, True), said
 
 
 def test_a_command_that_has_the_terminal_starts_its_pager(session: waypoint.Session) -> None:

@@ -107,8 +107,9 @@ class Session:
             ...     s.run("echo $WHAT in $PWD as $(id -un)", cwd="/srv", env={"WHAT": "hello"}).output
             'hello in /srv as root\\n'
 
-        Its stdin is empty unless `stdin` is given. Pagers are `cat` for this command, and git and apt do not
-        ask (PAGER, GIT_PAGER, MANPAGER, SYSTEMD_PAGER, GIT_TERMINAL_PROMPT, DEBIAN_FRONTEND and
+        Its stdin is empty unless `stdin` is given. Pagers are `cat` for this command, git starts no editor,
+        and git, ssh and apt do not ask (PAGER, GIT_PAGER, MANPAGER, SYSTEMD_PAGER, GIT_EDITOR,
+        GIT_SEQUENCE_EDITOR, GIT_TERMINAL_PROMPT, SSH_ASKPASS, SSH_ASKPASS_REQUIRE, DEBIAN_FRONTEND and
         APT_LISTCHANGES_FRONTEND are set; one that the command names is left alone). `tty`: it reads from the
         terminal, with the shell's own variables. `plain`: the output without escape sequences.
 

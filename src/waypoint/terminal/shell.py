@@ -27,14 +27,22 @@ _MAX_TYPED_BYTES = 1 << 20
 UNATTENDED = {
     "PAGER": "cat",
     "GIT_PAGER": "cat",
-    "MANPAGER": "cat",
+    "MANPAGER": "sed s/.\x08//g",
     "SYSTEMD_PAGER": "cat",
+    "GIT_EDITOR": ":",
+    "GIT_SEQUENCE_EDITOR": "false",
     "GIT_TERMINAL_PROMPT": "0",
     "DEBIAN_FRONTEND": "noninteractive",
     "APT_LISTCHANGES_FRONTEND": "none",
 }
 """Variables of a command that does not read from the terminal. Its output goes to a terminal all the same, so
-programs would start a pager or ask a question, and wait for ever."""
+programs would start a pager or an editor or ask a question, and wait for ever. To a terminal man prints bold
+letters twice, with a backspace between: sed takes that out. Git keeps the message that it would have an
+editor change, or says that there is none. With the list of a rebase that would be a rebase that does nothing
+and succeeds: it fails."""
+_UNLESS_SET = {"SSH_ASKPASS": "false", "SSH_ASKPASS_REQUIRE": "force"}
+"""The same for ssh, which git starts: a host that is not known is refused, and so is a password. A program
+that the shell names there is asked."""
 
 
 class Shell(Record, frozen=True):
@@ -202,8 +210,10 @@ def keys_for(
 
 
 def _unattended(command: str, env: Mapping[str, str]) -> str:
-    names = [name for name in UNATTENDED if name not in env and not re.search(rf"\b{name}\b", command)]
-    return "".join(f"{name}={UNATTENDED[name]} " for name in names)
+    values = {name: _quoted(value.encode()) for name, value in UNATTENDED.items()}
+    values |= {name: f"${{{name}-{value}}}" for name, value in _UNLESS_SET.items()}
+    names = [name for name in values if name not in env and not re.search(rf"\b{name}\b", command)]
+    return "".join(f"{name}={values[name]} " for name in names)
 
 
 def _quoted(data: bytes) -> str:
