@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.person import Person
 from tests.waiting import until
 
 import waypoint
@@ -606,6 +607,24 @@ def test_a_question_is_taken_back_when_another_terminal_has_answered(
     assert b"decided elsewhere" in seen
     assert shipped(s) == (["asked"] if verdict == "approve" else [])
     os.close(ours)
+
+
+def test_the_question_of_approve_is_taken_back_when_it_was_answered_elsewhere(
+    s: waypoint.Session, elsewhere: ThreadPoolExecutor
+) -> None:
+    waiting = elsewhere.submit(cli, "exec", "-s", "s", "shipit", "asked")
+    (approval,) = until(s.approvals)
+    person = Person([sys.executable, "-m", "waypoint", "approve", approval.id])
+    try:
+        person.sees("Run it? [y/N]")
+        s.deny(approval)
+        assert person.leaves() == errors.UsageError.exit_status
+        assert "decided elsewhere" in person.look()
+        assert f"{approval.id} is denied already" in person.look()
+    finally:
+        person.close()
+    assert waiting.result(90).returncode != 0
+    assert shipped(s) == []
 
 
 # ---- what the person who approves is shown, and what runs then -----------------------------------------

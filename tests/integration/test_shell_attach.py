@@ -279,10 +279,14 @@ def test_who_is_attached_sees_what_waits_for_approval_and_answers(
     person.sees(lambda shown: "touch /srv/up" in shown and "C-] a" not in shown)
     running = elsewhere.submit(lambda: session.run("touch /srv/down"))
     person.sees("C-] a approves: touch /srv/down")
+    person.type(b"\x1da")
+    person.sees("y runs it once")
     session.deny(session.approvals()[0])
     with pytest.raises(errors.NotApproved):
         running.result(SECONDS)
-    person.sees(lambda shown: "C-] a" not in shown)
+    person.sees(lambda shown: "decided elsewhere" in shown and "y runs it once" not in shown)
+    person.type(b"echo $((40+2))\r")
+    person.sees(lambda shown: "42" in shown and "C-] a" not in shown)
 
 
 def test_the_smaller_of_two_windows_sets_the_size(wp: House, work: str) -> None:

@@ -65,7 +65,6 @@ BOUNDED = {
     "box/starter.py": {"ours.recv(_REPORT.size)": "the socket has a time limit"},
     "core/analyst.py": {"self._process.wait()": "it was killed"},
     "cli/console.py": {
-        "select.select([sys.stdin, *([decided] if decided else [])], [], [])": USER,
         "thread.join()": IDLE,
         "process.wait()": USER,
     },

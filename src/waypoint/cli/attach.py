@@ -28,7 +28,7 @@ from waypoint import errors, model
 from waypoint.api import wire
 from waypoint.api.sessions import Attach, Session
 from waypoint.cli.console import terminal_size
-from waypoint.cli.menu import MODES_OFF, PREFIX, Choice, Menu, Overlay
+from waypoint.cli.menu import MODES_OFF, PREFIX, Choice, Decided, Menu, Overlay
 from waypoint.cli.render import cut, shown, width
 from waypoint.model import from_plain
 
@@ -118,6 +118,8 @@ class Attachment:
         self._resized = False
         self._waiting: dict[str, model.Approval] = {}
         """Commands of the session that wait for approval."""
+        self._overlay: Overlay | None = None
+        """The menu, while it is open."""
         self._notice = f"{self._name}: C-] d detaches, C-] ? helps"
         """What the banner says when the screen was drawn next; empty for no banner."""
         self._notice_until: float | None = None
@@ -229,8 +231,11 @@ class Attachment:
                 if not ready:
                     return b""
 
-        overlay = Overlay(read, self._write, rest)
-        choice = self._menu.run(overlay, prefix)
+        overlay = self._overlay = Overlay(read, self._write, rest)
+        try:
+            choice = self._menu.run(overlay, prefix)
+        finally:
+            self._overlay = None
         if overlay.is_drawn or choice.notice:
             self._set_notice(choice.notice)
             self._request_redraw(connection)
@@ -291,6 +296,8 @@ class Attachment:
         else:
             self._waiting.pop(approval.id, None)
         self._request_redraw(connection)
+        if self._overlay and self._overlay.about == approval.id and approval.state != "waiting":
+            raise Decided
 
     def _request_redraw(self, connection: socket.socket) -> None:
         """Has the daemon draw the whole screen again."""

@@ -33,6 +33,8 @@ R = TypeVar("R")
 
 _PROGRESS_AFTER_SECONDS = 0.5
 """A verb that takes no longer shows no progress."""
+_LOOK_SECONDS = 0.5
+"""How often it is looked whether a question was answered elsewhere."""
 _NO_SUCH_COMMAND = 127
 _NARROWEST = 40
 _YES = frozenset({"y", "yes"})
@@ -204,13 +206,19 @@ class Console:
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in _YES
 
-    def ask_unless(self, question: str, decided: socket | None) -> bool | None:
-        """The same. None, and the question is taken back, when `decided` becomes readable first."""
+    def ask_unless(
+        self, question: str, decided: socket | None = None, is_decided: Callable[[], bool] | None = None
+    ) -> bool | None:
+        """The same. None, and the question is taken back, when `decided` becomes readable first, or when
+        `is_decided`, which is called from time to time."""
         import select
 
         sys.stderr.write(f"{question} [y/N] ")
         sys.stderr.flush()
-        ready, _, _ = select.select([sys.stdin, *([decided] if decided else [])], [], [])
+        watched = [sys.stdin, *([decided] if decided else [])]
+        while not (ready := select.select(watched, [], [], _LOOK_SECONDS)[0]):
+            if is_decided and is_decided():
+                break
         if sys.stdin in ready:
             return sys.stdin.readline().strip().lower() in _YES
         self.aside("decided elsewhere")

@@ -57,6 +57,10 @@ Several clients may be attached: the terminal has the size of the smallest one.
 From another terminal: `waypoint log -s {name}`, `waypoint diff -s {name}`, `waypoint apply -s {name}`."""
 
 
+class Decided(Exception):
+    """Raised when the command that the menu asks about was decided about by another client."""
+
+
 class Choice(NamedTuple):
     """What is to be done after the menu."""
 
@@ -77,6 +81,8 @@ class Overlay:
         self._read, self._write, self.rest = read, write, rest
         self.is_drawn = False
         """Whether anything of the session was drawn over."""
+        self.about: str | None = None
+        """The id of the approval that is asked about. `read` raises `Decided` when another client decides."""
 
     def key(self) -> str:
         """The next key: a character, or the escape sequence of another key."""
@@ -241,16 +247,24 @@ class Menu:
         waiting = self._transport.ask(Approvals(session=self._session)).approvals
         if not waiting:
             return "no command waits for approval"
+        notice = ""
         for approval in waiting:
-            answer = overlay.read(
-                describe_approval(approval, self._paint),
-                "y runs it once · n refuses it · any other key leaves it waiting",
-            )
+            overlay.about = approval.id
+            try:
+                answer = overlay.read(
+                    describe_approval(approval, self._paint),
+                    "y runs it once · n refuses it · any other key leaves it waiting",
+                )
+            except Decided:
+                notice = "decided elsewhere"
+                continue
+            finally:
+                overlay.about = None
             if answer in ("y", "Y"):
                 self._transport.ask(Approve(id=approval.id))
             elif answer in ("n", "N"):
                 self._transport.ask(Deny(id=approval.id))
-        return ""
+        return notice
 
     def _help(self, overlay: Overlay) -> str:
         self._read_page(

@@ -146,13 +146,17 @@ _ID = argument("id", metavar="ID", help="its id, from `waypoint approvals`")
 )
 def approve(console: Console) -> int:
     arguments = console.arguments
-    if console.can_ask and not arguments.yes:
+
+    def asked_about() -> list[Approval]:
         waiting = console.send(Approvals(), "waiting for the daemon").approvals
-        for approval in waiting:
-            if approval.id.startswith(arguments.id):
-                for line in approval.review:
-                    console.aside(line)
-                console.confirm("Run it?", action="the command")
+        return [approval for approval in waiting if approval.id.startswith(arguments.id)]
+
+    if console.can_ask and not arguments.yes:
+        for approval in asked_about():
+            for line in approval.review:
+                console.aside(line)
+            if console.ask_unless("Run it?", is_decided=lambda: not asked_about()) is False:
+                raise errors.ConfirmationNeeded("the command was not confirmed", hint="it still waits")
     result = console.send(Approve(id=arguments.id), "waiting for the daemon")
     approval = result.approval
     console.result(result, f"{approval.session} runs {render.shown(approval.command)}")
