@@ -89,6 +89,20 @@ def test_what_a_session_made_lands_with_all_that_it_is(fresh: waypoint.Session, 
     assert again.unchanged == len(made) + 1
 
 
+def test_how_far_it_is_is_said_while_files_move(
+    fresh: waypoint.Session, target: Path, tmp_path: Path
+) -> None:
+    fresh.run("mkdir /srv/app; cd /srv/app; for i in {1..40}; do echo $i > $i; done").check()
+    heard: list[str] = []
+    fresh.apply(target, on_progress=heard.append)
+    assert heard[0] == "1 of 40 files"
+    fresh.export(tmp_path / "out.tar", on_progress=heard.append)
+    assert heard[-1].endswith(" written")
+    fresh.copy_out("/srv/app", tmp_path / "copy", on_progress=heard.append)
+    fresh.copy_in(tmp_path / "copy", "/srv/copied", on_progress=heard.append)
+    assert sum(" files, " in text for text in heard) >= 2
+
+
 def test_a_session_lands_again_and_again(fresh: waypoint.Session, target: Path) -> None:
     fresh.run("mkdir /srv/app && cd /srv/app && echo one > f").check()
     fresh.apply(target)

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -21,8 +22,8 @@ import pytest
 
 from waypoint import __version__, errors
 from waypoint.api import wire
+from waypoint.cli import console, main, render, spec, verbs
 from waypoint.cli import help as help_text
-from waypoint.cli import main, render, spec, verbs
 from waypoint.cli.keys import encode_keys
 from waypoint.cli.menu import Choice, Menu, Overlay
 from waypoint.cli.reference import reference
@@ -499,6 +500,51 @@ def session(name: str) -> Any:
     return msgspec.to_builtins(
         Session(id="1", name=name, state="live", created_at=created_at, options=BoxOptions())
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "verb", "far", "shown"),
+    [
+        (["base", "import", "b", "FILE"], "base_import", "unpacking x, 30%", "unpacking x, 30%"),
+        (["apply", "-s", "work", "--to", "/srv", "--yes"], "apply", "3 of 9 files", "applying: 3 of 9 files"),
+        (["export", "-s", "work", "-o", "FILE"], "export", "2 MB written", "exporting: 2 MB written"),
+        (["cp", "work:/a", "/b"], "copy_out", "7 files, 9 KB", "copying: 7 files, 9 KB"),
+        (["prune"], "prune", None, "freeing space"),
+        (["verify", "-s", "work", "@", "true"], "verify", None, "verifying"),
+    ],
+)
+def test_what_takes_a_while_shows_how_far_it_is(
+    puppet: Puppet,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: list[str],
+    verb: str,
+    far: str | None,
+    shown: str,
+) -> None:
+    monkeypatch.setattr(console, "_PROGRESS_AFTER_SECONDS", 0.05)
+    file = tmp_path / "file"
+    file.touch()
+    ours, theirs = os.openpty()
+    seen = b""
+
+    def script(connection: socket.socket, asked: str, args: dict[str, Any]) -> None:
+        nonlocal seen
+        if asked != verb:
+            wire.send(connection, {"result": PONG if asked == "ping" else {"session": session("work")}})
+            return
+        if far:
+            wire.send(connection, {"event": {"progress": far}})
+        while shown.encode() not in seen and select.select([ours], [], [], 20)[0]:
+            seen += os.read(ours, 1 << 16)
+        wire.send(connection, {"error": errors.UsageError("that is all").to_wire()})
+
+    puppet.script = script
+    with open(theirs, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert main([str(file) if word == "FILE" else word for word in words]) == 2
+    os.close(ours)
+    assert shown.encode() in seen
 
 
 def test_output_is_streamed_and_the_exit_code_passes_through(

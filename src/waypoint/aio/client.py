@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from waypoint import model
 from waypoint.aio.checkpoint import Checkpoint
 from waypoint.aio.connection import Transport
 from waypoint.aio.session import Session
 from waypoint.api import requests
+from waypoint.client import payloads
 from waypoint.text import views
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ class Bases:
         `context`, the folder of its files if it is not the one it is in; `arguments`, values of its ARGs;
         `builder`, what carries it out (buildah or podman if installed, else Waypoint)."""
 
-        def on_event(event: Any) -> None:
-            if on_progress:
-                on_progress(event["progress"])
-
         request = requests.BaseImport(
             name=name,
             file=os.path.abspath(file),
@@ -48,7 +45,7 @@ class Bases:
             arguments=dict(arguments or {}),
             builder=builder,
         )
-        return (await self._client.ask(request, on_event=on_event)).base
+        return (await self._client.ask(request, on_event=payloads.progress_reader(on_progress))).base
 
     async def list(self) -> list[model.Base]:
         """All of them."""
@@ -197,12 +194,8 @@ class Client(Transport):
         """Whether everything keeps the rules of docs/storage.md. `refs`, `session`: only these points.
         `deep`: all memory and all files are compared with the digests that were made with the points."""
 
-        def on_event(event: Any) -> None:
-            if on_progress:
-                on_progress(event["progress"])
-
         request = requests.Check(session=session, refs=refs, deep=deep)
-        return await self.ask(request, on_event=on_event)
+        return await self.ask(request, on_event=payloads.progress_reader(on_progress))
 
     async def recover(
         self, *, foreign: bool = False, on_progress: Callable[[str], None] | None = None
@@ -212,11 +205,9 @@ class Client(Transport):
         root. (A database that cannot be read keeps the daemon from starting: `waypoint recover` on the
         command line rebuilds it.)"""
 
-        def on_event(event: Any) -> None:
-            if on_progress:
-                on_progress(event["progress"])
-
-        return await self.ask(requests.Recover(foreign=foreign), on_event=on_event)
+        return await self.ask(
+            requests.Recover(foreign=foreign), on_event=payloads.progress_reader(on_progress)
+        )
 
     async def du(self) -> model.DiskUse:
         """What takes how much space."""

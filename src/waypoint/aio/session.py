@@ -663,12 +663,14 @@ class Session:
         force: bool = False,
         allow_executed: bool = False,
         dry_run: bool = False,
+        on_progress: Callable[[str], object] | None = None,
     ) -> model.Landing:
         """Brings what has changed in it (or up to `ref`, or since `since`) to a folder of this machine.
 
         `source` is the folder of the session that stands for `to`: else the one in `paths`, else the one its
         shell is in. LandingConflict when files here have changed that would be replaced; `force` does. So are
         files that this machine runs by itself (git hooks, start files of shells, units): `allow_executed`.
+        `on_progress` is called with how far it is, in words, up to four times a second.
         """
         request = requests.Apply(
             to=payloads.local_path(to),
@@ -682,7 +684,8 @@ class Session:
             allow_executed=allow_executed,
             dry_run=dry_run,
         )
-        return (await self._client.ask(request)).landing
+        on_event = payloads.progress_reader(on_progress)
+        return (await self._client.ask(request, on_event=on_event)).landing
 
     async def export(
         self,
@@ -694,8 +697,10 @@ class Session:
         since: Checkpoint | str | None = None,
         patch: bool = False,
         whiteouts: bool = False,
+        on_progress: Callable[[str], object] | None = None,
     ) -> model.Exported:
-        """Writes the same changes to a file, as a tar or as a patch. `source`: where names in it start."""
+        """Writes the same changes to a file, as a tar or as a patch. `source`: where names in it start.
+        `on_progress`: as for `apply`."""
         request = requests.Export(
             session=self.name,
             paths=payloads.paths_to_wire(paths),
@@ -705,8 +710,9 @@ class Session:
             patch=patch,
             whiteouts=whiteouts,
         )
+        on_event = payloads.progress_reader(on_progress)
         with payloads.complete_file(file) as out:
-            return (await self._client.ask(request, on_data=out.write)).exported
+            return (await self._client.ask(request, on_event=on_event, on_data=out.write)).exported
 
     async def copy_in(
         self,
@@ -714,9 +720,10 @@ class Session:
         target: str,
         *,
         follow: bool = False,
+        on_progress: Callable[[str], object] | None = None,
     ) -> model.Copied:
         """Copies files and folders of this machine into it, as `cp -a` does. `follow`: links named in
-        `sources` are not copied but what they lead to."""
+        `sources` are not copied but what they lead to. `on_progress`: as for `apply`."""
         files = [sources] if isinstance(sources, str | os.PathLike) else sources
         request = requests.CopyIn(
             sources=tuple(payloads.local_path(path) for path in files),
@@ -724,7 +731,8 @@ class Session:
             session=self.name,
             follow=follow,
         )
-        return (await self._client.ask(request)).copied
+        on_event = payloads.progress_reader(on_progress)
+        return (await self._client.ask(request, on_event=on_event)).copied
 
     async def copy_out(
         self,
@@ -733,8 +741,10 @@ class Session:
         *,
         ref: Checkpoint | str | None = None,
         follow: bool = False,
+        on_progress: Callable[[str], object] | None = None,
     ) -> model.Copied:
-        """Copies files and folders out of it, or out of one of its points, to this machine."""
+        """Copies files and folders out of it, or out of one of its points, to this machine. `on_progress`: as
+        for `apply`."""
         request = requests.CopyOut(
             sources=payloads.paths_to_wire(sources),
             target=payloads.local_path(target),
@@ -742,7 +752,8 @@ class Session:
             ref=ref_of(ref),
             follow=follow,
         )
-        return (await self._client.ask(request)).copied
+        on_event = payloads.progress_reader(on_progress)
+        return (await self._client.ask(request, on_event=on_event)).copied
 
     async def read_file(
         self,

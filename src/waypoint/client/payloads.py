@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -155,6 +155,16 @@ def decoded(data: bytes, path: str | os.PathLike[str], encoding: str) -> str:
             f"{os.fspath(path)!r} cannot be read as text: {error}",
             hint="`s.read_file` gives its bytes",
         ) from error
+
+
+def progress_reader(on_progress: Callable[[str], object] | None) -> Callable[[Any], None]:
+    """What reads the events of a request that says how far it is."""
+
+    def on_event(event: Any) -> None:
+        if on_progress and "progress" in event:
+            on_progress(event["progress"])
+
+    return on_event
 
 
 @contextlib.contextmanager

@@ -659,12 +659,14 @@ class Session:
         force: bool = False,
         allow_executed: bool = False,
         dry_run: bool = False,
+        on_progress: Callable[[str], object] | None = None,
     ) -> model.Landing:
         """Brings what has changed in it (or up to `ref`, or since `since`) to a folder of this machine.
 
         `source` is the folder of the session that stands for `to`: else the one in `paths`, else the one its
         shell is in. LandingConflict when files here have changed that would be replaced; `force` does. So are
         files that this machine runs by itself (git hooks, start files of shells, units): `allow_executed`.
+        `on_progress` is called with how far it is, in words, up to four times a second.
         """
         request = requests.Apply(
             to=payloads.local_path(to),
@@ -678,7 +680,8 @@ class Session:
             allow_executed=allow_executed,
             dry_run=dry_run,
         )
-        return self._client.ask(request).landing
+        on_event = payloads.progress_reader(on_progress)
+        return self._client.ask(request, on_event=on_event).landing
 
     def export(
         self,
@@ -690,8 +693,10 @@ class Session:
         since: Checkpoint | str | None = None,
         patch: bool = False,
         whiteouts: bool = False,
+        on_progress: Callable[[str], object] | None = None,
     ) -> model.Exported:
-        """Writes the same changes to a file, as a tar or as a patch. `source`: where names in it start."""
+        """Writes the same changes to a file, as a tar or as a patch. `source`: where names in it start.
+        `on_progress`: as for `apply`."""
         request = requests.Export(
             session=self.name,
             paths=payloads.paths_to_wire(paths),
@@ -701,8 +706,9 @@ class Session:
             patch=patch,
             whiteouts=whiteouts,
         )
+        on_event = payloads.progress_reader(on_progress)
         with payloads.complete_file(file) as out:
-            return self._client.ask(request, on_data=out.write).exported
+            return self._client.ask(request, on_event=on_event, on_data=out.write).exported
 
     def copy_in(
         self,
@@ -710,9 +716,10 @@ class Session:
         target: str,
         *,
         follow: bool = False,
+        on_progress: Callable[[str], object] | None = None,
     ) -> model.Copied:
         """Copies files and folders of this machine into it, as `cp -a` does. `follow`: links named in
-        `sources` are not copied but what they lead to."""
+        `sources` are not copied but what they lead to. `on_progress`: as for `apply`."""
         files = [sources] if isinstance(sources, str | os.PathLike) else sources
         request = requests.CopyIn(
             sources=tuple(payloads.local_path(path) for path in files),
@@ -720,7 +727,8 @@ class Session:
             session=self.name,
             follow=follow,
         )
-        return self._client.ask(request).copied
+        on_event = payloads.progress_reader(on_progress)
+        return self._client.ask(request, on_event=on_event).copied
 
     def copy_out(
         self,
@@ -729,8 +737,10 @@ class Session:
         *,
         ref: Checkpoint | str | None = None,
         follow: bool = False,
+        on_progress: Callable[[str], object] | None = None,
     ) -> model.Copied:
-        """Copies files and folders out of it, or out of one of its points, to this machine."""
+        """Copies files and folders out of it, or out of one of its points, to this machine. `on_progress`: as
+        for `apply`."""
         request = requests.CopyOut(
             sources=payloads.paths_to_wire(sources),
             target=payloads.local_path(target),
@@ -738,7 +748,8 @@ class Session:
             ref=ref_of(ref),
             follow=follow,
         )
-        return self._client.ask(request).copied
+        on_event = payloads.progress_reader(on_progress)
+        return self._client.ask(request, on_event=on_event).copied
 
     def read_file(
         self,

@@ -46,6 +46,7 @@ from waypoint.kernel.files import Entry
 from waypoint.kernel.placement import ANYTHING, Expected, Folder, Metadata, PlaceChanged
 from waypoint.model import Checkpoint, Copied, Exported, FilesRestored, FileWritten, Landing, LeftOut
 from waypoint.store.sessions import SessionRow
+from waypoint.text.units import size
 
 _MOST_CONFLICTS = 200
 """Of more conflicts than this an error names the first ones."""
@@ -57,6 +58,9 @@ _PIECE_BYTES = 1 << 18
 _MOST_READ_BYTES = 1 << 30
 _MOST_WITHOUT_SIZE_BYTES = 16 << 20
 """Of files of /proc and the like, which say that they have no size."""
+
+
+Progress = Callable[[str], None]
 
 
 class Request(NamedTuple):
@@ -164,6 +168,7 @@ class Transfer:
         force: bool = False,
         allow_executed: bool = False,
         dry_run: bool = False,
+        progress: Progress = lambda _: None,
     ) -> Landing:
         """Brings what has changed in a session to a folder of the host. Conflicts refuse all of it, unless it
         is forced; then those that cannot be are left. What the host would run by itself lands only with
@@ -198,7 +203,7 @@ class Transfer:
             faults.reach("land.planned")
             if plan.steps:
                 ground = ground or held.enter_context(_made_folder(outside, to))
-                self._land(row, plan.steps, answer.new, ground, to)
+                self._land(row, plan.steps, answer.new, ground, to, progress)
             lost = tuple(
                 LeftOut(
                     path=printable(posixpath.join(to, path)), why=f"landed without {name}: not possible there"
@@ -208,11 +213,17 @@ class Transfer:
             return msgspec.structs.replace(plan.landing, left_out=plan.landing.left_out + lost, done=True)
 
     def _land(
-        self, row: SessionRow, steps: Sequence[LandingStep], view: PointView, ground: Folder, to: str
+        self,
+        row: SessionRow,
+        steps: Sequence[LandingStep],
+        view: PointView,
+        ground: Folder,
+        to: str,
+        progress: Progress,
     ) -> None:
         stamps: dict[bytes, str] = {}
         try:
-            for path, status in carry_out(steps, view, ground, times=False, insist=True):
+            for path, status in carry_out(steps, view, ground, times=False, insist=True, progress=progress):
                 stamps[os.fsencode(posixpath.join(to, path))] = _stamp(status)
                 faults.reach("land.prepared")
             faults.reach("land.landed")
@@ -347,14 +358,21 @@ class Transfer:
     # ---- copying -----------------------------------------------------------------------------
 
     def copy_in(
-        self, row: SessionRow, outside: Folder, sources: Sequence[str], target: str, *, follow: bool = False
+        self,
+        row: SessionRow,
+        outside: Folder,
+        sources: Sequence[str],
+        target: str,
+        *,
+        follow: bool = False,
+        progress: Progress = lambda _: None,
     ) -> Copied:
         """Files and folders of the host into a live session."""
         with _translated(), self._registry.steady(row) as live, self._root(live) as root:
             faults.reach("copy_in.opened")
             cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
             trees = [(path, _pieces_outside(outside, path, follow=follow)) for path in sources]
-            return _copy(trees, root, posixpath.join(cwd, target))
+            return _copy(trees, root, posixpath.join(cwd, target), progress)
 
     def copy_out(
         self,
@@ -365,6 +383,7 @@ class Transfer:
         *,
         ref: str | None = None,
         follow: bool = False,
+        progress: Progress = lambda _: None,
     ) -> Copied:
         """Files and folders of a session as it is now, or of one of its points, to the host."""
         with _translated():
@@ -372,14 +391,14 @@ class Transfer:
                 with self._comparison.moment(row, ref) as then:
                     paths = [posixpath.join(then.facts.shell.cwd, path) for path in sources]
                     trees = [(path, _pieces_of(then.view, path, follow=follow)) for path in paths]
-                    return _copy(trees, outside, target, rights=False)
+                    return _copy(trees, outside, target, progress, rights=False)
             live = self._registry.live(row)
             with self._root(live) as root:
                 faults.reach("copy_out.opened")
                 cwd = live.terminal.shell.cwd if live.terminal.shell else "/"
                 paths = [posixpath.join(cwd, path) for path in sources]
                 trees = [(path, _pieces_outside(root, path, follow=follow)) for path in paths]
-                return _copy(trees, outside, target, rights=False)
+                return _copy(trees, outside, target, progress, rights=False)
 
     # ---- one file ----------------------------------------------------------------------------
 
@@ -573,14 +592,20 @@ def _way_out(planned: Landing) -> Hint | str:
 
 
 def carry_out(
-    steps: Sequence[LandingStep], view: PointView, ground: Folder, *, times: bool, insist: bool
+    steps: Sequence[LandingStep],
+    view: PointView,
+    ground: Folder,
+    *,
+    times: bool,
+    insist: bool,
+    progress: Progress = lambda _: None,
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Carries a plan out, and yields what is in its place. `times`: files are as old as they were; else they
     are new, and what is built from them is built again. `insist`: only places that are as the plan saw
     them."""
     _check_room(steps, ground)
     try:
-        yield from _each(steps, view, ground, times=times, insist=insist)
+        yield from _each(steps, view, ground, progress, times=times, insist=insist)
         yield from ground.commit()
     finally:
         ground.discard()
@@ -590,11 +615,18 @@ def carry_out(
 
 
 def _each(
-    steps: Sequence[LandingStep], view: PointView, ground: Folder, *, times: bool, insist: bool
+    steps: Sequence[LandingStep],
+    view: PointView,
+    ground: Folder,
+    progress: Progress,
+    *,
+    times: bool,
+    insist: bool,
 ) -> Iterator[tuple[str, os.stat_result]]:
     names: dict[int, str] = {}
     replaced: list[str] = []
-    for step in steps:
+    for number, step in enumerate(steps, 1):
+        progress(f"{number:,} of {len(steps):,} files")
         replaces_folder = step.present is not None and step.present.is_folder and "type" in step.what
         expected: Expected = step.present if insist or replaces_folder else ANYTHING
         place = step.place
@@ -738,7 +770,12 @@ def _pieces_of(view: PointView, path: str, *, follow: bool) -> Iterator[_Piece]:
 
 
 def _copy(
-    trees: Sequence[tuple[str, Iterator[_Piece]]], root: Folder, target: str, *, rights: bool = True
+    trees: Sequence[tuple[str, Iterator[_Piece]]],
+    root: Folder,
+    target: str,
+    progress: Progress,
+    *,
+    rights: bool = True,
 ) -> Copied:
     """Copies as `cp -a` does: into the target when that is a folder, else to it. Without `rights` files lose
     the bits that give their rights to the user who runs them."""
@@ -755,7 +792,7 @@ def _copy(
             above = printable(posixpath.dirname(target))
             raise NotFound(f"there is no folder {above}", hint="make it first") from error
     with folder:
-        copying = _Copying(folder, rights=rights)
+        copying = _Copying(folder, progress, rights=rights)
         for path, pieces in trees:
             own = "" if _is_content_of(path) else posixpath.basename(posixpath.normpath(path))
             copying.tree(path, pieces, name or own)
@@ -765,8 +802,8 @@ def _copy(
 class _Copying:
     """A copy under way."""
 
-    def __init__(self, folder: Folder, *, rights: bool) -> None:
-        self._folder, self._rights = folder, rights
+    def __init__(self, folder: Folder, progress: Progress, *, rights: bool) -> None:
+        self._folder, self._progress, self._rights = folder, progress, rights
         self._names: dict[tuple[int, int], str] = {}
         self._made: set[tuple[int, int]] = set()
         """Folders that this copy has made. A folder that is copied into itself ends there."""
@@ -788,6 +825,7 @@ class _Copying:
                     self._leave(posixpath.join(source, piece.path), why)
                 elif path:
                     self._put(piece, path)
+                    self._progress(f"{self._files:,} files, {size(self._bytes)}")
         except FileNotFoundError as error:
             if self._files or self._folders or self._links:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import select
@@ -43,6 +44,14 @@ class Connection:
     def event(self, body: Any) -> None:
         """Something that happened while a request is under way."""
         self._send({"event": body})
+
+    def progress(self, text: str) -> None:
+        """How far a request is. A client that has gone or does not read does not hold the request up."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        if poll.poll(0):
+            with contextlib.suppress(wire.Closed):
+                self.event({"progress": text})
 
     def result(self, result: msgspec.Struct) -> None:
         self._send({"result": result})

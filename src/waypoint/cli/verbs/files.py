@@ -87,8 +87,14 @@ def apply(console: Console) -> int:
         console.aside(landing_plan(plan, console.stderr_paint))
         if plan.items and (arguments.force or not plan.conflicts):
             console.confirm(f"Apply {landing_count(plan)}?", action="applying changes")
-    with console.progress("applying"):
-        done = session.apply(arguments.to, arguments.paths, dry_run=False, **options)
+    with console.progress("applying") as update:
+        done = session.apply(
+            arguments.to,
+            arguments.paths,
+            dry_run=False,
+            on_progress=lambda far: update(f"applying: {far}"),
+            **options,
+        )
     console.result(Applied(landing=done), applied(done))
     unsolved = [conflict for conflict in done.conflicts if not conflict.forcible]
     for conflict in unsolved:
@@ -210,10 +216,13 @@ def export(console: Console) -> int:
         "patch": arguments.patch,
         "whiteouts": arguments.whiteouts,
     }
-    with console.progress("exporting"):
+    with console.progress("exporting") as update:
         try:
             exported = session.export(
-                sys.stdout.buffer if to_stdout else arguments.output, arguments.paths, **options
+                sys.stdout.buffer if to_stdout else arguments.output,
+                arguments.paths,
+                on_progress=lambda far: update(f"exporting: {far}"),
+                **options,
             )
         except BrokenPipeError:
             raise
@@ -283,11 +292,17 @@ def cp(console: Console) -> int:
     name, ref = _session_side(sources, target, arguments)
     session = console.open_session(name)
     paths = [source.path for source in sources]
-    with console.progress("copying"):
+    with console.progress("copying") as update:
+
+        def on_progress(far: str) -> None:
+            update(f"copying: {far}")
+
         if target.in_session:
-            copied = session.copy_in(paths, target.path, follow=arguments.follow)
+            copied = session.copy_in(paths, target.path, follow=arguments.follow, on_progress=on_progress)
         else:
-            copied = session.copy_out(paths, target.path, ref=ref, follow=arguments.follow)
+            copied = session.copy_out(
+                paths, target.path, ref=ref, follow=arguments.follow, on_progress=on_progress
+            )
     console.result(CopyDone(copied=copied), None)
     if not console.json and sys.stdout.isatty():
         numbers = {"file": copied.files, "folder": copied.folders, "link": copied.links}

@@ -332,8 +332,10 @@ class _Run:
 
         console, folder = self._console, self._folder
 
-        def apply(*, dry_run: bool) -> Landing:
-            return self._session.apply(folder, [folder], source=folder, delete=True, dry_run=dry_run)
+        def apply(*, dry_run: bool, on_progress: Callable[[str], None] | None = None) -> Landing:
+            return self._session.apply(
+                folder, [folder], source=folder, delete=True, dry_run=dry_run, on_progress=on_progress
+            )
 
         try:
             with console.progress("comparing"):
@@ -346,8 +348,8 @@ class _Run:
                 console.can_ask and console.ask(f"Apply {landing_count(plan)} to {render.shown(folder)}?")
             )
             if wanted and not plan.conflicts:
-                with console.progress("applying"):
-                    done = apply(dry_run=False)
+                with console.progress("applying") as update:
+                    done = apply(dry_run=False, on_progress=lambda far: update(f"applying: {far}"))
                 console.aside(applied(done))
                 return not done.conflicts
         except errors.WaypointError as error:

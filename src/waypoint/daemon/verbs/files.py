@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from waypoint.api import files as api
 from waypoint.api.request import Path, path_from_wire
-from waypoint.core.transfer import Request
+from waypoint.core.transfer import Progress, Request
 from waypoint.daemon.connection import Connection
 from waypoint.errors import UsageError
 from waypoint.kernel.placement import Folder
 from waypoint.model import FilesRestored, FileWritten
+from waypoint.text.units import size
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
 
 _PIECE_BYTES = 1 << 18
+_REPORT_SECONDS = 0.25
 
 
 def _client_root(connection: Connection) -> Folder:
@@ -42,6 +45,19 @@ def _selection(request: api.Apply | api.Export) -> Request:
     )
 
 
+def _reports(connection: Connection) -> Progress:
+    """Sends what is said to the client, at most four times a second."""
+    sent_at = 0.0
+
+    def report(text: str) -> None:
+        nonlocal sent_at
+        if time.monotonic() - sent_at >= _REPORT_SECONDS:
+            connection.progress(text)
+            sent_at = time.monotonic()
+
+    return report
+
+
 def apply(app: App, connection: Connection, request: api.Apply) -> api.Applied:
     row = app.registry.find(request.session)
     with _client_root(connection) as root:
@@ -54,15 +70,19 @@ def apply(app: App, connection: Connection, request: api.Apply) -> api.Applied:
             force=request.force,
             allow_executed=request.allow_executed,
             dry_run=request.dry_run,
+            progress=_reports(connection),
         )
     return api.Applied(landing=landing)
 
 
 def export(app: App, connection: Connection, request: api.Export) -> api.Exported:
     row = app.registry.find(request.session)
-    unsent = bytearray()
+    unsent, written, report = bytearray(), 0, _reports(connection)
 
     def write(data: bytes) -> None:
+        nonlocal written
+        written += len(data)
+        report(f"{size(written)} written")
         unsent.extend(data)
         while len(unsent) >= _PIECE_BYTES:
             connection.data(bytes(unsent[:_PIECE_BYTES]))
@@ -81,7 +101,12 @@ def copy_in(app: App, connection: Connection, request: api.CopyIn) -> api.CopyDo
     sources = [_local_path(path) for path in request.sources]
     with _client_root(connection) as root:
         copied = app.transfer.copy_in(
-            row, root, sources, path_from_wire(request.target), follow=request.follow
+            row,
+            root,
+            sources,
+            path_from_wire(request.target),
+            follow=request.follow,
+            progress=_reports(connection),
         )
     return api.CopyDone(copied=copied)
 
@@ -91,7 +116,13 @@ def copy_out(app: App, connection: Connection, request: api.CopyOut) -> api.Copy
     sources = [path_from_wire(path) for path in request.sources]
     with _client_root(connection) as root:
         copied = app.transfer.copy_out(
-            row, root, sources, _local_path(request.target), ref=request.ref, follow=request.follow
+            row,
+            root,
+            sources,
+            _local_path(request.target),
+            ref=request.ref,
+            follow=request.follow,
+            progress=_reports(connection),
         )
     return api.CopyDone(copied=copied)
 
