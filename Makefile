@@ -16,9 +16,10 @@ WORKERS ?= 3
 # More arguments for the benchmark: make bench BENCH_ARGS=--quick
 BENCH_ARGS ?=
 
-# Real programs that the tests checkpoint and restore, as command:package.
-PROGRAMS := curl:curl node:nodejs python3:python3 redis-server:redis-server \
-	screen:screen sqlite3:sqlite3 strace:strace tmux:tmux vim:vim
+# Real programs that the tests checkpoint and restore, or run beside Waypoint, as command:package.
+PROGRAMS := curl:curl fish:fish node:nodejs python3:python3 redis-server:redis-server \
+	screen:screen sqlite3:sqlite3 strace:strace tmux:tmux vim:vim \
+	zsh:zsh
 COMPILER := cc:gcc,libc6-dev
 CONTAINERS := podman:podman,crun runc:runc
 NATIVE := src/waypoint/native
@@ -36,7 +37,7 @@ lint: .venv/.dev-stamp compiler
 	for source in $(NATIVE)/*.c; do cc -O2 -fPIC -Wall -Wextra -Werror -c -o /dev/null "$$source"; done
 
 .PHONY: unit
-unit: .venv/.dev-stamp engine
+unit: .venv/.dev-stamp engine programs
 	$(PYTHON) -m pytest --basetemp=.cache/u -n $(WORKERS) --dist loadfile tests/unit $(PYTEST_ARGS)
 
 # What is written from the declarations in the source. Tests compare the pages with it.

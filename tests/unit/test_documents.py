@@ -89,19 +89,27 @@ def test_every_verb_and_option_is_completed(script: Path) -> None:
         ("waypoint checkp", {"checkpoint"}),
         ("waypoint new --net n", {"nat", "none"}),
         ("waypoint restore --no-s", {"--no-safety"}),
+        ("waypoint restore -s work ", {"c1", "good"}),
     ],
 )
-def test_fish_completes(tmp_path: Path, line: str, offered: set[str]) -> None:
+def test_fish_completes(script: Path, tmp_path: Path, line: str, offered: set[str]) -> None:
     (tmp_path / "script").write_text(completion.script("fish"))
     command = f"source {tmp_path}/script; complete -C '{line}'"
-    done = subprocess.run(["fish", "--no-config", "-c", command], capture_output=True, text=True, check=True)
+    path = f"{script.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HOME": str(tmp_path)}  # fish makes a folder there
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", command], capture_output=True, text=True, check=True, env=environment
+    )
     assert {found.split("\t")[0] for found in done.stdout.splitlines()} == offered
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="needs zsh")
-def test_zsh_completes_also_without_a_start_up_file(tmp_path: Path) -> None:
+def test_zsh_completes_also_without_a_start_up_file(script: Path, tmp_path: Path) -> None:
     (tmp_path / "script").write_text(completion.script("zsh"))
-    person = Person(["zsh", "-f"], env={"PS1": "ready> ", "ZDOTDIR": str(tmp_path)}, cwd=tmp_path)
+    path = f"{script.parent}:{os.environ['PATH']}"
+    person = Person(
+        ["zsh", "-f"], env={"PS1": "ready> ", "ZDOTDIR": str(tmp_path), "PATH": path}, cwd=tmp_path
+    )
     try:
         person.sees("ready>")
         person.type(b"source ./script && echo $((6*7))\r")
@@ -110,6 +118,8 @@ def test_zsh_completes_also_without_a_start_up_file(tmp_path: Path) -> None:
         person.sees("waypoint new --net host")
         person.type(b"\x15waypoint restor\t")
         person.sees("waypoint restore")
+        person.type(b"\x15waypoint restore -s work g\t")
+        person.sees("waypoint restore -s work good")
     finally:
         person.close()
 

@@ -114,9 +114,23 @@ def _quoted(words: Sequence[str]) -> str:
 
 # ---- fish ----------------------------------------------------------------------------------------
 
+_FISH_POINTS = f"""\
+function __waypoint_points --description 'The points of the session that the line names'
+    set -l session
+    set -l before
+    for word in (commandline -opc)
+        if contains -- "$before" -s --session
+            set session -s $word
+        end
+        set before $word
+    end
+    {PROGRAM} complete points $session 2>/dev/null
+end"""
+
 
 def _fish(verbs: dict[str, Verb], words: dict[str, _Words]) -> Iterator[str]:
     yield f"# Written by `{PROGRAM} completion`."
+    yield _FISH_POINTS
     yield f"complete -c {PROGRAM} -f"
     first: dict[str, str] = {}
     for name, verb in verbs.items():
@@ -149,7 +163,7 @@ def _offer(condition: str, values: Sequence[str], help: str) -> str:
 def _fish_values(values: Sequence[str]) -> str:
     asked = {
         SESSIONS: f"({PROGRAM} complete sessions 2>/dev/null)",
-        POINTS: f"({PROGRAM} complete points 2>/dev/null)",
+        POINTS: "(__waypoint_points)",
         FILES: "(__fish_complete_path (commandline -ct))",
     }
     return _fish_text(" ".join(asked.get(value, value) for value in values))
