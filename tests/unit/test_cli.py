@@ -392,6 +392,26 @@ def test_hooks_are_not_put_into_a_folder_that_is_not_there(
     assert not there.exists()
 
 
+def test_hooks_are_installed_although_the_packages_of_the_server_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[bool] = []
+
+    def require(_: Callable[[str], None]) -> None:
+        asked.append(True)
+        raise errors.MissingFeature("the MCP server needs packages", hint="pip install x")
+
+    monkeypatch.setattr("waypoint.machine.extras.require_mcp", require)
+    assert main(["hooks", "install", "claude", "--no-mcp", "--dir", str(tmp_path)]) == 0
+    assert not asked
+    capsys.readouterr()
+    assert main(["hooks", "install", "claude", "--dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "the MCP server needs packages" in shown.err
+    assert "pip install x; the hooks work without them" in shown.err
+    assert str(tmp_path / ".mcp.json") in shown.out
+
+
 def test_an_error_is_json_if_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", "exec"]) == errors.UsageError.exit_status
     shown = capsys.readouterr()

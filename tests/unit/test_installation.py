@@ -106,6 +106,14 @@ def test_packages_that_cannot_be_fetched_are_named_and_nothing_else_stops(
     assert "every other verb works" in failed.value.hint
 
 
+def test_packages_that_a_user_may_not_install_are_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.txt"
+    missing.write_text("no-such-package-of-waypoint==1\n")
+    with pytest.raises(MissingFeature, match="cannot be written: No such file") as failed:
+        extras.provide(missing, tmp_path / "nowhere" / "lock", lambda _: None)
+    assert "the owner of that folder" in failed.value.hint
+
+
 def test_an_environment_of_its_own_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", "/elsewhere")
     extras.require_mcp(lambda _: pytest.fail("nothing is installed there"))  # mcp is there: the tests need it

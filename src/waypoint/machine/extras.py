@@ -41,7 +41,15 @@ def provide(requirements: Path, lock: Path, say: Callable[[str], None]) -> None:
     """Installs what a file of requirements pins and this environment has not, or has otherwise."""
     if not missing(requirements):
         return
-    with lock.open("w") as held:  # the one that ./waypoint takes
+    try:
+        file = lock.open("w")  # the one that ./waypoint takes
+    except OSError as error:
+        raise MissingFeature(
+            f"the packages of the MCP server are not installed, and {lock} cannot be written:"
+            f" {error.strerror}",
+            hint="start the server once as the owner of that folder",
+        ) from error
+    with file as held:
         if not locks.lock_file(held.fileno(), fcntl.LOCK_EX, INSTALL_SECONDS):
             raise MissingFeature(
                 "another process is installing packages, and does not finish",

@@ -182,6 +182,8 @@ def hooks_install(console: Console) -> int:
         raise UsageError(f"no such folder: {arguments.dir}", hint="--dir is the folder of the project")
     installation = _installation(console)
     _edit(console, installation, unchanged="unchanged")
+    if installation.mcp:
+        _provide_server(console)
     if arguments.agent == "codex":
         console.hint("Codex runs new hooks only after you have trusted them: type /hooks in it")
     if arguments.agent == "claude" and Path(arguments.dir).resolve() == Path.home().resolve():
@@ -222,6 +224,18 @@ def hooks_show(console: Console) -> int:
     if not text:
         console.hint("there are none: `waypoint hooks install claude` (or codex) adds them")
     return 0
+
+
+def _provide_server(console: Console) -> None:
+    """Agents wait half a minute for a server to start: its packages are installed before that."""
+    from waypoint.api import hints
+    from waypoint.machine.extras import require_mcp
+
+    try:
+        require_mcp(console.say)
+    except WaypointError as error:
+        console.warn(error.message)
+        console.aside(f"  {hints.word(error.hint, hints.in_command)}; the hooks work without them")
 
 
 def _installation(console: Console) -> Installation:
