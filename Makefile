@@ -146,6 +146,7 @@ endif
 adapters: .venv/.dev-stamp engine $(ADAPTERS:%=.cache/adapters/%/.stamp)
 	for framework in $(ADAPTERS); do \
 	    PYTHONPATH=src:. XDG_DATA_HOME="$(CURDIR)/.cache/adapters" XDG_CONFIG_HOME="$(CURDIR)/.cache/adapters" \
+	    XDG_CACHE_HOME="$(CURDIR)/.cache/adapters/cache" \
 	    ".cache/adapters/$$framework/bin/python" -m pytest \
 	        --basetemp=.cache/a -p no:cacheprovider -W default -o asyncio_mode=auto \
 	        -o asyncio_default_fixture_loop_scope=module -o asyncio_default_test_loop_scope=module \

@@ -94,6 +94,8 @@ def test_a_session_over_an_image_starts_as_the_image_says(
     assert session.run("echo $GREETING").output == "good morning\n"
     [fork] = session.checkpoint().fork(1)
     assert fork.run(said).output.startswith("1000\n")
+    names = [one.run("cat /proc/sys/kernel/hostname").output.strip() for one in (session, fork)]
+    assert names == ["app", fork.name]
     other = sessions("root", base=image, net="none", user="root", env={"GREETING": "hello"}, cwd="/etc")
     assert other.run(said).output == ("0\n/etc\n/root hello /dev/waypoint/bin/inside:/opt/bin:/bin\n")
     with pytest.raises(errors.NotFound, match="no folder /nowhere"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.person import Person
 
 import waypoint
 from waypoint.home import Home
+from waypoint.machine import link
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 Run = Callable[..., Any]
+REPOSITORY = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-P", "-m", "waypoint"]
 
 
@@ -287,6 +291,40 @@ def test_doctor_knows_what_is_there(wp: Waypoint) -> None:
     assert {"name", "ok", "version", "why", "fix", "optional"} <= set(value["findings"][0])
     assert (found.code == 0) == value["ok"]
     assert any(line.startswith(("✔", "✖")) for line in wp("doctor").out.splitlines())
+    assert all(one["docs"].startswith("docs/") for one in value["findings"])
+
+
+def test_doctor_names_the_page_that_says_more_about_what_is_missing(wp: Waypoint) -> None:
+    shown = subprocess.run(
+        [*PROGRAM, "doctor"],
+        env={**os.environ, "PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    paragraphs = re.split(r"^(?=[✔✖–] )", shown, flags=re.MULTILINE)
+    missing = [paragraph for paragraph in paragraphs if paragraph.startswith("✖")]
+    assert missing
+    for paragraph in missing:
+        assert re.search(r"^ +fix: .*\n +more: docs/\w+\.md#\S+$", paragraph, re.MULTILINE), paragraph
+
+
+def test_set_up_offers_the_link_on_a_terminal_and_makes_it(wp: Waypoint, home: Home, tmp_path: Path) -> None:
+    wp.ok("ls")  # the daemon does not start in what the test hides from the machine
+    # What it puts into /usr/local/bin is seen by this command alone.
+    hidden = f"mount --bind {tmp_path} /usr/local/bin && exec ./waypoint setup"
+    path = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    for answer in (b"n\r", b"y\r"):
+        person = Person(["unshare", "--mount", "bash", "-c", hidden], env=path, cwd=REPOSITORY)
+        try:
+            person.sees("by a link in /usr/local/bin? [y/N]")
+            person.type(answer)
+            assert person.leaves() == 0
+        finally:
+            person.close()
+        assert (tmp_path / "waypoint").is_symlink() == (answer[:1] == b"y")
+    assert (tmp_path / "waypoint").resolve() == REPOSITORY / "waypoint"
+    link.remove(home.path)
 
 
 def test_setting_up_twice_does_no_harm(wp: Waypoint) -> None:

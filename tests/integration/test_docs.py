@@ -205,6 +205,10 @@ def test_the_pages_have_examples_of_each_way_in() -> None:
     }
 
 
+def test_the_readme_begins_with_the_command_for_a_person_who_lets_an_agent_loose() -> None:
+    assert examples(PAGES[0])[0].text.startswith("waypoint run -- ")
+
+
 def test_every_command_that_the_readme_shows_is_among_them() -> None:
     text = PAGES[0].read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
