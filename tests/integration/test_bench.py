@@ -11,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from waypoint.bench import peers
 from waypoint.bench.results import Report
 from waypoint.bench.runner import Bench, throwaway_home
+from waypoint.client.client import Client
 from waypoint.home import Home
+from waypoint.machine import setup
 
 from .conftest import Output
 
@@ -75,6 +78,24 @@ def test_an_interrupted_run_cleans_up(home: Home, tmp_path: Path) -> None:
     assert running.returncode == 130
     assert not _leftovers(tmp_path)
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
+
+
+def test_a_home_that_another_process_holds_is_left_and_named(
+    home: Home, engine: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with throwaway_home(tmp_path, engine, said.append) as (own, _):
+        Client(own).daemon.ping()
+        # Its own mounts are copies of those that are there when it starts.
+        holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sleep", "1000"])
+        ours = os.readlink("/proc/self/ns/mnt")
+        until(lambda: os.readlink(f"/proc/{holder.pid}/ns/mnt") != ours)
+    assert f"{own} is left: the pool is still in use by {holder.pid}" in said[-1]
+    assert (own / "pool.img").exists()
+    holder.kill()
+    holder.wait()
+    setup.uninstall(own, lambda _: None)
+    assert not own.exists()
 
 
 @pytest.mark.parametrize("name", [name for name in peers.OTHERS if not name.startswith("podman")])

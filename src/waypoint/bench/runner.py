@@ -277,8 +277,9 @@ def _signals_as_exceptions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def throwaway_home(below: Path, engine: Path) -> Iterator[tuple[Path, Path]]:
-    """A home, and a folder beside it. At the end the home's sessions are ended and both are removed."""
+def throwaway_home(below: Path, engine: Path, say: Say = lambda _: None) -> Iterator[tuple[Path, Path]]:
+    """A home, and a folder beside it. At the end the home's sessions are ended and both are removed. A home
+    that another process holds is left and named: what was measured in it counts all the same."""
     if os.geteuid() != 0:
         raise errors.NotRoot("the benchmark needs root", hint="run it with sudo, or as root")
     before = os.environ.get("WAYPOINT_ENGINE")
@@ -286,6 +287,7 @@ def throwaway_home(below: Path, engine: Path) -> Iterator[tuple[Path, Path]]:
     home, work = folder / "home", folder / "work"
     work.mkdir()
     os.environ["WAYPOINT_ENGINE"] = str(engine)
+    is_held = False
     try:
         yield home, work
     finally:
@@ -293,12 +295,16 @@ def throwaway_home(below: Path, engine: Path) -> Iterator[tuple[Path, Path]]:
             if home.exists():
                 Client(home).daemon.stop(sessions=True)
                 setup.uninstall(home, lambda _: None)
+        except errors.WaypointError as error:
+            is_held = True
+            say(f"{home} is left: {error.message}")
         finally:
             if before is None:
                 del os.environ["WAYPOINT_ENGINE"]
             else:
                 os.environ["WAYPOINT_ENGINE"] = before
-            shutil.rmtree(folder, ignore_errors=True)
+            if not is_held:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(
@@ -324,7 +330,7 @@ def run(
     def say_timed(text: str) -> None:
         say(f"{time.monotonic() - began:4.0f} s  {text}")
 
-    with _signals_as_exceptions(), throwaway_home(below, engine) as (home, work):
+    with _signals_as_exceptions(), throwaway_home(below, engine, say) as (home, work):
         machine = describe_machine(current, work)
         failed: list[Skipped] = []
         bench = Bench(home, work, quick=quick, say=say_timed, peers=peers)
