@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def test_without_a_terminal_streams_and_exit_code_pass_through(wp: House, projec
     assert done.stdout == f"given\n{project} marked\n"
     assert done.stderr.startswith("wrong\n")
     assert "ended with 3" in done.stderr
+    # The last point too is told with what it changed.
+    assert re.search(r"^● +c2 .*\n│ .* exit 3 · \+", done.stderr, re.MULTILINE), done.stderr
     assert "before sh -c" in done.stderr
     assert "  + made" in done.stderr
     assert "  - old" in done.stderr

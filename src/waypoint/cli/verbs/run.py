@@ -312,9 +312,13 @@ class _Run:
             ending = "did not end" if self._exit_code is None else f"ended with {self._exit_code}"
             console.aside(f"{paint.bold(render.shown(shlex.join(self._words)))} {ending}")
         width = text_size().columns
-        timeline = read_timeline(console.transport, self._name, paint, width, limit=_LOG_LINES)
+        with console.progress("looking at what happened"):
+            session.point(
+                "@"
+            ).card()  # the last one that is written: then the log has what each point changed
+            timeline = read_timeline(console.transport, self._name, paint, width, limit=_LOG_LINES)
+            difference = session.diff(session.log()[0])
         console.aside(timeline.text())
-        difference = session.diff(session.log()[0])
         console.aside(paint.bold("changed since the start"))
         console.aside(render.styled(difference.stat(), paint))
         effects = session.effects()
