@@ -114,6 +114,9 @@ class FakePool:
     def has_stopped(self) -> bool:
         return False
 
+    def settle(self) -> None:
+        pass
+
     def reclaim(self) -> None:
         pass
 

@@ -655,7 +655,9 @@ class Forgotten(Record, frozen=True):
     forgotten: tuple[Checkpoint, ...]
     kept: tuple[KeptPoint, ...]
     frees_bytes: int
-    """What comes back with all of them gone: more than the sum of what each costs alone."""
+    """What comes back with all of them gone. A dry run measures it. When they are forgotten, it is the sum of
+    what each alone cost when it was measured last: 0 for one that never was. The space itself comes back
+    after the answer."""
     exact: bool = True
     dry_run: bool = False
 

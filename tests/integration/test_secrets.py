@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 import waypoint
 from waypoint.home import Home
@@ -102,3 +103,14 @@ def test_forget_and_prune_take_a_secret_off_the_disk(session: waypoint.Session, 
     point.forget(force=True)
     waypoint.Client().prune()
     assert [path for path in home.path.iterdir() if path.is_file() and _on_disk(path, secret)] == []
+
+
+def test_a_forgotten_secret_leaves_the_disk_behind_the_answer(session: waypoint.Session, home: Home) -> None:
+    secret = os.urandom(24).hex().encode()
+    session.write_file("/srv/secret", secret * 400)
+    point = session.checkpoint("with the secret", durable=True)
+    session.run("rm /srv/secret").check()
+    session.checkpoint("without it")
+    assert _on_disk(home.path / "pool.img", secret)
+    point.forget(force=True)
+    until(lambda: not _on_disk(home.path / "pool.img", secret), seconds=30)

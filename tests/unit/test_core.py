@@ -9,6 +9,7 @@ import shutil
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -761,9 +762,75 @@ def test_a_point_whose_digests_are_written_while_it_is_deleted_leaves_no_folder(
 
     monkeypatch.setattr(os, "rmdir", write_first)
     world.app.space.forget_points([point], force=True)
+    world.settle()
     assert not next(late, ""), "both were written"
     assert not folder.exists()
     check(world)
+
+
+def test_a_point_is_forgotten_when_its_row_is_gone_and_its_bytes_follow(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app
+    one = app.registry.point(row, "one")
+    app.capture.checkpoint(row, Wish("two"))
+    world.settle()
+    folder = world.home.checkpoints / one.id
+    with app.background.foreground():  # what is deleted behind the answer waits for the end of it
+        assert app.space.forget_points([one], force=True).forgotten == (one,)
+        assert folder.is_dir()
+        long_ago = time.time() - 7200
+        monkeypatch.setattr("waypoint.core.remains.made_at", lambda _: long_ago)
+        assert app.check.run().violations == (), "it is no remains: it is about to be deleted"
+    until(lambda: not folder.exists())
+    check(world)
+
+
+def test_a_daemon_that_dies_behind_the_answer_leaves_a_forgotten_point_to_the_next_one(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app
+    one = app.registry.point(row, "one")
+    app.capture.checkpoint(row, Wish("two"))
+    world.settle()
+    folder = world.home.checkpoints / one.id
+    monkeypatch.setattr(app.space, "_delete_removed", lambda: None)
+    app.space.forget_points([one], force=True)
+    assert folder.is_dir()
+    world.lose_daemon()
+    app = world.start()
+    assert not folder.exists()
+    assert one.id not in app.store.points.ids()
+    check(world)
+
+
+def test_prune_waits_for_what_is_still_to_be_deleted_behind_an_answer(world: World, row: SessionRow) -> None:
+    app = world.app
+    one = app.registry.point(row, "one")
+    app.capture.checkpoint(row, Wish("two"))
+    with app.background.foreground():
+        app.space.forget_points([one], force=True)
+        app.space.prune()
+        assert not (world.home.checkpoints / one.id).exists()
+    check(world)
+
+
+def test_a_point_tells_what_it_cost_when_it_was_measured_last(world: World, row: SessionRow) -> None:
+    app = world.app
+    one = app.registry.point(row, "one")
+    with app.background.foreground():
+        two = app.capture.checkpoint(row, Wish("two"))
+        three = app.capture.checkpoint(row, Wish("three"))
+        assert app.costs.remembered([two]) == 0, "it was not measured yet"
+    until(
+        lambda: app.store.points.without_cost() == [three.id]
+    )  # the session still changes what that one costs
+    with app.background.foreground():
+        (cost,) = (cost for cost in app.space.du().checkpoints if cost.id == two.id)
+        assert 0 < app.costs.remembered([two]) == cost.unique_bytes
+        assert app.space.forget_points([one], force=True).frees_bytes > 0
+        assert two.id in app.store.points.without_cost(), "a point beside it has gone"
+        assert app.costs.remembered([two]) == cost.unique_bytes, "that counts until it is measured again"
 
 
 @pytest.mark.parametrize("verb", ["rm", "forget"])

@@ -78,6 +78,7 @@ BOUNDED = {
         "self._idle.shutdown(wait=True)": WORK,
         "self._clearing.shutdown(wait=True)": WORK,
         "self._disk.shutdown(wait=True)": WORK,
+        "self._calm.shutdown(wait=True, cancel_futures=True)": WORK,
     },
     "core/commands.py": {
         "run.result()": "no wait",

@@ -42,6 +42,10 @@ PROOFS = Patience(2.0, 60.0)
 """Restoring a point only to see that it can be."""
 DIGESTS = Patience(1.0, 120.0)
 """Reading points once, to be able to tell later whether they have changed."""
+TRIMMING = Patience(1.0, 10.0)
+"""Giving the space of what was deleted back to the disk below the pool."""
+COSTS = Patience(2.0, 300.0)
+"""Measuring what points cost."""
 SHARING = Patience(3.0, 10.0)
 """Comparing images page by page: the most expensive work, and the least urgent."""
 
@@ -58,6 +62,8 @@ class Background:
         not wait for cards, of which a busy daemon may have hundreds to write."""
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         """Syncing has a thread of its own: it does not wait for the cards of other points."""
+        self._calm = ThreadPoolExecutor(max_workers=1, thread_name_prefix="calm")
+        """The least urgent: it may wait for minutes, so it holds up no other thread."""
         self._waiting = 0
         self._foreground = 0
         self._foreground_ended_at = 0.0
@@ -94,6 +100,20 @@ class Background:
         with self._lock:
             self._waiting += 1
         return threads.submit(wait_and_run)
+
+    def run_when_calm(self, work: Callable[[], object], patience: Patience) -> None:
+        """Runs it when the daemon has been idle for as long as `patience` says, after what waits already.
+        What has not begun when the daemon ends is not run."""
+        submitted_at = time.monotonic()
+
+        def wait_and_run() -> None:
+            while left := self.seconds_until_idle(patience, submitted_at):
+                if self._closed.wait(left):
+                    return
+            _run_logged(work)
+
+        with contextlib.suppress(RuntimeError):  # the daemon ends
+            self._calm.submit(wait_and_run)
 
     def run_every(self, seconds: float, work: Callable[[], object], name: str) -> None:
         """Runs it again and again, in a thread of its own, until `close`."""
@@ -143,8 +163,9 @@ class Background:
         return max(0.0, min(idle_since + patience.quiet_seconds, since + patience.most_seconds) - now)
 
     def close(self) -> None:
-        """Runs what was submitted, and takes no more."""
+        """Runs what was submitted, and takes no more. What waits for a calm daemon is not run."""
         self._closed.set()
+        self._calm.shutdown(wait=True, cancel_futures=True)
         self._now.shutdown(wait=True)
         self._idle.shutdown(wait=True)
         self._clearing.shutdown(wait=True)

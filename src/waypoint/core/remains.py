@@ -56,6 +56,12 @@ class Remains:
         self._home, self._pool, self._store = home, pool, store
         self._leftovers: set[Path] = set()
         """What could not be deleted when its time had come."""
+        self._expected: set[Path] = set()
+        """What is about to be deleted."""
+
+    def expect(self, paths: Iterable[Path]) -> None:
+        """These are deleted in a moment: until then they are no remains."""
+        self._expected.update(paths)
 
     def delete(self, path: Path) -> None:
         """A volume, the folder of a point, or a part of one."""
@@ -78,6 +84,7 @@ class Remains:
             self._leftovers.add(path)
         else:
             self._leftovers.discard(path)
+        self._expected.discard(path)
 
     def delete_all(self, paths: Iterable[Path]) -> None:
         for path in list(paths):
@@ -134,6 +141,8 @@ class Remains:
         paths = []
         for path in self.unknown():
             with contextlib.suppress(OSError):
-                if path in self._leftovers or (path.name not in standing and made_at(path) < before):
+                if path in self._leftovers or (
+                    path.name not in standing and path not in self._expected and made_at(path) < before
+                ):
                     paths.append(path)
         return paths

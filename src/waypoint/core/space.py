@@ -1,9 +1,8 @@
 """Disk space: what takes it, what may be forgotten, and what happens before it runs out.
 
-Forgetting removes a point's row and then its bytes. Which points a policy means is decided in
-history/retention.py, what they would give back is computed in kernel/pool/extents.py. Here both meet what is
-protected: where sessions stand, what they were forked from, what `undo` and `redo` go back to, what is being
-verified.
+Forgetting removes a point's row, and after the answer its bytes. Which points a policy means is decided in
+history/retention.py, what they would give back is known to core/costs.py. Here both meet what is protected:
+where sessions stand, what they were forked from, what `undo` and `redo` go back to, what is being verified.
 
 The pool is watched at every checkpoint. From 80% on every answer carries a warning. From 90% on the oldest
 points that Waypoint took by itself are forgotten, until it is less full again. A checkpoint that would not
@@ -16,7 +15,6 @@ import contextlib
 import errno
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
@@ -25,7 +23,8 @@ from pathlib import Path
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store
 from waypoint.box.box import keepers
-from waypoint.core.background import Background
+from waypoint.core.background import TRIMMING, Background
+from waypoint.core.costs import Costs
 from waypoint.core.live import Live, Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
@@ -39,21 +38,17 @@ from waypoint.history.retention import (
 )
 from waypoint.kernel import faults, locks, processes
 from waypoint.kernel.memory import machine_bytes
-from waypoint.kernel.pool import extents
 from waypoint.kernel.pool.btrfs import BtrfsPool, disk_room
-from waypoint.kernel.pool.extents import Growth, Space
 from waypoint.kernel.pool.lifecycle import require_room_to_reopen
 from waypoint.kernel.pool.protocol import Pool
 from waypoint.model import (
     BaseUse,
     Checkpoint,
-    Cost,
     DiskUse,
     Forgotten,
     KeptPoint,
     PoolUse,
     Pruned,
-    VolumeUse,
 )
 from waypoint.store.operations import UNDOABLE
 from waypoint.store.sessions import SessionRow
@@ -72,7 +67,6 @@ PLENTY_BYTES = 8 << 30
 _BATCH = 8
 _MIB = 1 << 20
 _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
-_COST_SECONDS = 20.0
 _FORGET_SECONDS = 2.0
 _MAKE_ROOM = Hint(
     Do("forget", policy={"keep_last": 10}),
@@ -93,12 +87,18 @@ class DiskSpace:
         pool: Pool,
         remains: Remains,
         spares: Spares[Twin],
+        costs: Costs,
         background: Background,
     ) -> None:
         self._registry, self._home, self._store, self._pool = registry, registry.home, registry.store, pool
         self._remains, self._spares, self._background = remains, spares, background
+        self._costs = costs
         self._turn = locks.lock("disk space")
         """Forgetting and thinning: one at a time."""
+        self._deleting = locks.lock("deletions")
+        self._removed: deque[str] = deque()
+        """Points that have lost their rows, and whose spares and folders are still to go."""
+        self._trim_waits = False
         self._notices: deque[str] = deque(maxlen=5)
         self._watch_waits = False
 
@@ -174,12 +174,12 @@ class DiskSpace:
     def _instead_of_failed(self) -> dict[str, str]:
         """Where a session stands on a point that cannot be restored: the newest one before it that can be, as
         far as is known, with the reason."""
-        points = {point.id: point for point in self._store.points.all()}
+        find = self._store.points.find
         reasons = {}
         for row in self._store.sessions.all():
-            head = point = points.get(row.head or "")
+            head = point = find(row.head) if row.head else None
             while point and point.restorable == "failed":
-                point = points.get(point.parent or "")
+                point = find(point.parent) if point.parent else None
             if head and point and point is not head:
                 reasons[point.id] = f"{head.label} of session {row.name!r} cannot be restored"
         return reasons
@@ -231,87 +231,77 @@ class DiskSpace:
             return self._forget(list(dict.fromkeys(points)), [], dry_run=dry_run)
 
     def _forget(self, points: Sequence[Checkpoint], staying: list[KeptPoint], *, dry_run: bool) -> Forgotten:
-        space = self._freed(points, seconds=_FORGET_SECONDS)
-        gone = list(points) if dry_run else self._remove(points)
+        if dry_run:
+            space = self._costs.freed(points, seconds=_FORGET_SECONDS)
+            return Forgotten(
+                forgotten=tuple(points),
+                kept=tuple(staying),
+                frees_bytes=space.total_bytes,
+                exact=space.exact,
+                dry_run=True,
+            )
+        frees_bytes = self._costs.remembered(points)
+        try:
+            gone = self._remove(points)
+        finally:
+            self._background.clear_when_idle(self._delete_removed)
         staying.extend(
             _kept(point, ("a session has just gone there",)) for point in points if point not in gone
         )
-        if gone and not dry_run:
+        if gone:
             log.info("forgot %s", ", ".join(f"{point.session}:{point.label}" for point in gone))
-            self._background.run(self._pool.reclaim)
-        return Forgotten(
-            forgotten=tuple(gone),
-            kept=tuple(staying),
-            frees_bytes=space.total_bytes,
-            exact=space.exact,
-            dry_run=dry_run,
-        )
+        return Forgotten(forgotten=tuple(gone), kept=tuple(staying), frees_bytes=frees_bytes, exact=False)
 
     def _remove(self, points: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Removes points: their rows, then their folders. Returns those that went: not the ones on which a
-        session stands or is about to.
+        """Removes the rows of points; `_delete_removed` has to follow. Returns those that went: not the ones
+        on which a session stands or is about to.
 
-        The rows are gone from the disk before the first byte goes: after a power cut there is no row without
-        data, and no forgotten point comes back.
+        The rows are gone from the disk when this returns: after a power cut no forgotten point comes back.
         """
-        gone: list[Checkpoint] = []
-        with contextlib.ExitStack() as going:
-            for point in points:
-                if self._registry.remove_point(point.id):
-                    going.enter_context(self._remains.going([self._home.checkpoints / point.id]))
-                    gone.append(point)
-            if gone:
-                faults.reach("forget.removed")
-                self._store.sync()
-                faults.reach("forget.synced")
-                self._spares.drop([point.id for point in gone])
+        gone = []
+        for point in points:
+            if self._registry.remove_point(point.id):
+                self._remains.expect([self._home.checkpoints / point.id])
+                self._removed.append(point.id)
+                gone.append(point)
         if gone:
-            faults.reach("forget.deleted")
+            faults.reach("forget.removed")
+            self._store.sync()
+            faults.reach("forget.synced")
         return gone
+
+    def _delete_removed(self) -> None:
+        """Deletes what the removed points have left: spares and folders. After an answer; a daemon that dies
+        before that leaves it to the next one, which knows them by the table `forgotten`."""
+        with self._deleting:
+            points = [self._removed.popleft() for _ in range(len(self._removed))]
+            if not points:
+                return
+            self._store.sync()  # the rows first, also where `_remove` was interrupted
+            self._spares.drop(points)
+            self._remains.delete_all(self._home.checkpoints / point_id for point_id in points)
+            faults.reach("forget.deleted")
+        if not self._trim_waits:
+            self._trim_waits = True
+            self._background.run_when_calm(self._trim, TRIMMING)
+        self._costs.measure_when_idle()
+
+    def _trim(self) -> None:
+        """Gives the space of what was deleted back to the disk below."""
+        self._trim_waits = False
+        self._pool.reclaim()
+
+    def close(self) -> None:
+        """Does what waits for a calm daemon and must not wait for the next one."""
+        if self._trim_waits:
+            self._trim()
 
     # ---- what takes how much -----------------------------------------------------------------
 
-    def _files(self, point_id: str) -> Path:
-        return self._home.checkpoints / point_id / "files"
-
-    def _images(self, point_id: str) -> Path:
-        return self._home.checkpoints / point_id / "images"
-
-    def _freed(self, points: Sequence[Checkpoint], *, seconds: float) -> Space:
-        """What would come back with these points gone."""
-        if not points:
-            return Space()
-        self._settle()
-        images = [self._images(point.id) for point in points]
-        if self._pool.kind != "btrfs":
-            trees = [self._files(point.id) for point in points]
-            return extents.freed_by_walk([*trees, *images], seconds=seconds)
-        lines = _Lines(self._store.points.all(), self._store.sessions.all(), self._files, self._home.sessions)
-        group = {point.id for point in points}
-        return extents.freed([lines.growth(point, group) for point in points], images, seconds=seconds)
-
     def du(self, row: SessionRow | None = None) -> DiskUse:
         """What each point (of a session, or of all) and each session uniquely costs."""
-        pool = self._pool
-        self._settle()
-        left = _countdown(_COST_SECONDS)
-        everything = self._store.points.all()
-        rows = self._store.sessions.all()
-        lines = _Lines(everything, rows, self._files, self._home.sessions)
-        costs, volumes = [], []
-        for point in everything:
-            if row is None or point.session == row.name:
-                files = self._tree_cost(lines.growth(point, {point.id}), left())
-                memory = self._folder_cost(self._images(point.id), left())
-                costs.append(_cost(point, files, memory))
-        for session in rows:
-            if session.box and (row is None or session.id == row.id):
-                head = self._files(session.head) if session.head else None
-                space = self._tree_cost(Growth(self._home.sessions / session.box, head), left())
-                volumes.append(
-                    VolumeUse(session=session.name, unique_bytes=space.total_bytes, exact=space.exact)
-                )
-        bases = [BaseUse(name=base.name, size_bytes=base.size_bytes) for base in store.list_bases(pool)]
+        costs, volumes = self._costs.measure(row)
+        bases = [BaseUse(name=base.name, size_bytes=base.size_bytes) for base in store.list_bases(self._pool)]
         use = self.use()
         known = [cost.unique_bytes for cost in costs] + [volume.unique_bytes for volume in volumes]
         known += [base.size_bytes for base in bases]
@@ -322,21 +312,6 @@ class DiskSpace:
             other_bytes=max(0, use.used_bytes - sum(known)),
             pool=use,
         )
-
-    def _settle(self) -> None:
-        """What was written just now has no place on the disk yet, what was deleted has not left it yet."""
-        self._pool.sync()
-        self._pool.reclaim()
-
-    def _tree_cost(self, growth: Growth, seconds: float) -> Space:
-        if self._pool.kind == "btrfs":
-            return extents.freed([growth], seconds=seconds)
-        return extents.freed_by_walk([growth.path], seconds=seconds)
-
-    def _folder_cost(self, folder: Path, seconds: float) -> Space:
-        if self._pool.kind == "btrfs":
-            return extents.freed((), [folder], seconds=seconds)
-        return extents.freed_by_walk([folder], seconds=seconds)
 
     # ---- making room -------------------------------------------------------------------------
 
@@ -349,15 +324,17 @@ class DiskSpace:
             remains = self._remains.abandoned(keepers(self._home))
             faults.reach("prune.begun")
             if dry_run:
-                freed = self._freed(points, seconds=_FORGET_SECONDS).total_bytes
+                freed = self._costs.freed(points, seconds=_FORGET_SECONDS).total_bytes
                 gone = points
             else:
                 gone = self._remove(points)
+                self._delete_removed()
                 self._remains.delete_all(remains)
                 faults.reach("prune.deleted")
                 self._store.events.sweep_blobs()
                 self._store.database.empty_wal()
-                self._settle()
+                pool.sync()
+                pool.reclaim()
                 freed = max(0, before.used_bytes - pool.usage().used_bytes)
         return Pruned(
             removed=tuple(str(path.relative_to(self._home.pool)) for path in remains),
@@ -388,6 +365,7 @@ class DiskSpace:
         """What could not be deleted before is tried again, and a pool that fills up is thinned."""
         self._watch_waits = False
         self._remains.retry()
+        self._costs.measure_when_idle()
         pool = self.use()
         if pool.percent >= THIN_PERCENT and not self._has_plenty(pool):
             self._thin(lambda: self.use().percent < THIN_UNTIL_PERCENT)
@@ -399,7 +377,8 @@ class DiskSpace:
             while waiting and not enough():
                 gone += len(self._remove(waiting[:_BATCH]))
                 del waiting[:_BATCH]
-                self._settle()
+                self._delete_removed()
+                self._pool.reclaim()
         if gone:
             notice = f"the pool was nearly full: {gone} old automatic points were forgotten to make room"
             self.notify(notice)
@@ -470,12 +449,6 @@ def _unwritten_bytes() -> int:
     return sizes.get("Dirty", 0) + sizes.get("Writeback", 0)
 
 
-def _countdown(seconds: float) -> Callable[[], float]:
-    """For several questions that share a time limit: how long the next may take."""
-    deadline = time.monotonic() + seconds
-    return lambda: max(0.02, min(2.0, deadline - time.monotonic()))
-
-
 def _kept(point: Checkpoint, reasons: tuple[str, ...]) -> KeptPoint:
     return KeptPoint(id=point.id, session=point.session, label=point.label, reasons=reasons)
 
@@ -486,57 +459,3 @@ def _how_to_release(why: str, point: Checkpoint) -> Hint:
     if "forked from" in why:
         return Hint("remove that session first: ", Do("rm", "sessions"))
     return Hint(Do("show", session=point.session, ref=point.label), " tells more")
-
-
-def _cost(point: Checkpoint, files: Space, memory: Space) -> Cost:
-    return Cost(
-        id=point.id,
-        session=point.session,
-        label=point.label,
-        name=point.name,
-        kind=point.kind,
-        created_at=point.created_at,
-        pinned=point.pinned,
-        unique_bytes=files.total_bytes + memory.total_bytes,
-        files_bytes=files.total_bytes,
-        processes_bytes=memory.total_bytes,
-        exact=files.exact and memory.exact,
-    )
-
-
-class _Lines:
-    """Which tree grew from which: checkpoints from their parents, sessions from where they stand."""
-
-    def __init__(
-        self,
-        points: Sequence[Checkpoint],
-        rows: Sequence[SessionRow],
-        files: Callable[[str], Path],
-        volumes: Path,
-    ) -> None:
-        self._files = files
-        self._known = {point.id for point in points}
-        self._children: dict[str, list[str]] = {}
-        self._volumes: dict[str, list[Path]] = {}
-        for point in points:
-            if point.parent:
-                self._children.setdefault(point.parent, []).append(point.id)
-        for row in rows:
-            if row.head and row.box:
-                self._volumes.setdefault(row.head, []).append(volumes / row.box)
-
-    def growth(self, point: Checkpoint, going: Collection[str]) -> Growth:
-        """A point between its parent and the nearest that grew from it and stay when `going` go."""
-        since = self._files(point.parent) if point.parent in self._known and point.parent else None
-        return Growth(self._files(point.id), since, tuple(self._later(point.id, going)))
-
-    def _later(self, point_id: str, going: Collection[str]) -> Iterator[Path]:
-        waiting = [point_id]
-        while waiting:
-            parent = waiting.pop()
-            yield from self._volumes.get(parent, ())
-            for child in self._children.get(parent, ()):
-                if child in going:
-                    waiting.append(child)
-                else:
-                    yield self._files(child)

@@ -31,6 +31,7 @@ from waypoint.core.commands import Commands
 from waypoint.core.comparison import Comparison
 from waypoint.core.contacts import Contacts
 from waypoint.core.copies import Copies
+from waypoint.core.costs import Costs
 from waypoint.core.dedupe import Dedupe
 from waypoint.core.digests import Digests
 from waypoint.core.dockerfiles import Dockerfiles
@@ -126,7 +127,8 @@ class App:
         reader = (self.analyst.analyze,) if self.analyst else ()
         self.comparison = Comparison(registry, self.pool, self.remains, self.contacts, *reader)
         self.cards = Cards(registry, self.comparison, store.ledger, background)
-        self.space = DiskSpace(registry, self.pool, self.remains, self.spares, background)
+        self.costs = Costs(registry, self.pool, background)
+        self.space = DiskSpace(registry, self.pool, self.remains, self.spares, self.costs, background)
         self.dedupe = Dedupe(home, machine.engine_folder, self.pool, background)
         self.kept = KeptFiles(registry, self.pool, background)
         self.digests = Digests(home, self.pool, store, background, key, by_itself=settings.digests)
@@ -260,6 +262,7 @@ class App:
             self.spares.update_proof(row.id)
         self.digests.make_missing()
         self.kept.keep_missing()
+        self.costs.measure_when_idle()
 
     def close(self) -> None:
         """The daemon ends, the sessions do not."""
@@ -268,6 +271,7 @@ class App:
         self.digests.close()
         self.boxes.close()
         self.background.close()
+        self.space.close()
         if self.analyst:
             self.analyst.close()
         self.trajectory.stop()

@@ -25,7 +25,9 @@ from waypoint.model import MALFORMED
 
 log = logging.getLogger("waypoint")
 
-FOREGROUND_VERBS = frozenset(("new", "exec", "checkpoint", "restore", "undo", "redo", "fork", "park"))
+FOREGROUND_VERBS = frozenset(
+    ("new", "exec", "checkpoint", "restore", "undo", "redo", "fork", "park", "forget")
+)
 """Background work is deferred while one of these runs."""
 WRITING_VERBS = frozenset(
     [

@@ -24,6 +24,8 @@ ORDER: tuple[str, ...] = (
     "terminal turn",
     "session state",
     "disk space",
+    "deletions",
+    "costs",
     "durability",
     "cards",
     "trials",

@@ -275,6 +275,10 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     CREATE INDEX forwards_by_session ON forwards (session, port);
     """,
+    """
+    ALTER TABLE checkpoints ADD COLUMN cost INTEGER;
+    ALTER TABLE checkpoints ADD COLUMN cost_stale INTEGER NOT NULL DEFAULT 1;
+    """,
 )
 """One script for each version of the schema. A script is never changed once it was released: homes that were
 made with it exist."""

@@ -152,6 +152,7 @@ class PointTable:
                     "tasks": self._session_tasks(new.session),
                     "platform": msgspec.json.encode(new.platform).decode() if new.platform else None,
                 }
+                connection.execute("UPDATE checkpoints SET cost_stale = 1 WHERE id = ?", (new.parent,))
                 columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
                 connection.execute(f"INSERT INTO checkpoints ({columns}) VALUES ({marks})", values)
                 body = {
@@ -329,11 +330,41 @@ class PointTable:
                 (checkpoint_id,),
             )
             connection.execute(
+                "UPDATE checkpoints SET cost_stale = 1 WHERE parent = ?1"
+                " OR id = (SELECT parent FROM checkpoints WHERE id = ?1)",
+                (checkpoint_id,),
+            )
+            connection.execute(
                 "UPDATE checkpoints SET parent = (SELECT parent FROM checkpoints WHERE id = ?1)"
                 " WHERE parent = ?1",
                 (checkpoint_id,),
             )
             connection.execute("DELETE FROM checkpoints WHERE id = ?", (checkpoint_id,))
+
+    # ---- what it costs -------------------------------------------------------------------------
+
+    def set_cost(self, checkpoint_id: str, cost_bytes: int) -> None:
+        """What would come back with this point alone gone, as it was measured now. It is measured again when
+        a neighbour of it has come or gone."""
+        self._database.execute(
+            "UPDATE checkpoints SET cost = ?, cost_stale = 0 WHERE id = ?", cost_bytes, checkpoint_id
+        )
+
+    def costs(self, checkpoint_ids: Sequence[str]) -> dict[str, int]:
+        """What is known of these, perhaps from before a neighbour came or went."""
+        rows = self._database.rows(
+            "SELECT id, cost FROM checkpoints"
+            " WHERE cost IS NOT NULL AND id IN (SELECT value FROM json_each(?))",
+            msgspec.json.encode(checkpoint_ids).decode(),
+        )
+        return {row["id"]: row["cost"] for row in rows}
+
+    def without_cost(self) -> list[str]:
+        """Points that are still to be measured, or to be measured again; the newest first."""
+        rows = self._database.rows(
+            "SELECT id FROM checkpoints WHERE cost_stale AND damage IS NULL ORDER BY created_at DESC"
+        )
+        return [row["id"] for row in rows]
 
     # ---- cards -------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ def _retention(arguments: argparse.Namespace) -> Retention | None:
 
 
 def _gain(result: Forgotten) -> str:
-    about = "" if result.exact else "about "
+    about = "" if result.exact else "about " if result.dry_run else "at least "
     return f", which frees {about}{render.size(result.frees_bytes)}" if result.frees_bytes else ""
 
 

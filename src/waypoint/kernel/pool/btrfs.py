@@ -31,6 +31,7 @@ BTRFS_SPACE_INFO_GLOBAL_RSV = 1 << 49
 REOPEN_BYTES = 32 << 20
 """With less room on the disk under a sparse pool that has stopped it is not opened again: it would stop at
 its first commit."""
+_SETTLE_SECONDS = 30.0
 DISK_RESERVE_BYTES = 256 << 20
 """Below this much room on the disk under a sparse pool nothing new is begun: a disk that runs full
 under btrfs looks like a broken disk to it, and it stops all writing."""
@@ -136,23 +137,28 @@ class BtrfsPool:
     def has_stopped(self) -> bool:
         return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
 
-    def reclaim(self) -> None:
-        """The kernel frees deleted subvolumes in the background: start that, and wait until it has ended.
-
-        Then give the blocks back to the disk below. Most are given back by then, one by one (discard=async);
-        those that were still waiting when the pool was last unmounted are only found this way.
-        """
-        with translated("reclaim space in", self.root), opened(self.root) as fd:
-            lowest, unchanged, deadline = self._used_bytes(), 0, time.monotonic() + 30
-            while unchanged < 5 and time.monotonic() < deadline:
-                fcntl.ioctl(fd, BTRFS_IOC_SYNC)
+    def settle(self) -> None:
+        with translated("free what was deleted in", self.root), opened(self.root) as fd:
+            deadline = time.monotonic() + _SETTLE_SECONDS
+            fcntl.ioctl(fd, BTRFS_IOC_SYNC)  # this also wakes the kernel's thread that frees subvolumes
+            lowest, unchanged = self._used_bytes(), 0
+            # One that a process has open is freed later: it is not waited for.
+            while subvolume.has_dead_trees(fd) and unchanged < 5 and time.monotonic() < deadline:
                 time.sleep(0.02)
+                fcntl.ioctl(fd, BTRFS_IOC_SYNC)
                 used = self._used_bytes()
                 unchanged = 0 if used < lowest else unchanged + 1
                 lowest = min(lowest, used)
-            if self.image:
-                with contextlib.suppress(OSError):  # not every file system below can make a file smaller
-                    fcntl.ioctl(fd, FITRIM, struct.pack("=QQQ", 0, (1 << 64) - 1, 0))
+            fcntl.ioctl(fd, BTRFS_IOC_SYNC)  # what was freed can be used, and given back, after a commit
+
+    def reclaim(self) -> None:
+        """Most blocks are given back by the time they are free, one by one (discard=async). Those that were
+        still waiting when the pool was last unmounted are only found by FITRIM, which looks at all that is
+        free."""
+        self.settle()
+        if self.image:
+            with opened(self.root) as fd, contextlib.suppress(OSError):  # not every file can be made smaller
+                fcntl.ioctl(fd, FITRIM, struct.pack("=QQQ", 0, (1 << 64) - 1, 0))
 
     def usage(self) -> Usage:
         with translated("measure", self.root):

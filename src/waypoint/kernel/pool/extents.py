@@ -8,6 +8,8 @@ at a cost that depends on what changed and not on what exists:
 1. Only leaves newer than the tree that it was made from are read (`Growth.since`): that tree has the others
 too.
 2. What a tree that was made from it still holds at the same key is shared (`Growth.later`): one look-up each.
+   So is what the folders of points beside it hold (`staying`). An extent that a thousand points share is
+   found this way; the kernel would walk through all of them.
 3. For each remaining extent the kernel is asked what refers to any byte of it (BTRFS_IOC_LOGICAL_INO_V2).
    btrfs frees an extent as a whole or not at all.
 
@@ -28,7 +30,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -83,14 +85,20 @@ class Space(NamedTuple):
         return self.data_bytes + self.metadata_bytes
 
 
-def freed(trees: Sequence[Growth], folders: Sequence[Path] = (), *, seconds: float = 2.0) -> Space:
+def freed(
+    trees: Sequence[Growth],
+    folders: Sequence[Path] = (),
+    *,
+    staying: Sequence[Path] = (),
+    seconds: float = 2.0,
+) -> Space:
     """What would come back if all these were deleted together: subvolumes, and folders of plain files.
 
-    Dirty data has no place on the disk yet: sync before, if it is to count. What does not exist counts
-    nothing.
+    `staying`: folders of plain files that probably share much with these, and stay. Dirty data has no place
+    on the disk yet: sync before, if it is to count. What does not exist counts nothing.
     """
     with ExitStack() as opened:
-        return _Search(opened, trees, folders, time.monotonic() + seconds).run()
+        return _Search(opened, trees, folders, staying, time.monotonic() + seconds).run()
 
 
 def made_at(path: Path) -> float:
@@ -128,9 +136,14 @@ class _Search:
     """The extents of some trees and folders, and which of them nothing else refers to."""
 
     def __init__(
-        self, opened: ExitStack, trees: Sequence[Growth], folders: Sequence[Path], deadline: float
+        self,
+        opened: ExitStack,
+        trees: Sequence[Growth],
+        folders: Sequence[Path],
+        staying: Sequence[Path],
+        deadline: float,
     ) -> None:
-        self._opened, self._folders, self._deadline = opened, folders, deadline
+        self._opened, self._folders, self._staying, self._deadline = opened, folders, staying, deadline
         self._known: dict[Path, _Tree | None] = {}
         self._trees = [(tree, growth) for growth in trees if (tree := self._tree(growth.path))]
         self._roots = {tree.id for tree, _ in self._trees}
@@ -189,20 +202,14 @@ class _Search:
     def _read_folders(self) -> int | None:
         place: _Tree | None = None
         for folder in self._folders:
-            try:
-                entries = list(os.scandir(folder))
-            except FileNotFoundError:
-                continue
-            if place is None:
-                place = _Tree(self._opened, folder)
-            for entry in entries:
-                if not entry.is_file(follow_symlinks=False):
-                    continue
-                inode = entry.inode()
+            for inode in _files_in(folder):
+                place = place or _Tree(self._opened, folder)
                 self._inodes.add((place.id, inode))
-                first, last = Key(inode, BTRFS_EXTENT_DATA_KEY, 0), Key(inode, BTRFS_EXTENT_DATA_KEY, TOP)
-                extents = (_extent(item.data) for item in subvolume.items(place.fd, first, last))
-                self._candidates.update(extent for extent in extents if extent)
+                self._candidates.update(_extents_of(place, inode))
+        for folder in self._staying:
+            for inode in _files_in(folder) if self._candidates else ():
+                place = place or _Tree(self._opened, folder)
+                self._candidates.difference_update(_extents_of(place, inode))
         return place.fd if place else None
 
     def _own_bytes(self, fd: int) -> tuple[int, bool]:
@@ -210,7 +217,7 @@ class _Search:
         checked = own = 0
         waiting = sorted(self._candidates, key=lambda extent: -extent.size_bytes)
         for number, extent in enumerate(waiting):
-            if number % 64 == 63 and time.monotonic() > self._deadline:
+            if number and time.monotonic() > self._deadline:
                 rest = sum(extent.size_bytes for extent in waiting[number:])
                 return own + (rest * own // checked if checked else 0), False
             checked += extent.size_bytes
@@ -231,6 +238,21 @@ class _Search:
             return False
         owners = struct.iter_unpack("=Q8xQ", self._owners.raw[16 : 16 + 8 * count])
         return all(root in self._roots or (root, inode) in self._inodes for inode, root in owners)
+
+
+def _files_in(folder: Path) -> list[int]:
+    """The inodes of the plain files in a folder. They are all in the subvolume of the folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.inode() for entry in entries if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _extents_of(tree: _Tree, inode: int) -> Iterator[_Extent]:
+    first, last = Key(inode, BTRFS_EXTENT_DATA_KEY, 0), Key(inode, BTRFS_EXTENT_DATA_KEY, TOP)
+    extents = (_extent(item.data) for item in subvolume.items(tree.fd, first, last))
+    return (extent for extent in extents if extent)
 
 
 def _extent(item: memoryview) -> _Extent | None:

@@ -99,8 +99,11 @@ class CopyPool:
     def has_stopped(self) -> bool:
         return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
 
-    def reclaim(self) -> None:
+    def settle(self) -> None:
         """Nothing to do: space comes back with the deletion."""
+
+    def reclaim(self) -> None:
+        """Nothing to do, for the same reason."""
 
     def usage(self) -> Usage:
         with translated("measure", self.root):

@@ -53,7 +53,7 @@ class Pool(Protocol):
     def delete(self, path: Path) -> None:
         """Remove a tree or a folder of trees, with those inside; read-only ones too.
 
-        Absence is no error. The space may come back later: see `reclaim`.
+        Absence is no error. The space may come back later: see `settle` and `reclaim`.
         """
 
     def flush(self, path: Path) -> None:
@@ -66,8 +66,11 @@ class Pool(Protocol):
         """Whether it takes no writes any more: the disk below has failed or is full. A sparse pool can then
         be opened again (lifecycle.reopen_pool)."""
 
+    def settle(self) -> None:
+        """Return when what was deleted is free: it counts in no `usage` and shares no blocks any more."""
+
     def reclaim(self) -> None:
-        """Return when the space of what was deleted has come back. Seconds: for the background."""
+        """`settle`, and return when the disk below has the space back. Seconds: for the background."""
 
     def usage(self) -> Usage:
         """How full it is."""

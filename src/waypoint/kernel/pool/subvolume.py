@@ -33,6 +33,7 @@ _SEARCH = struct.Struct("=7Q4I32xQ")
 _ITEM_HEADER = struct.Struct("=QQQII")
 _SEARCH_BYTES = 1 << 20
 _ROOT_TREE, _ROOT_REF_KEY = 1, 156
+_ORPHAN_OBJECTID, _ORPHAN_ITEM_KEY = TOP - 4, 48
 _MOST_NESTED = 64
 
 
@@ -167,6 +168,14 @@ def nested_names(path: Path) -> list[str]:
             (length,) = struct.unpack_from("=H", item.data, 16)
             names.append(os.fsdecode(bytes(item.data[18 : 18 + length])))
     return names
+
+
+def has_dead_trees(fd: int) -> bool:
+    """Whether subvolumes were deleted that the kernel has not freed yet: until it has, there is an orphan
+    item for each in the tree of trees."""
+    first, last = (Key(_ORPHAN_OBJECTID, _ORPHAN_ITEM_KEY, offset) for offset in (0, TOP))
+    request = bytearray(_SEARCH.size + 4096)
+    return _search(fd, request, first, last, newer_than=0, limit=1, tree=_ROOT_TREE) > 0
 
 
 def _search(
