@@ -1,8 +1,6 @@
 """`python -m waypoint`: the command line."""
 
-import sys
-
-from waypoint.cli import main
+from waypoint.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -189,6 +189,8 @@ class Session(Record, frozen=True):
     options: BoxOptions
     head: str | None = None
     """The checkpoint it stands on: the last one taken, or the one it was restored to or forked from."""
+    head_label: str | None = None
+    """What people call that: `c5`, or `SESSION:c5` where it is a point of another session."""
     forked_from: str | None = None
     pid: int | None = None
     """Its keeper, as the host sees it."""

@@ -120,6 +120,57 @@ def test_the_tour(wp: Waypoint) -> None:
     ]
 
 
+NOT_FOR_LS = {
+    *("asyncio", "concurrent", "difflib", "email", "html", "http", "inspect", "json", "logging", "platform"),
+    *("shutil", "signal", "sqlite3", "ssl", "subprocess", "tempfile", "tomllib", "typing_extensions"),
+    *("waypoint.api.history", "waypoint.api.machine", "waypoint.client.session", "waypoint.cli.attach"),
+    *("waypoint.cli.help", "waypoint.cli.timeline", "waypoint.cli.verbs.history"),
+    *("waypoint.cli.verbs.machine", "waypoint.daemon", "waypoint.history", "waypoint.kernel"),
+}
+"""What a plain `ls` must not import: each costs a good part of what the verb costs, or leads to what does."""
+MOST_MODULES = 140
+"""Of Python, msgspec and Waypoint together. It was 129."""
+
+
+def test_a_plain_ls_imports_little_and_asks_once(work: str, home: Home) -> None:
+    script = (
+        "import sys; from waypoint.cli import _import_msgspec, main;"
+        " _import_msgspec(); from waypoint.client import connection;"
+        " asked, ask = [], connection.Transport.ask;"
+        " connection.Transport.ask = lambda *a, **o: asked.append(type(a[1]).__name__) or ask(*a, **o);"
+        " code = main(['ls']); print(code, *asked); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    *listing, outcome, modules = done.stdout.splitlines()
+    assert listing[1].split()[:2] == [work, "live"]
+    assert outcome == "0 Ls", "the list has all that is shown"
+    assert NOT_FOR_LS & set(modules.split()) == set()
+    assert len(modules.split()) < MOST_MODULES
+
+
+def test_a_verb_that_ends_its_process_at_once_loses_no_output(work: str, tmp_path: Path) -> None:
+    with open(tmp_path / "out", "wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "waypoint", "exec", "-s", work, "seq 20000; exit 3"],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    assert (tmp_path / "out").read_text().splitlines()[-1] in {"20000", "exit"}
+    assert done.returncode == 3
+    full = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m waypoint ls >/dev/full"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert full.returncode not in {0, 120}
+    assert "No space left" in full.stderr
+
+
 def test_the_exit_code_passes_through(wp: Waypoint, work: str) -> None:
     assert wp("exec", "-s", work, "exit_with() { return $1; }; exit_with 42").code == 42
     found = wp("--json", "exec", "-s", work, "echo out; (exit 3)")

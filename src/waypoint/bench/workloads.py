@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import waypoint
 from waypoint.bench.results import TREE, Unit
 from waypoint.bench.runner import Bench, available_bytes, now_ms
 from waypoint.client.session import Session
@@ -561,9 +562,10 @@ def api(bench: Bench) -> None:
             [sys.executable, "-I", "-c", "import waypoint"], capture_output=True, check=False
         )
         flag = "-P" if isolated.returncode else "-I"
+        program = str(Path(waypoint.__file__).with_name("__main__.py"))
         for words in verbs:
             for _ in range(bench.rounds(15, 5)):
-                took = timed_program([sys.executable, flag, "-m", "waypoint", *words], environment)
+                took = timed_program([sys.executable, flag, program, *words], environment)
                 bench.add("api", words[0], "cli", "api", took)
     for _ in range(bench.rounds(15, 5)):
         bench.add(

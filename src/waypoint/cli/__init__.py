@@ -10,10 +10,14 @@ shell`, `keys` what `waypoint type` sends; `timeline` and `graph` draw `waypoint
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
 
 _INSIDE, _INSIDE_CLIENT = "/dev/waypoint.inside/replies", "/dev/waypoint/bin/inside/waypoint"
 _BROKEN_PIPE = 141
@@ -59,16 +63,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def run() -> NoReturn:
+    """Runs one verb, as a process of its own.
+
+    Half of what a verb costs is beginning and ending Python. While modules are imported no garbage is looked
+    for: there is none. When the verb is done and no thread is left the process ends at once, instead of
+    taking apart what goes with it.
+    """
+    gc.disable()
+    status = main()
+    import threading
+
+    if threading.active_count() > 1:
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # its reader has gone: `main` has seen that
+            continue
+    os._exit(status)
+
+
 def _import_msgspec() -> None:
-    """Imports msgspec without typing_extensions, which it does not need: that saves 10 ms of every verb."""
-    name = "typing_extensions"
-    if name in sys.modules:
+    """Imports msgspec without two modules that it does not need here: that saves 11 ms of every verb.
+    typing_extensions is for older versions of Python; uuid asks `platform` whether this is AIX."""
+    if "msgspec" in sys.modules:
         return
-    sys.modules[name] = None  # type: ignore[assignment]
+    platform = ModuleType("platform")
+    platform.__dict__["system"] = lambda: os.uname().sysname
+    instead = {"typing_extensions": None, "platform": platform}
+    without = {name: module for name, module in instead.items() if name not in sys.modules}
+    sys.modules.update(without)  # type: ignore[arg-type]
     try:
         import msgspec  # noqa: F401
     finally:
-        del sys.modules[name]
+        for name in without:
+            del sys.modules[name]
 
 
 def _run_reporting_errors(words: list[str]) -> int:
@@ -117,4 +148,6 @@ def _run(words: list[str]) -> int:
         json=invocation.json or getattr(arguments, "json", False),
         quiet=invocation.quiet or getattr(arguments, "quiet", False),
     ) as console:
+        gc.freeze()  # what was imported stays
+        gc.enable()
         return verb.run(console)

@@ -160,6 +160,7 @@ class Registry:
             created_at=iso(row.created_at),
             options=row.options,
             head=row.head,
+            head_label=self._head_label(row),
             forked_from=row.forked_from,
             pid=live.box.pid if live else alone.pid if alone else None,
             foreground=Redactor().redact(live.terminal.foreground() or "").text or None if live else None,
@@ -169,6 +170,12 @@ class Registry:
             memory_limit_bytes=live.box.limits.memory_bytes if live else None,
             pids_limit=live.box.limits.pids if live else None,
         )
+
+    def _head_label(self, row: SessionRow) -> str | None:
+        head = self.head(row)
+        if head is None:
+            return None
+        return head.label if head.session == row.name else f"{head.session}:{head.label}"
 
     def describe_all(self) -> list[Session]:
         return [self.describe(row) for row in self.store.sessions.all()]

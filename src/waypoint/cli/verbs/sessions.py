@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from waypoint.api.sessions import Ls, New, Park, Rm, Stop
@@ -169,21 +169,14 @@ def ls(console: Console) -> int:
         if not sessions:
             console.hint("there are no sessions: `waypoint new` starts one")
         return 0
-    labels = {}
-    if any(session.head for session in sessions):
-        # By name: importing the types of the history would take 4 ms of a verb that takes 50.
-        points = console.transport.call("log", {"all": True})["checkpoints"]
-        labels = {point["id"]: f"{point['session']}:{point['label']}" for point in points}
-    console.result(result, _listing(sessions, labels, console.paint))
+    console.result(result, _listing(sessions, console.paint))
     return 0
 
 
-def _listing(sessions: Sequence[Session], labels: Mapping[str, str], paint: render.Paint) -> str:
-    """`labels`: what each point is called, as SESSION:LABEL."""
+def _listing(sessions: Sequence[Session], paint: render.Paint) -> str:
     rows = []
     forwarded = any(session.forwards for session in sessions)
     for session in sessions:
-        head = session.head
         doing = session.foreground or ("at its prompt" if session.state == "live" else "")
         if session.approvals:
             doing = f"waits for approval: {render.shown(session.approvals[0].command)}"
@@ -192,7 +185,7 @@ def _listing(sessions: Sequence[Session], labels: Mapping[str, str], paint: rend
                 session.name,
                 session.state,
                 render.age(session.created_at),
-                labels.get(head, head).removeprefix(f"{session.name}:") if head else "-",
+                session.head_label or session.head or "-",
                 *((_forwards(session),) if forwarded else ()),
                 doing if len(doing) <= 60 else f"{doing[:59]}…",
             )
