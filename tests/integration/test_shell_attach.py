@@ -375,9 +375,10 @@ def test_a_restore_is_explained_and_asked_for(wp: House, work: str) -> None:
 
 
 def test_what_takes_a_while_shows_that_it_is_under_way(wp: House, work: str) -> None:
-    person = wp.person("demo")
-    person.sees("Go back")
-    person.type(b"\x03")
-    assert person.leaves() == 130
-    names: list[Any] = json.loads(wp("--json", "ls"))["sessions"]
-    assert not [one for one in names if one["name"].startswith("demo-")]
+    wp("checkpoint", "-s", work, "here")
+    person = wp.person("verify", "-s", work, "@", "sleep 2")
+    shown = person.sees("verifying @ in a fork")
+    assert " s" in shown.rpartition("in a fork")[2], "with the seconds so far"
+    assert person.leaves() == 0
+    assert "verifying" not in person.look()
+    assert "sleep 2" in person.look()
