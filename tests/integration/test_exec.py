@@ -188,6 +188,9 @@ def test_git_starts_no_editor_and_what_it_starts_does_not_ask(session: waypoint.
     ok, said = ended("git rebase -i HEAD~1")
     assert (ok, "problem with the editor" in said or "could not" in said.lower()) == (False, True), said
     assert ended("GIT_SEQUENCE_EDITOR=: git rebase -qi HEAD~1") == (True, "")
+    session.run("git config --unset core.editor")
+    program = session.spawn(["git", "commit", "--allow-empty"], cwd="/srv/repo")
+    assert b"supply the message" in program.communicate(timeout=20)[1]
     session.run("ssh-keygen -q -N secret -f /tmp/key").check()
     ok, said = ended("ssh-keygen -y -f /tmp/key")
     assert (ok, "passphrase" in said) == (False, True), said

@@ -167,11 +167,11 @@ class Session:
         on_approval: OnApproval | model.ApprovalMode | None = None,
         approval_timeout: float | None = None,
     ) -> Program:
-        """Starts a program outside the shell: no terminal, separate streams. It belongs to the session and to
-        its checkpoints like everything else. `shell_env`: with the shell's present folder and variables.
-        `user`: who runs it (without: the session's own user). `timeout`: it is ended after that time, also
-        when this client is gone. `on_approval`, `approval_timeout`: as for `run`. CannotStart, with `errno`
-        and the shell's 126 or 127 as `exit_code` in its `details`, when it cannot be started.
+        """Starts a program outside the shell: no terminal (TERM is dumb), separate streams. It belongs to the
+        session and to its checkpoints like everything else. `shell_env`: with the shell's present folder and
+        variables. `user`: who runs it (without: the session's own user). `timeout`: it is ended after that
+        time, also when this client is gone. `on_approval`, `approval_timeout`: as for `run`. CannotStart,
+        with `errno` and the shell's 126 or 127 as `exit_code` in its `details`, when it cannot be started.
 
             >>> import waypoint
             >>> with waypoint.session(temporary=True) as s:

@@ -162,7 +162,7 @@ class Commands:
         _check_words(argv, env, cwd)
         live = self._registry.live(row)
         someone = live.user(user)
-        environment = start_environment(someone, live.options)
+        environment = start_environment(someone, live.options, has_terminal=False)
         if shell_env:
             environment = _shell_environment(live) | (someone.environment if user is not None else {})
         environment["WAYPOINT_SESSION"] = row.name

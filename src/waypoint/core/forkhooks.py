@@ -74,7 +74,7 @@ class ForkHooks:
     ) -> ForkHook:
         if left <= 0:
             return ForkHook(name=name, problem=f"not run: the hooks took longer than {seconds:g} s")
-        environment = {**start_environment(ROOT, live.options), **variables}
+        environment = {**start_environment(ROOT, live.options, has_terminal=False), **variables}
         try:
             result = self._commands.run_as_root(live, [f"{FOLDER}/{name}"], environment, left)
         except (OSError, WaypointError) as error:

@@ -37,13 +37,16 @@ def new_id() -> str:
     return secrets.token_hex(6)
 
 
-def start_environment(user: User = ROOT, options: BoxOptions | None = None) -> dict[str, str]:
-    """What the shell and the programs of a session start with."""
+def start_environment(
+    user: User = ROOT, options: BoxOptions | None = None, *, has_terminal: bool = True
+) -> dict[str, str]:
+    """What the shell and the programs of a session start with. What has no terminal is told so: git, for
+    example, starts an editor on any other one."""
     return {
         **user.environment,
         "SHELL": "/bin/bash",
         "PATH": _PATH,
-        "TERM": "xterm-256color",
+        "TERM": "xterm-256color" if has_terminal else "dumb",
         "LANG": "C.UTF-8",
         **(options.env if options else {}),
     }
