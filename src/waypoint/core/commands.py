@@ -34,7 +34,7 @@ from waypoint.model import Actor, RunResult
 from waypoint.store.sessions import SessionRow
 from waypoint.terminal.command import OUTPUT_LIMIT_BYTES, Run
 from waypoint.terminal.escapes import Stripper
-from waypoint.terminal.recording import ProgramOutput
+from waypoint.terminal.recording import ProgramOutput, given_to
 from waypoint.terminal.shell import UNATTENDED
 
 _LAST_OUTPUT_SECONDS = 1.0
@@ -142,7 +142,9 @@ class Commands:
             inherits_folder=cwd is None,
         )
         event = output.record(result.exit_code)
-        live.stream.add(event.kind, {**event.body, "command": run.command}, actor=run.actor, data=event.data)
+        given = {**given_to(cwd, env, stdin, user.name), "in_shell": True}
+        body = {**event.body, "command": run.command, "given": given}
+        live.stream.add(event.kind, body, actor=run.actor, data=event.data)
         return result
 
     def spawn(
@@ -162,13 +164,9 @@ class Commands:
         _check_words(argv, env, cwd)
         live = self._registry.live(row)
         someone = live.user(user)
-        environment = start_environment(someone, live.options, has_terminal=False)
-        if shell_env:
-            environment = _shell_environment(live) | (someone.environment if user is not None else {})
-        environment["WAYPOINT_SESSION"] = row.name
-        if cwd is None:
-            shell = live.terminal.shell if shell_env else None
-            cwd = shell.cwd if shell else live.first_folder(someone)
+        environment, cwd = _surroundings(
+            live, row.name, someone, cwd, shell_env=shell_env, as_other=user is not None
+        )
         words = [f"{name}={value}" for name, value in {**environment, **env}.items()]
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             ends: list[int] = []
@@ -185,6 +183,28 @@ class Commands:
             ours.pop_all()
         return program, (ends[0], ends[1], ends[2])
 
+    def run_program(
+        self,
+        row: SessionRow,
+        argv: Sequence[str],
+        cwd: str | None,
+        env: Mapping[str, str],
+        *,
+        shell_env: bool,
+        user: str | None,
+        timeout: float,
+    ) -> RunResult:
+        """A program outside the shell as `spawn` starts it, run to its end without input; its output and
+        errors together."""
+        _check_words(argv, env, cwd)
+        live = self._registry.live(row)
+        someone = live.user(user)
+        environment, folder = _surroundings(
+            live, row.name, someone, cwd, shell_env=shell_env, as_other=user is not None
+        )
+        run = Run(secrets.token_hex(6), argv[0])
+        return self._run_to_end(live, run, argv, folder, {**environment, **env}, someone, timeout=timeout)
+
     def run_beside(
         self, live: Live, argv: Sequence[str], cwd: str, environment: Mapping[str, str], timeout: float
     ) -> RunResult:
@@ -193,11 +213,16 @@ class Commands:
         return self._run_to_end(live, run, argv, cwd, environment, live.user(), timeout=timeout)
 
     def run_as_root(
-        self, live: Live, argv: Sequence[str], environment: Mapping[str, str], timeout: float
+        self,
+        live: Live,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        timeout: float,
+        stdin: bytes | None = None,
     ) -> RunResult:
         """A program of root's outside the shell, run to its end in `/`; its output and errors together."""
         run = Run(secrets.token_hex(6), argv[-1])
-        return self._run_to_end(live, run, argv, "/", environment, ROOT, timeout=timeout)
+        return self._run_to_end(live, run, argv, "/", environment, ROOT, timeout=timeout, stdin=stdin)
 
     def _run_to_end(
         self,
@@ -376,6 +401,21 @@ def _cannot_start(live: Live, program: str, cwd: str, user: User, error: StartFa
         errno=name,
         exit_code=127 if number == errno.ENOENT else 126,
     )
+
+
+def _surroundings(
+    live: Live, session: str, user: User, cwd: str | None, *, shell_env: bool, as_other: bool
+) -> tuple[dict[str, str], str]:
+    """The variables and the folder of a program outside the shell. `shell_env`: those that the shell has
+    now; `as_other`: a user was named for it."""
+    environment = start_environment(user, live.options, has_terminal=False)
+    if shell_env:
+        environment = _shell_environment(live) | (user.environment if as_other else {})
+    environment["WAYPOINT_SESSION"] = session
+    if cwd is None:
+        shell = live.terminal.shell if shell_env else None
+        cwd = shell.cwd if shell else live.first_folder(user)
+    return environment, cwd
 
 
 def _shell_environment(live: Live) -> dict[str, str]:

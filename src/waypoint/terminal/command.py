@@ -6,8 +6,9 @@ import base64
 import codecs
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from waypoint.model import Actor, RunResult
 from waypoint.terminal.escapes import Stripper
@@ -27,6 +28,8 @@ class Run:
     silent: bool = False
     """Neither shown to watchers nor kept in the shell's history."""
     actor: Actor = "person"
+    given: Mapping[str, Any] | None = None
+    """What belongs to it beside its text: a folder, variables, an input. For the trajectory."""
     stripper: Stripper | None = None
     """What takes escape sequences out of the output, if they are not wanted."""
     started_at: float = field(default_factory=time.monotonic)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,6 +57,8 @@ class TerminalEvent(Record, frozen=True):
     actor: Actor = "person"
     cwd: str | None = None
     """The shell's folder when the command began."""
+    given: Mapping[str, Any] | None = None
+    """What belongs to the command beside its text (`given_to`)."""
     exit_code: int | None = None
     duration_ms: float | None = None
     timed_out: bool = False
@@ -148,6 +150,7 @@ class Recording:
         """Whether a user typed the command that runs."""
         self._actor: Actor = "person"
         self._cwd: str | None = None
+        self._given: Mapping[str, Any] | None = None
         self._started_at: float | None = None
         self._has_prompt = False
         self._typing = False
@@ -197,9 +200,10 @@ class Recording:
         typed: bool,
         actor: Actor = "person",
         already: bool = False,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         """A command starts, or runs `already` when this recording begins. `command`: None when it is not
-        known."""
+        known. `given`: what belongs to it beside its text (`given_to`)."""
         if typed:
             # The user may have typed it before the prompt was there: what was printed is the echo of that.
             self._shown += self._tape.output().data
@@ -207,6 +211,7 @@ class Recording:
             self.flush_background()
         self.running, self._has_prompt, self._typing = True, False, False
         self._command, self._typed, self._actor, self._cwd = command, typed, actor, cwd
+        self._given = given
         self._tape, self._started_at = _Tape(), None if already else time.monotonic()
 
     def end_command(
@@ -218,6 +223,7 @@ class Recording:
                 return
             # It began before this recording did.
             self._typed, self._started_at, self._cwd, self.running = True, None, None, True
+            self._given = None
         duration_ms = None
         if self._started_at is not None:
             duration_ms = round((time.monotonic() - self._started_at) * 1000, 3)
@@ -271,6 +277,7 @@ class Recording:
             typed=self.running and self._typed,
             actor=self._actor if self.running else "automatic",
             cwd=self._cwd if self.running else None,
+            given=self._given if ended else None,
             exit_code=exit_code,
             duration_ms=duration_ms,
             timed_out=timed_out,
@@ -307,6 +314,7 @@ def record(event: TerminalEvent) -> EventBody:
         body["duration_ms"] = event.duration_ms
     optional = {
         "typed": event.typed,
+        "given": event.given,
         "timed_out": event.timed_out,
         "raw": raw,
         "left_out": event.output.left_out,
@@ -317,6 +325,19 @@ def record(event: TerminalEvent) -> EventBody:
     body |= {name: value for name, value in optional.items() if value}
     body["size"] = [event.size.columns, event.size.rows]
     return EventBody(kind="command" if event.ended else "output", body=body, data=_add_output(body, output))
+
+
+def given_to(
+    cwd: str | None, env: Mapping[str, str] | None, stdin: bytes | None, user: str | None = None
+) -> dict[str, Any]:
+    """What a command was given beside its text, as the trajectory keeps it. Of its input only the size: what
+    is given that way may be a secret of no known form."""
+    return {
+        **({"cwd": cwd} if cwd is not None else {}),
+        **({"env": dict(env)} if env else {}),
+        **({"user": user} if user is not None else {}),
+        **({"stdin_bytes": len(stdin)} if stdin else {}),
+    }
 
 
 def _add_output(body: dict[str, Any], output: bytes) -> bytes | None:
@@ -344,20 +365,23 @@ def _with_plain_line_ends(output: TimedOutput) -> tuple[bytes, bool, list[tuple[
 class ProgramOutput:
     """What a program beside the shell prints, on both its streams as it comes. For several threads."""
 
-    def __init__(self, argv: Sequence[str], cwd: str | None) -> None:
-        self._command, self._cwd = shlex.join(argv), cwd
+    def __init__(self, argv: Sequence[str], cwd: str | None, given: Mapping[str, Any] | None = None) -> None:
+        """`given`: what belongs to it beside its words (`given_to`)."""
+        self._command, self._cwd, self._given = shlex.join(argv), cwd, given
         self._tape, self._lock, self._started_at = _Tape(), locks.lock("program output"), time.monotonic()
 
     def add(self, data: bytes) -> None:
         with self._lock:
             self._tape.add(data)
 
-    def record(self, exit_code: int | None) -> EventBody:
+    def record(self, exit_code: int | None, *, timed_out: bool = False) -> EventBody:
         """The program as a command that ended. It had no terminal, so there is nothing to play again."""
         with self._lock:
             output = self._tape.output()
         body: dict[str, Any] = {"command": self._command, "cwd": self._cwd, "exit_code": exit_code}
         body["duration_ms"] = round((time.monotonic() - self._started_at) * 1000, 3)
-        body["beside"] = True
+        body |= {"beside": True, **({"given": self._given} if self._given else {})}
+        if timed_out:
+            body["timed_out"] = True
         data = _add_output(body, output.data)
         return EventBody(kind="command", body=body, data=data)

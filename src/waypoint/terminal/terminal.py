@@ -31,7 +31,7 @@ from waypoint.kernel import locks, processes, readiness
 from waypoint.model import Actor, Record, RunResult, Size
 from waypoint.terminal import escapes
 from waypoint.terminal.command import OUTPUT_LIMIT_BYTES, Run
-from waypoint.terminal.recording import Recording, TerminalEvent
+from waypoint.terminal.recording import Recording, TerminalEvent, given_to
 from waypoint.terminal.screen import Screen
 from waypoint.terminal.shell import UNSTASH, Mark, MarkKind, MarkReader, Shell, history_command, keys_for
 
@@ -246,7 +246,7 @@ class Terminal:
                 self._recording.note_typing()
                 new_line = b"\r\n" if mark.stashed else b""
                 self._show(new_line + shown + b"\r\n" + (run.job_notices or b""))
-                self._recording.begin_command(run.command, cwd, typed=False, actor=run.actor)
+                self._recording.begin_command(run.command, cwd, typed=False, actor=run.actor, given=run.given)
             run.began.set()
 
     def _handle_end(self, mark: Mark) -> None:
@@ -490,7 +490,16 @@ class Terminal:
         keys = keys_for(run_id, command, stdin, on_terminal=on_terminal, silent=silent, cwd=cwd, env=env)
         with self._in_turn(timeout):
             stripper = escapes.Stripper() if plain else None
-            run = Run(run_id, command, limit, on_output, silent=silent, actor=actor, stripper=stripper)
+            run = Run(
+                run_id,
+                command,
+                limit,
+                on_output,
+                silent=silent,
+                actor=actor,
+                given=given_to(cwd, env, stdin),
+                stripper=stripper,
+            )
             while not self._type_command(run, keys, when_ready):
                 pass
             if not run.done.wait(timeout):

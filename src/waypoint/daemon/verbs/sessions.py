@@ -23,7 +23,7 @@ from waypoint.errors import WaypointError
 from waypoint.kernel import faults
 from waypoint.model import Removal, RunResult, Size
 from waypoint.policy.rules import check as check_policy
-from waypoint.terminal.recording import ProgramOutput
+from waypoint.terminal.recording import ProgramOutput, given_to
 
 if TYPE_CHECKING:
     from waypoint.daemon.app import App
@@ -149,7 +149,10 @@ def interrupt(app: App, _: Connection, request: api.Interrupt) -> api.Interrupte
 
 def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
     row, argv = app.registry.find(request.session), list(request.argv)
-    output = ProgramOutput(argv, request.cwd)
+    given = given_to(None, request.env, None, request.user)
+    if request.shell_env:
+        given["shell_env"] = True
+    output = ProgramOutput(argv, request.cwd, given)
 
     def require_free(live: Live) -> None:
         if request.shell_env:  # the shell says what it exports
@@ -176,7 +179,7 @@ def spawn(app: App, connection: Connection, request: api.Spawn) -> Answered:
             end_program(program)
         passed.ended(program.exit_code, timed_out=timed_out)
     streams.finish()
-    event = output.record(program.exit_code)
+    event = output.record(program.exit_code, timed_out=timed_out)
     with contextlib.suppress(WaypointError):
         live = app.registry.live(row)
         live.stream.add(event.kind, event.body, actor=request.actor, data=event.data)
