@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from waypoint.client.session import Session
     from waypoint.errors import (
         AlreadyExists,
+        BadTrace,
         BaseChanged,
         CannotCheckpoint,
         CannotRestore,
@@ -112,7 +113,7 @@ if TYPE_CHECKING:
     )
     from waypoint.model import Checkpoint as CheckpointInfo
     from waypoint.model import Session as SessionInfo
-    from waypoint.text.views import Bisection, Card, Comparison, Diff, Judgement, Plan, Status
+    from waypoint.text.views import Bisection, Card, Comparison, Diff, Judgement, Plan, Replay, Status
 
 _MODULES = {
     "api.difference": ("PortFact",),
@@ -142,6 +143,7 @@ _MODULES = {
     "client.session": ("Session",),
     "errors": (
         "AlreadyExists",
+        "BadTrace",
         "BaseChanged",
         "CannotCheckpoint",
         "CannotRestore",
@@ -238,6 +240,7 @@ _MODULES = {
         "Diff",
         "Judgement",
         "Plan",
+        "Replay",
         "Status",
     ),
 }
@@ -251,6 +254,7 @@ __all__ = [
     "AlreadyExists",
     "Approval",
     "ApprovalState",
+    "BadTrace",
     "Base",
     "BaseChanged",
     "BaseUse",
@@ -331,6 +335,7 @@ __all__ = [
     "Recovered",
     "Remedy",
     "Repair",
+    "Replay",
     "Restored",
     "Result",
     "Resumed",

@@ -9,7 +9,8 @@
     │   ├── PlanStale         a plan that is no longer what would happen
     │   ├── NotKept           a state that this backend, or this point, does not keep
     │   ├── NoMigration       an agent's state that its code cannot be given
-    │   └── MadeElsewhere     a base that this installation has not imported
+    │   ├── MadeElsewhere     a base that this installation has not imported
+    │   └── BadTrace          a file that cannot be checked as a trace: cut off, altered, newer, or none
     ├── MachineError          this machine lacks something (see `doctor`)
     │   ├── NotRoot
     │   ├── MissingFeature    a kernel feature, a device or a program
@@ -145,6 +146,13 @@ class MadeElsewhere(UsageError):
     """Raised for a base that this installation has not made, before anything of it runs."""
 
     code = "made_elsewhere"
+
+
+class BadTrace(UsageError):
+    """Raised for a file that cannot be checked as a trace; `reason` in `details`: "no_trace", "cut_off",
+    "altered" or "newer"."""
+
+    code = "bad_trace"
 
 
 class MachineError(WaypointError):

@@ -513,6 +513,57 @@ class Session:
 
         return views.Bisection(await self._client.ask_plain(request, on_event=on_event))
 
+    async def replay(
+        self,
+        *,
+        start: Checkpoint | str | None = None,
+        ref: Checkpoint | str | None = None,
+        outside: bool = False,
+        timeout: float | None = None,
+        all: bool = False,  # noqa: A002 - the API's name
+        keep: bool = False,
+        on_step: Callable[[dict[str, Any]], None] | None = None,
+    ) -> views.Replay:
+        """Runs what it has done once more, in a session of its own, and compares: exit statuses, output
+        (without times, process ids and temporary names), files, packages and verdicts at each point.
+
+        `start`: from this point on; without it from where it began, of a fork from the point it was forked
+        from. `ref`: up to this point. What acts outside is not run unless `outside`. `timeout`: for one
+        command; without it ten times as long as it took, and at least a minute. `all`: it goes on after a
+        difference. `keep`: the session in which it ran stays. `on_step` is called with each step.
+
+            >>> import waypoint
+            >>> with waypoint.session(temporary=True) as s:
+            ...     point = s.checkpoint("before")
+            ...     _ = s.run("echo one >/srv/note; date")
+            ...     s.replay(start=point).same
+            True
+        """
+        request = requests.Replay(
+            session=self.name,
+            start=ref_of(start),
+            ref=ref_of(ref),
+            outside=outside,
+            timeout=timeout,
+            all=all,
+            keep=keep,
+        )
+        return views.Replay(await self._client.ask_plain(request, on_event=payloads.steps(on_step)))
+
+    async def export_trace(
+        self,
+        file: str | os.PathLike[str] | IO[bytes],
+        *,
+        start: Checkpoint | str | None = None,
+        ref: Checkpoint | str | None = None,
+    ) -> str:
+        """Writes what it has done to a file that others can check (`Client.replay`): the base, where it
+        starts, each command with its end and output, the files and verdicts of each point. The id of the
+        trace is the answer."""
+        request = requests.ExportTrace(session=self.name, start=ref_of(start), ref=ref_of(ref))
+        with payloads.complete_file(file) as out:
+            return (await self._client.ask(request, on_data=out.write)).trace
+
     async def operations(self) -> list[dict[str, Any]]:
         """What has moved it, oldest first: `at`, `verb`, `target`, `to`, `before`, `back_to`, `undone`."""
         answer = await self._client.ask_plain(requests.Ops(session=self.name))

@@ -171,6 +171,7 @@ _COMMANDS = {
     "spawn": "exec --pipe",
     "task_set": "task done",
     "tasks": "task ls",
+    "export_trace": "export --trace",
     "agent_state": "agent-state",
 }
 """Where a verb's words are not its name with spaces."""
@@ -209,7 +210,13 @@ _POSITIONALS = {
     "verify": ("ref", "command"),
 }
 """The arguments of a verb that are words of their own, in order."""
-_OPTIONS = {"session": "-s", "source": "--from", "on": "", "discard": "--yes"}
+_OPTIONS = {
+    "session": "-s",
+    "source": "--from",
+    "start": "--from",
+    "on": "",
+    "discard": "--yes",
+}
 """Where an option is not its name with dashes."""
 _METAVARS = {"argv": "CMD…", "command": "CMD", "refs": "REF…", "sessions": "SESSION…", "titles": "TITLE…"}
 

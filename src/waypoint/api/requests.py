@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from waypoint.api.points import *  # noqa: F403
     from waypoint.api.ports import *  # noqa: F403
     from waypoint.api.sessions import *  # noqa: F403
+    from waypoint.api.traces import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> Any:
@@ -45,6 +46,7 @@ SUBJECTS = {
     "history": "log show status changed diff preview ops bisect compare",
     "files": "apply export copy_in copy_out read_file write_file restore_files",
     "agent": "record trace event cast messages agent_state tasks task_add task_set resume",
+    "traces": "replay export_trace",
     "effects": "effects effect classify policy policy_set approvals approve deny",
     "machine": "forget prune du check recover base_import base_ls base_info base_rm ping"
     " daemon_status daemon_stop",

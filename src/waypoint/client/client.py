@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from waypoint import model
 from waypoint.api import requests
@@ -138,6 +138,31 @@ class Client(Transport):
             candidates=candidates, session=session, base=base, verify=verify, timeout=timeout, actor=actor
         )
         return views.Comparison(self.ask_plain(request))
+
+    def replay(
+        self,
+        trace: str | os.PathLike[str],
+        *,
+        base: str | None = None,
+        outside: bool = False,
+        timeout: float | None = None,
+        all: bool = False,  # noqa: A002 - the API's name
+        keep: bool = False,
+        on_step: Callable[[dict[str, Any]], None] | None = None,
+    ) -> views.Replay:
+        """Checks a trace that `Session.export_trace` has written, as `Session.replay` does: in a fork of its
+        starting point if this home has it, else in a new session over the same base with the files of that
+        point. BaseChanged when there is no such base; `base`: over this one. BadTrace when the file is none,
+        was cut off or altered, or is of a newer version."""
+        request = requests.Replay(
+            trace=payloads.local_path(trace),
+            base=base,
+            outside=outside,
+            timeout=timeout,
+            all=all,
+            keep=keep,
+        )
+        return views.Replay(self.ask_plain(request, on_event=payloads.steps(on_step)))
 
     def effects(self) -> list[model.Effect]:
         """What every session that ever was has done outside."""

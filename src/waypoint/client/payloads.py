@@ -178,3 +178,13 @@ def complete_file(file: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes
     is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe or a device
     with open(file, "wb") if is_special else atomic.replaced(file) as out:
         yield out
+
+
+def steps(on_step: Callable[[dict[str, Any]], None] | None) -> Callable[[Any], None]:
+    """What is called with the events of a replay."""
+
+    def on_event(event: Any) -> None:
+        if on_step and "step" in event:
+            on_step(event["step"])
+
+    return on_event

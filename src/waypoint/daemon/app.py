@@ -51,6 +51,7 @@ from waypoint.core.remains import Remains
 from waypoint.core.removal import Removals
 from waypoint.core.reopening import Reopening
 from waypoint.core.repair import Repairs
+from waypoint.core.replays import Replays
 from waypoint.core.restore import Restore
 from waypoint.core.sessions import Sessions
 from waypoint.core.space import DiskSpace
@@ -238,6 +239,19 @@ class App:
             self.gate,
         )
         self.journal = Journal(registry, self.capture, self.restore, self.cards, self.gate)
+        self.replays = Replays(
+            registry,
+            self.sessions,
+            self.fork,
+            self.removals,
+            self.capture,
+            self.comparison,
+            self.commands,
+            self.trials,
+            self.gate,
+            self.journal,
+            self.transfer,
+        )
 
         adoption = Adoption(home, store, self.pool, self.remains, key)
         self.check = Check(registry, self.pool, self.remains, self.digests, adoption, builder, key)

@@ -43,6 +43,7 @@ WRITING_VERBS = frozenset(
         "verify",
         "bisect",
         "compare",
+        "replay",
         "restore_files",
         "copy_in",
         "resume",

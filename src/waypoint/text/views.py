@@ -785,3 +785,81 @@ _COMPARED: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
     ),
 )
 """The rows of a comparison that every candidate has, and what is said in each."""
+
+
+class Replay(Answer):
+    """Whether what was recorded comes about again. True when it does."""
+
+    @property
+    def same(self) -> bool:
+        return bool(self.data["same"])
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """What was run again, in order: `number`, `kind`, `text`, `state`, `differences`, `remark`,
+        `was_ms`, `duration_ms`."""
+        return list(self.data["steps"])
+
+    @property
+    def first(self) -> dict[str, Any] | None:
+        """The first step that differs."""
+        return next((step for step in self.steps if step["state"] == "different"), None)
+
+    @property
+    def kept(self) -> str | None:
+        """The session in which it ran, if that was kept."""
+        kept: str | None = self.data["kept"]
+        return kept
+
+    def __bool__(self) -> bool:
+        return self.same
+
+    def lines(self) -> Lines:
+        total, left, not_run = len(self.steps) + self.data["left"], self.data["left"], self.data["not_run"]
+        lines: Lines = []
+        for step in self.steps:
+            if step["state"] == "different":
+                lines += replayed(step)
+        done = plural(total, "step")
+        if self.first is None:
+            lines.append(("good", f"the same: {done}, in {self.data['start']}"))
+        else:
+            number = self.first["number"]
+            lines.append(("bad", f"different, first at step {number} of {total}, in {self.data['start']}"))
+        if not_run:
+            lines.append(
+                ("warn", f"{plural(not_run, 'command')} not run, so what they would do is not known")
+            )
+        if left:
+            lines.append(("dim", f"{plural(left, 'step')} not reached"))
+        lines += [("warn", shown(remark)) for remark in self.data["remarks"]]
+        if self.data["trace"]:
+            lines.append(("dim", f"trace {self.data['trace'][:16]}"))
+        if self.kept:
+            lines.append(("plain", f"it ran in the session {self.kept}, which was kept"))
+        return lines
+
+    def __repr__(self) -> str:
+        return f"<Replay {'same' if self.same else 'different'}>"
+
+
+_REPLAYED: Mapping[str, tuple[str, Manner]] = {
+    "same": ("✔", "good"),
+    "different": ("✖", "bad"),
+    "not run": ("–", "warn"),
+}
+
+
+def replayed(step: Mapping[str, Any]) -> Lines:
+    """One step of a replay, and where it differs."""
+    sign, manner = _REPLAYED[step["state"]]
+    what = "point " if step["kind"] == "point" else ""
+    lines: Lines = [(manner, f"{sign} {step['number']:>3}  {what}{shown(step['text'])}")]
+    if step["remark"]:
+        lines.append(("dim", f"       {shown(step['remark'])}"))
+    for difference in step["differences"]:
+        where = f" {shown(difference['where'])}" if difference["where"] else ""
+        lines.append(("plain", f"       {difference['what']}{where}"))
+        lines.append(("dim", f"         was  {shown(difference['expected'])}"))
+        lines.append(("dim", f"         now  {shown(difference['actual'])}"))
+    return lines

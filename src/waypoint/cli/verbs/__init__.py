@@ -29,7 +29,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Files in and out": {"apply": "files", "export": "files", "cp": "files"},
     "Disk space": {"pin": "space", "unpin": "space", "forget": "space", "prune": "space", "du": "space"},
     "Agents": {
-        "trace": "trajectory", "record": "trajectory", "agent-state": "trajectory",
+        "trace": "trajectory", "replay": "trajectory", "record": "trajectory", "agent-state": "trajectory",
         "task add": "tasks", "task start": "tasks", "task done": "tasks", "task fail": "tasks",
         "task skip": "tasks", "task ls": "tasks", "resume": "tasks",
         "effects": "effects", "effect": "effects",

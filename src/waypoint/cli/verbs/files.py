@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waypoint import errors
 from waypoint.api.files import Applied, CopyDone, Exported
+from waypoint.api.traces import ExportTrace
 from waypoint.cli import render
 from waypoint.cli.spec import SESSION, YES, Argument, argument, flag, verb
+from waypoint.client.payloads import complete_file
 
 if TYPE_CHECKING:
     from waypoint.cli.console import Console
@@ -191,12 +193,18 @@ def landing_items(landing: Landing) -> list[str]:
     *_selection("the folder of the session that names are relative to (default: /)"),
     flag("--patch", help="a patch for `git apply` instead of a tar"),
     flag("--whiteouts", help="deletions as in container images: .wh.NAME"),
+    flag("--trace", help="what was done, as a file that `replay` can check: on this machine or another one"),
     examples=(
         "waypoint export -o work.tar",
         "waypoint export --patch --from /app -o fix.patch",
         "waypoint export --since c2 --ref c5 --whiteouts -o layer.tar",
+        "waypoint export --trace --since c2 -o work.trace",
     ),
-    about="In a tar the names of deleted files are in .waypoint-deleted, each followed by a zero byte.",
+    about="In a tar the names of deleted files are in .waypoint-deleted, each followed by a zero byte. A"
+    " trace holds the base's identity, the files of the starting point (--since), each command with its exit"
+    " status and output, and the files and verdicts of each point. What looks like a secret is not in"
+    " commands and outputs; the files of the starting point are as they are.",
+    json={"": "export", "--trace": "export_trace"},
 )
 def export(console: Console) -> int:
     arguments = console.arguments
@@ -206,6 +214,8 @@ def export(console: Console) -> int:
             "an export goes to a file or a pipe",
             hint="name the file with -o FILE; to read the changes, use `waypoint diff --patch`",
         )
+    if arguments.trace:
+        return _export_trace(console, to_stdout=to_stdout)
     if arguments.patch and arguments.whiteouts:
         raise errors.UsageError("--whiteouts is only for a tar", hint="a patch contains the deletions anyway")
     session = console.open_session()
@@ -238,6 +248,31 @@ def export(console: Console) -> int:
         console.result(Exported(exported=exported), f"{arguments.output}: {text}")
     for line in _left_out(exported.left_out, console.stderr_paint):
         console.aside(line)
+    return 0
+
+
+def _export_trace(console: Console, *, to_stdout: bool) -> int:
+    arguments = console.arguments
+    if arguments.patch or arguments.whiteouts or arguments.paths or arguments.source:
+        raise errors.UsageError(
+            "a trace holds all of it", hint="leave out PATH, --from, --patch, --whiteouts"
+        )
+    request = ExportTrace(session=console.session, start=arguments.since, ref=arguments.ref)
+    with console.progress("exporting"):
+        try:
+            with complete_file(sys.stdout.buffer if to_stdout else arguments.output) as out:
+                exported = console.transport.ask(request, on_data=out.write)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise errors.UsageError(
+                f"cannot write {arguments.output}: {error.strerror}", hint="choose another file"
+            ) from error
+    text = f"{exported.steps:,} steps, {render.size(exported.bytes)}, trace {exported.trace[:16]}"
+    if to_stdout:
+        console.say(text)
+    else:
+        console.result(exported, f"{arguments.output}: {text}")
     return 0
 
 

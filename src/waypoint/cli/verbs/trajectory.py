@@ -14,10 +14,13 @@ from waypoint import errors
 from waypoint.api import agent
 from waypoint.api.agent import AgentState, Cast, Record, Trace
 from waypoint.api.request import Result, StatePayload
+from waypoint.api.traces import Replay
 from waypoint.cli import render
 from waypoint.cli.console import text_size
-from waypoint.cli.spec import SESSION, argument, count, flag, verb
+from waypoint.cli.spec import SESSION, argument, count, flag, positive, verb
+from waypoint.client.payloads import local_path
 from waypoint.model import Checkpoint
+from waypoint.text import views
 
 if TYPE_CHECKING:
     from waypoint.api.agent import TraceResult
@@ -184,6 +187,72 @@ def _write_cast(console: Console) -> int:
     console.result(CastFile(file=arguments.cast), None)
     console.hint(f"asciinema play {arguments.cast}")
     return 0
+
+
+# replay ---------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "replay",
+    "run again what was recorded, and show whether the same comes about",
+    SESSION,
+    argument("--from", metavar="REF", dest="start", help="from this point on (default: from where it began)"),
+    argument("-r", "--ref", metavar="REF", help="up to this point (default: up to now)"),
+    argument("--base", metavar="BASE", help="for a file: over this base, whatever the trace says"),
+    flag("--outside", help="run commands that act outside, too"),
+    argument(
+        "--timeout",
+        metavar="SEC",
+        type=positive,
+        help="for one command (default: ten times as long as it took, and at least 60)",
+    ),
+    flag("--all", help="go on after a difference"),
+    flag("--keep", help="keep the session in which it ran"),
+    argument(
+        "what",
+        metavar="TRACE|SESSION",
+        nargs="?",
+        help="a file that `export --trace` has written, or a session",
+    ),
+    examples=(
+        "waypoint replay work --from up",
+        "waypoint replay ./work.trace",
+    ),
+    about="The commands are run in a session of its own, a fork of the starting point, and compared with what"
+    " was recorded: exit status, output (without times, process ids and names of temporary files), and at"
+    " each point its files, packages and verdicts. It ends at the first difference, with exit status 1."
+    " Commands that act outside, as the policy judges them, are not run.",
+)
+def replay(console: Console) -> int:
+    import os
+
+    arguments = console.arguments
+    file = arguments.what if arguments.what and os.path.exists(arguments.what) else None
+    if arguments.what and "/" in arguments.what and not file:
+        raise errors.NotFound(f"there is no file {arguments.what}")
+    request = Replay(
+        session=None if file else arguments.what or console.session,
+        trace=file and local_path(file),
+        start=arguments.start,
+        ref=arguments.ref,
+        base=arguments.base,
+        outside=arguments.outside,
+        timeout=arguments.timeout,
+        all=arguments.all,
+        keep=arguments.keep,
+    )
+    paint = console.stderr_paint
+
+    def show_step(event: Mapping[str, Any]) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+        for manner, line in views.replayed(event["step"])[:1]:
+            console.aside(getattr(paint, manner)(render.cut(line, text_size().columns - 1)))
+
+    result = console.send(request, "running it again", None if console.json else show_step)
+    view = views.Replay(msgspec.to_builtins(result))
+    console.result(result, render.styled(view.lines(), console.paint))
+    return 0 if view.same else 1
 
 
 # record ---------------------------------------------------------------------------------------------------

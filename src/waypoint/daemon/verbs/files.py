@@ -21,7 +21,7 @@ _PIECE_BYTES = 1 << 18
 _REPORT_SECONDS = 0.25
 
 
-def _client_root(connection: Connection) -> Folder:
+def client_root(connection: Connection) -> Folder:
     """The root that the client sees: its paths mean what they mean to it."""
     try:
         return Folder.root_of(connection.peer.pid)
@@ -29,7 +29,7 @@ def _client_root(connection: Connection) -> Folder:
         return Folder.open("/")
 
 
-def _local_path(path: Path) -> str:
+def local_path(path: Path) -> str:
     name = path_from_wire(path)
     if not name.startswith("/"):
         raise UsageError(f"{name!r} is no path from the root of this machine")
@@ -60,11 +60,11 @@ def _reports(connection: Connection) -> Progress:
 
 def apply(app: App, connection: Connection, request: api.Apply) -> api.Applied:
     row = app.registry.find(request.session)
-    with _client_root(connection) as root:
+    with client_root(connection) as root:
         landing = app.transfer.apply(
             row,
             root,
-            _local_path(request.to),
+            local_path(request.to),
             _selection(request),
             delete=request.delete,
             force=request.force,
@@ -98,8 +98,8 @@ def export(app: App, connection: Connection, request: api.Export) -> api.Exporte
 
 def copy_in(app: App, connection: Connection, request: api.CopyIn) -> api.CopyDone:
     row = app.registry.find(request.session)
-    sources = [_local_path(path) for path in request.sources]
-    with _client_root(connection) as root:
+    sources = [local_path(path) for path in request.sources]
+    with client_root(connection) as root:
         copied = app.transfer.copy_in(
             row,
             root,
@@ -114,12 +114,12 @@ def copy_in(app: App, connection: Connection, request: api.CopyIn) -> api.CopyDo
 def copy_out(app: App, connection: Connection, request: api.CopyOut) -> api.CopyDone:
     row = app.registry.find(request.session)
     sources = [path_from_wire(path) for path in request.sources]
-    with _client_root(connection) as root:
+    with client_root(connection) as root:
         copied = app.transfer.copy_out(
             row,
             root,
             sources,
-            _local_path(request.target),
+            local_path(request.target),
             ref=request.ref,
             follow=request.follow,
             progress=_reports(connection),
