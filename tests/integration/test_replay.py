@@ -185,3 +185,17 @@ def test_replay_and_export_trace_are_verbs_of_the_command_line(
     assert (answer["same"], [step["state"] for step in answer["steps"]]) == (False, ["same", "different"])
     assert "no trace" in wp("replay", "/etc/hostname").err
     assert "there is no file" in wp("replay", "./missing").err
+
+
+def test_a_trace_from_a_file_never_runs_outside_of_the_walls_of_a_box(home: Home, tmp_path: Path) -> None:
+    file = tmp_path / "open.trace"
+    with waypoint.session(temporary=True, net="host", confined=False) as session:
+        start = session.checkpoint()
+        session.run("echo one")
+        session.export_trace(file, start=start)
+        replay = waypoint.Client().replay(file, keep=True)
+        assert replay.same, str(replay)
+        assert replay.data["start"].startswith("a new session over /")
+        kept = waypoint.Client().session(str(replay.kept))
+        assert (kept.info.options.confined, kept.info.options.net) == (True, "nat")
+        kept.remove()

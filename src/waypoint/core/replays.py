@@ -318,7 +318,8 @@ class Replays:
         """Runs a trace again that another person, or this one, has written. `base`: over this one, whatever
         the trace says. Its point is used if this home has it."""
         head = trace.head
-        if base is None and head.start.point and (point := self._store.points.find(head.start.point)):
+        point = self._store.points.find(head.start.point) if base is None and head.start.point else None
+        if point and _has_walls(self._registry.find(point.session).options):
             return self._in_fork(trace, point, limits, on_step)
         # Nothing of a box that another person has chosen may weaken its walls.
         told = head.options
@@ -638,6 +639,11 @@ def _compare_states(expected: TraceState, actual: TraceState) -> Iterator[Replay
             expected="changed so" if there else "not changed so",
             actual="not changed so" if there else "changed so",
         )
+
+
+def _has_walls(options: BoxOptions) -> bool:
+    """Whether commands that another person has written may run in a box like this one."""
+    return options.confined and options.net != "host" and not options.binds
 
 
 def _require_no_binds(options: BoxOptions, limits: Limits) -> None:
