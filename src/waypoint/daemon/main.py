@@ -33,6 +33,10 @@ log = logging.getLogger("waypoint")
 
 _READY = "ready"
 _CLAIM_SECONDS = 60
+_HAND_OVER_SECONDS = 0.0005
+"""After this time a thread that computes lets another one run. A verb waits dozens of times: for a keeper,
+for CRIU, for the disk. After each wait it would stand behind a thread that writes a card, or a long answer
+for another client: for 5 ms, if Python decides."""
 
 
 def main() -> int:
@@ -63,6 +67,7 @@ def main() -> int:
             )
             allow_many_files()
             use_one_heap()
+            sys.setswitchinterval(_HAND_OVER_SECONDS)
             server = Server(App(home, this_machine(home, settings), settings))
         except WaypointError as error:
             _write_error(report, error)
