@@ -92,6 +92,16 @@ RATIOS = (
         Side("depth", "first", "checkpoint", "api"),
     ),
     Ratio(
+        "forgetting a point / taking one",
+        Side("depth", "any", "forget", "api"),
+        Side("depth", "first", "checkpoint", "api"),
+    ),
+    Ratio(
+        "4 forks with 64 MB each / 4 forks",
+        Side("fan-out", "4 forks with 64 MB each", "fork", "until"),
+        Side("fan-out", "4 forks", "fork", "until"),
+    ),
+    Ratio(
         "a command through the shell / bash -c true",
         Side("api", "run true", "run", "api"),
         Side("api", "bash -c true", "run", "api", "bash"),

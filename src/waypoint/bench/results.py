@@ -234,5 +234,21 @@ TARGETS = (
         what="cli",
         window="api",
     ),
-    Target(label="command line: ls", reach=80, workload="api", case="ls", what="cli", window="api"),
+    Target(label="command line: ls", reach=45, workload="api", case="ls", what="cli", window="api"),
+    Target(
+        label="forgetting one point among 1,000",
+        reach=30,
+        workload="depth",
+        case="any",
+        what="forget",
+        window="api",
+    ),
+    Target(
+        label="16 forks of a session with 1 GB of memory, all verified to run",
+        reach=1000,
+        workload="fan-out",
+        case="16 forks with 1024 MB each",
+        what="fork",
+        window="until",
+    ),
 )

@@ -315,6 +315,13 @@ while True:
 """
 
 
+def _start_holder(bench: Bench, session: Session, megabytes: int) -> None:
+    put(session, "/tmp/holder.py", _HOLDER.format(size=megabytes << 20))
+    session.run("mkfifo /tmp/dirty /tmp/done; exec 7<>/tmp/dirty 8<>/tmp/done; set +m").check()
+    session.run(f"{bench.python} /tmp/holder.py 7>&- 8>&- &").check()
+    session.run("read -t 60 answer <&8").check()
+
+
 def memory(bench: Bench) -> None:
     """From 1 MB to 1 GB, with nothing to everything written between two points."""
     rounds = bench.rounds(4, 3)
@@ -327,10 +334,7 @@ def memory(bench: Bench) -> None:
             )
             continue
         with bench.session() as session:
-            put(session, "/tmp/holder.py", _HOLDER.format(size=megabytes << 20))
-            session.run("mkfifo /tmp/dirty /tmp/done; exec 7<>/tmp/dirty 8<>/tmp/done; set +m").check()
-            session.run(f"{bench.python} /tmp/holder.py 7>&- 8>&- &").check()
-            session.run("read -t 60 answer <&8").check()
+            _start_holder(bench, session, megabytes)
             took = bench.checkpoint(session)[1]
             bench.add_timed("memory", f"{megabytes} MB", "checkpoint, first", took)
             for share in shares:
@@ -435,6 +439,37 @@ def fan_out(bench: Bench) -> None:
                 idle = sum(memory_of(fork.info.pid or 0) for fork in forks) / count
                 bench.add("fan-out", case, "memory per idle fork", "", idle, unit="bytes")
                 bench.remove(forks)
+    _fork_large(bench, *((4, 64) if bench.quick else (16, 1024)))
+
+
+def _fork_large(bench: Bench, count: int, megabytes: int) -> None:
+    """Forks of a session with much memory: until a command has run in each, and what all of them take while
+    they do nothing."""
+    case = f"{count} forks with {megabytes} MB each"
+    if available_bytes() < (count + 4) * (megabytes << 20):
+        bench.skip(case, f"{size(available_bytes())} are free, and each fork may take all that it has")
+        return
+    with bench.session() as session:
+        _start_holder(bench, session, megabytes)
+        point = session.checkpoint("bench")
+        for _ in range(bench.rounds(2, 2)):
+            began = now_ms()
+            forks = point.fork(count)
+            answered = now_ms()
+            with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1)) as workers:
+                ran = list(workers.map(_has_holder, forks))
+            until = now_ms() - began
+            if not all(ran):
+                raise WrongState(f"{ran.count(False)} of {count} forks do not run", hint="please report it")
+            bench.add("fan-out", case, "fork", "api", answered - began)
+            bench.add("fan-out", case, "fork", "until", until)
+            idle = sum(memory_of(fork.info.pid or 0) for fork in forks)
+            bench.add("fan-out", case, "memory of all, idle", "", idle, unit="bytes")
+            bench.remove(forks)
+
+
+def _has_holder(fork: Session) -> bool:
+    return fork.run("kill -0 $! && echo there").output == "there\n"
 
 
 def _is_running(fork: Session) -> bool:
@@ -487,10 +522,37 @@ def depth(bench: Bench) -> None:
                 bench.add("depth", case, what, "", value, unit=unit)
         how, took = bench.rollback(session, first)
         bench.add_timed("depth", "first", f"rollback, {how}", took)
-        for point in session.checkpoints()[1 :: many // bench.rounds(10, 3)]:
+        _ping_beside_reader(bench)
+        time.sleep(_REST_SECONDS)
+        for point in session.checkpoints()[1 :: many // bench.rounds(20, 6)]:
             began = now_ms()
             point.forget()
             bench.add("depth", "any", "forget", "api", now_ms() - began)
+
+
+_READER = """
+import sys, waypoint
+client = waypoint.Client(sys.argv[1])
+while True:
+    client.call("log", {"all": True})
+"""
+
+
+def _ping_beside_reader(bench: Bench) -> None:
+    """How long a short request waits while the daemon computes long answers for another client."""
+    reader = subprocess.Popen([sys.executable, "-c", _READER, str(bench.home.path)])
+    try:
+        time.sleep(_REST_SECONDS * 2)
+        for _ in range(bench.rounds(300, 100)):
+            began = now_ms()
+            bench.client.daemon.ping()
+            bench.add("depth", "all, beside a client that reads the log", "ping", "api", now_ms() - began)
+            time.sleep(0.003)
+        if reader.poll() is not None:
+            raise WrongState("the client that reads the log has ended", hint="please report it")
+    finally:
+        reader.kill()
+        reader.wait()
 
 
 def _daemon_resources(bench: Bench) -> dict[str, float]:
