@@ -64,6 +64,9 @@ class _Client:
     def event(self, body: Any) -> None:
         pass
 
+    def progress(self, text: str) -> None:
+        pass
+
 
 def ask(world: World, request: Request[Any]) -> Any:
     """What the daemon does for a request."""
