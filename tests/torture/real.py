@@ -440,6 +440,7 @@ VERBS = {
             "forget",
             lambda stage: stage.client.ask(machine.Forget(session="work", refs=("extra",), force=True)),
             _on_work(lambda work: (work.checkpoint(name="extra"), work.checkpoint("after"))),
+            waits_for="forget.deleted",
         ),
         Verb(
             "forward", lambda stage: stage.client.ask(ports.Forward(session="work", port=8080, local_port=0))
