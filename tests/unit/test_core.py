@@ -815,6 +815,18 @@ def test_prune_waits_for_what_is_still_to_be_deleted_behind_an_answer(world: Wor
     check(world)
 
 
+def test_a_label_names_a_point_whatever_else_there_is(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app
+    two = app.capture.checkpoint(row, Wish("two"))
+    for wrong in ("c002", "c3", "c0", f"c{'9' * 30}"):
+        with pytest.raises(errors.NotFound):
+            app.registry.point(row, wrong)
+    monkeypatch.setattr(app.store.points, "all", Mock(side_effect=AssertionError("all points were read")))
+    assert app.registry.point(row, "c2").id == app.registry.point(row, f"{row.name}:c2").id == two.id
+
+
 def test_a_point_tells_what_it_cost_when_it_was_measured_last(world: World, row: SessionRow) -> None:
     app = world.app
     one = app.registry.point(row, "one")

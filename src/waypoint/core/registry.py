@@ -128,6 +128,9 @@ class Registry:
         )
         if by_name:
             return by_name
+        number = refs.label_number(ref)
+        if number is not None and (labelled := self.store.points.numbered(row.id, number)):
+            return labelled  # without a look at all others
         everything = self.store.points.all()
         own = [point for point in everything if point.session == row.name]
         return refs.resolve(ref, own, everything, row.head, datetime.now().astimezone())

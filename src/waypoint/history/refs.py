@@ -20,6 +20,7 @@ from waypoint.model import Checkpoint
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _LABEL = re.compile(r"c\d+")
+_NUMBERED = re.compile(r"c[1-9]\d{0,8}")
 _STEPS = re.compile(r"@(?:(-+)|~([0-9]{1,9}))?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _SHORTEST_PREFIX = 4
@@ -34,6 +35,11 @@ def split(ref: str) -> tuple[str | None, str]:
         if separated and not (separator == ":" and _CLOCK.fullmatch(ref)):
             return session, rest
     return None, ref
+
+
+def label_number(ref: str) -> int | None:
+    """The 5 of `c5`. Nothing else can be meant by it: no point has such a name."""
+    return int(ref[1:]) if _NUMBERED.fullmatch(ref) else None
 
 
 def check_name(name: str, what: str) -> str:

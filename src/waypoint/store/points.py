@@ -90,6 +90,11 @@ class PointTable:
         row = self._database.row(f"{_POINTS} WHERE c.id = ?", checkpoint_id)
         return read_point(row) if row else None
 
+    def numbered(self, session_id: str, number: int) -> Checkpoint | None:
+        """The point of a session with that label."""
+        row = self._database.row(f"{_POINTS} WHERE c.session = ? AND c.number = ?", session_id, number)
+        return read_point(row) if row else None
+
     def likely_targets(self, session_id: str, most: int) -> list[tuple[str, int]]:
         """The whole points that the session is most likely restored to next, with their sizes: the one it
         stands on, then the newest that have a name or are pinned."""

@@ -57,6 +57,8 @@ _NODE_BYTES = 16384
 _ITEM_BYTES = 25
 _OWNERS_BYTES = 1 << 16
 _FIEMAP_EXTENTS = 256
+_EXTENTS_BYTES = 1 << 14
+"""For some two hundred extents of a file, or one that is stored in the tree itself."""
 
 _EXTENT = struct.Struct("<20xBQQ")
 _FIRST_KEY, _LAST_KEY = Key(0, 0, 0), Key(TOP, 0xFFFFFFFF, TOP)
@@ -251,7 +253,8 @@ def _files_in(folder: Path) -> list[int]:
 
 def _extents_of(tree: _Tree, inode: int) -> Iterator[_Extent]:
     first, last = Key(inode, BTRFS_EXTENT_DATA_KEY, 0), Key(inode, BTRFS_EXTENT_DATA_KEY, TOP)
-    extents = (_extent(item.data) for item in subvolume.items(tree.fd, first, last))
+    found = subvolume.items(tree.fd, first, last, size_bytes=_EXTENTS_BYTES)
+    extents = (_extent(item.data) for item in found)
     return (extent for extent in extents if extent)
 
 

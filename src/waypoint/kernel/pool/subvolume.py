@@ -137,9 +137,12 @@ def _info(fd: int) -> bytes:
     return fcntl.ioctl(fd, BTRFS_IOC_GET_SUBVOL_INFO, bytes(504))
 
 
-def items(fd: int, first: Key, last: Key, *, newer_than: int = 0) -> Iterator[Item]:
-    """The items between two keys, in leaves that were written after a transaction."""
-    request = bytearray(_SEARCH.size + _SEARCH_BYTES)
+def items(
+    fd: int, first: Key, last: Key, *, newer_than: int = 0, size_bytes: int = _SEARCH_BYTES
+) -> Iterator[Item]:
+    """The items between two keys, in leaves that were written after a transaction. `size_bytes`: how much is
+    asked for at once; fresh memory for a megabyte can take longer than the search for a few items."""
+    request = bytearray(_SEARCH.size + size_bytes)
     key = first
     while count := _search(fd, request, key, last, newer_than=newer_than, limit=0xFFFFFFFF):
         for item in _unpack(request, count):
