@@ -10,8 +10,20 @@ SOURCE = REPOSITORY / "src" / "waypoint"
 PAGE = REPOSITORY / "docs" / "architecture.md"
 BEGIN, END = "<!-- tree -->\n```\n", "```\n<!-- end of tree -->"
 TOP_DOWN = (
-    *("cli", "mcp", "hooks", "bench", "adapters", "backends", "client", "aio", "daemon", "core", "text"),
-    *("agent", "policy", "store", "history", "machine", "engine", "bases", "terminal", "box", "kernel"),
+    *("cli", "mcp", "hooks", "bench", "adapters", "backends", "explore", "client", "aio", "daemon", "core"),
+    *(
+        "text",
+        "agent",
+        "policy",
+        "store",
+        "history",
+        "machine",
+        "engine",
+        "bases",
+        "terminal",
+        "box",
+        "kernel",
+    ),
     "api",
 )
 """The rooms from the faces to the ground. tests/unit/test_layers.py has the layers."""

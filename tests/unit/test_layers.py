@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("core",),
     ("client", "aio", "daemon"),
-    ("backends",),
+    ("backends", "explore"),
     ("mcp", "hooks", "bench", "adapters", "cli"),
     ("__main__",),
 )
@@ -40,7 +40,7 @@ NOT_KNOWN: dict[str, tuple[str, ...]] = {
     ),
     "daemon": ("client", "aio"),
 }
-for face in ("backends", "mcp", "hooks", "bench", "adapters", "cli"):
+for face in ("backends", "explore", "mcp", "hooks", "bench", "adapters", "cli"):
     # A face that reached around the client would have logic of its own.
     NOT_KNOWN[face] = (
         *("kernel", "box", "terminal", "bases", "engine", "history", "store", "policy", "agent"),

@@ -117,6 +117,7 @@ BOUNDED = {
     "engine/unrestorable.py": {
         "end.recvmsg(2, socket.CMSG_LEN(_MOST_DESCRIPTORS * 4), flags)": "MSG_DONTWAIT",
     },
+    "explore/runner.py": {"search.result()": "no wait"},
     "kernel/faults.py": {"tester.connect(path)": "in tests only", "tester.recv(16)": "in tests only"},
     "kernel/locks.py": {
         "self._lock.acquire(blocking, timeout)": WORK,
