@@ -117,6 +117,12 @@ TRUTH_ARGS ?= --write
 truth: .venv/.dev-stamp engine programs
 	unshare --mount $(PYTHON) -m tests.truth.campaign $(TRUTH_ARGS)
 
+# Searches that are killed again and again, and what forks save against starting anew; the tables in docs/explore.md.
+EXPLORE_ARGS ?= --write
+.PHONY: explore
+explore: .venv/.dev-stamp engine
+	PYTHONPATH=src:. unshare --mount --propagation private $(PYTHON) -m tests.explore_campaign $(EXPLORE_ARGS)
+
 # Hostile boxes: what they try, and whether it is held; the table in docs/security.md. The boxes that stand side by side do so
 # for a minute, or as long as WAYPOINT_REDTEAM_SECONDS says.
 REDTEAM_ARGS ?= --write
