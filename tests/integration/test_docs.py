@@ -30,7 +30,7 @@ from waypoint.machine import link
 
 REPOSITORY = Path(__file__).parents[2]
 TOUR = REPOSITORY / "docs" / "tour.md"
-PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "agents.md")
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "agents.md", REPOSITORY / "docs" / "explore.md")
 _BLOCK = re.compile(
     r"(?P<skip><!-- not run -->\n)?^```(?P<language>python|console|sh|terminal)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
