@@ -196,6 +196,8 @@ class FakeEngine:
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
+        self.savable = True
+        """Whether a tree may be saved after the answer."""
         self.unrestorable = ""
         """Why no point can be restored, if none can."""
         self.platform = Platform(architecture="x86_64", kernel="6.18.0", criu="4.2.1")
@@ -214,10 +216,16 @@ class FakeEngine:
         memory: TrackedMemory,
         complete_folder: Path,
         forwarded: Collection[Connection],
+        stays_frozen: bool = False,
     ) -> Iterator[FakeDump]:
         self._faults.call("engine.dump")
         assert isinstance(box, FakeBox)
+        assert box.frozen == stays_frozen, "only a pending point is saved of a tree that stands still"
         yield FakeDump(box, folder, self._faults)
+
+    def is_savable(self, box: Box, forwarded: Collection[Connection]) -> bool:
+        self._faults.call("engine.is_savable")
+        return self.savable
 
     def hold(self, box: Box, images: Path) -> FakeHeld:
         self._faults.call("engine.hold")
@@ -263,10 +271,12 @@ class FakeKeeper(Keeper):
 class FakeBox(Box):
     """A box without processes. Its pid is that of the test: what is looked up there exists."""
 
-    def __init__(self, place: Path, volume: Path, faults: Faults) -> None:
+    def __init__(self, place: Path, volume: Path, faults: Faults, *, freezes: bool = False) -> None:
+        self._faults = faults
         self.id, self.pid, self.volume, self.keeper = place.name, os.getpid(), volume, FakeKeeper(faults)
         self.limits_group = Cgroup("", {})
-        self.limits, self.group = Limits(), None
+        self.limits, self.group = Limits(), place if freezes else None
+        self.frozen = False
         self._place = place
         self._master, self._slave = os.openpty()
         tty.setraw(self._slave)
@@ -289,6 +299,14 @@ class FakeBox(Box):
     @property
     def alive(self) -> bool:
         return self._place.exists()
+
+    def freeze(self, seconds: float) -> bool:
+        self._faults.call("box.freeze")
+        self.frozen = self.group is not None
+        return self.frozen
+
+    def thaw(self) -> None:
+        self.frozen = False
 
     def hello(self) -> Hello:
         if self.protocol:
@@ -319,6 +337,8 @@ class FakeBuilder:
     def __init__(self, folder: Path, pool: FakePool, faults: Faults) -> None:
         folder.mkdir(exist_ok=True)
         self._folder, self._pool, self._faults = folder, pool, faults
+        self.freezes = False
+        """Whether boxes can be frozen."""
         self.boxes: dict[str, FakeBox] = {}
         """Those that this process has built or found."""
 
@@ -337,7 +357,7 @@ class FakeBuilder:
         except BaseException:
             place.unlink()
             raise
-        box = self.boxes[volume.name] = FakeBox(place, volume, self._faults)
+        box = self.boxes[volume.name] = FakeBox(place, volume, self._faults, freezes=self.freezes)
         return box
 
     def standing(self) -> dict[str, int]:
@@ -349,7 +369,9 @@ class FakeBuilder:
         if not place.exists():
             return None
         if box_id not in self.boxes:
-            self.boxes[box_id] = FakeBox(place, self._pool.root / "sessions" / box_id, self._faults)
+            self.boxes[box_id] = FakeBox(
+                place, self._pool.root / "sessions" / box_id, self._faults, freezes=self.freezes
+            )
         return self.boxes[box_id]
 
     def connect(self, box: Box) -> Keeper:

@@ -23,6 +23,7 @@
     │   ├── CommandFailed     raised by Result.check()
     │   └── TimedOut          what was waited for takes longer; it goes on
     ├── CannotCheckpoint      a process cannot be saved; names it and says why
+    │   └── NotSaved          a safety point whose processes stand still and could not be saved
     ├── CannotRestore         the point could not be brought to life; nothing has changed
     │   ├── BaseChanged       the base lacks what it needs; the point itself is whole
     │   └── PointDamaged      it is not what was written; nothing was tried
@@ -228,6 +229,13 @@ class CannotCheckpoint(WaypointError):
 
     code = "cannot_checkpoint"
     exit_status = 8
+
+
+class NotSaved(CannotCheckpoint):
+    """Raised when a safety point is asked for whose processes could not be saved after the restore. They
+    stand still, and `undo` lets them run again."""
+
+    code = "not_saved"
 
 
 class CannotRestore(WaypointError):

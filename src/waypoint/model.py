@@ -290,6 +290,11 @@ class Checkpoint(Record, frozen=True):
     """What of it is not what was written, once a comparison has shown that. It is not restored."""
     platform: Platform | None = None
     """What it was taken with; None for points of older versions."""
+    pending: bool = False
+    """Whether it is still being saved: its processes stand still in their box, and its files are there."""
+    problem: str | None = None
+    """Why it could not be saved, while it is pending. Its processes go on standing still: `undo` lets them
+    run again."""
 
 
 class Event(Record, frozen=True):

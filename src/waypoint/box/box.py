@@ -212,6 +212,22 @@ class Box:
     def hello(self) -> Hello:
         return self.keeper.hello()
 
+    def freeze(self, seconds: float) -> bool:
+        """Stops the whole tree, until `thaw`: also when the daemon ends. (The keeper's own freezing ends with
+        the connection that has asked for it.) False, and nothing is stopped, when it does not stand still in
+        that time, or cannot be frozen here."""
+        try:
+            return self.group is not None and cgroups.freeze(self.group, seconds)
+        except OSError as error:
+            log.warning("the tree of box %s cannot be frozen: %s", self.id, error)
+            return False
+
+    def thaw(self) -> None:
+        """Lets the tree run, if `freeze` has stopped it."""
+        if self.group is not None:
+            with contextlib.suppress(OSError):  # the box has ended
+                cgroups.thaw(self.group)
+
     def has_bash(self) -> bool:
         """Whether a shell can be started in it. Only a session that builds a base may have none."""
         try:

@@ -77,20 +77,30 @@ class Background:
         """Runs it when the daemon is idle (`AFTER_AN_ANSWER`)."""
         return self._wait_and_run(self._idle, work)
 
-    def clear_when_idle(self, work: Callable[[], object]) -> Future[None]:
-        """The same for clearing away what is not needed any more. It does not wait for other work."""
-        return self._wait_and_run(self._clearing, work)
+    def clear_when_idle(
+        self, work: Callable[[], object], hurry: Callable[[], bool] = lambda: False
+    ) -> Future[None]:
+        """The same for clearing away what is not needed any more. It does not wait for other work. `hurry`:
+        whether a caller waits for it after all."""
+        return self._wait_and_run(self._clearing, work, hurry)
 
     def sync_when_idle(self, work: Callable[[], object]) -> Future[None]:
         """The same for work that waits for the disk. It does not wait for other work."""
         return self._wait_and_run(self._disk, work)
 
-    def _wait_and_run(self, threads: ThreadPoolExecutor, work: Callable[[], object]) -> Future[None]:
+    def _wait_and_run(
+        self,
+        threads: ThreadPoolExecutor,
+        work: Callable[[], object],
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> Future[None]:
         submitted_at = time.monotonic()
 
         def wait_and_run() -> None:
-            while self._waiting <= _MOST_WAITING and (
-                left := self.seconds_until_idle(AFTER_AN_ANSWER, submitted_at)
+            while (
+                self._waiting <= _MOST_WAITING
+                and not hurry()
+                and (left := self.seconds_until_idle(AFTER_AN_ANSWER, submitted_at))
             ):
                 time.sleep(min(left, _POLL_SECONDS))
             with self._lock:

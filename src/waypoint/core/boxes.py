@@ -25,7 +25,7 @@ from waypoint.core.auto import AutoPoints
 from waypoint.core.background import Background
 from waypoint.core.builder import BoxBuilder, BoxFacts
 from waypoint.core.contacts import Contacts
-from waypoint.core.engine import Engine
+from waypoint.core.engine import Engine, TrackedMemory
 from waypoint.core.forwards import Forwards
 from waypoint.core.gate import Gate
 from waypoint.core.live import Doors, Live, start_environment
@@ -116,6 +116,7 @@ class Boxes:
             undo.callback(box.close)
             live = self._connect(row.id, box, picture.size if picture else Size(), row.options)
             undo.callback(self._let_go, live)
+            box.thaw()  # an earlier daemon may have ended in the middle of a restore
             printed = live.terminal.events.serve()
             undo.callback(self.remember_terminal, live)  # the keeper tells only once what was printed
             self._registry.add(live)
@@ -129,7 +130,29 @@ class Boxes:
             undo.pop_all()
         return live
 
-    def _connect(self, session_id: str, box: Box, size: Size, options: BoxOptions) -> Live:
+    def take_back(self, row: SessionRow, box: Box, state: TerminalState, memory: TrackedMemory) -> Live:
+        """A frozen box that was left (`leave_frozen`) is to be the session's again: as it stood, and before
+        it runs. If this fails, it goes on standing still and can be taken again."""
+        with contextlib.ExitStack() as undo:
+            live = self._connect(row.id, box, state.size, row.options, memory)
+            undo.callback(self._let_go, live, keep_memory=True)
+            live.terminal.thaw(state)
+            live.terminal.feed(live.terminal.events.serve())
+            live.terminal.find_shell()
+            self._contacts.unwatch(box.id)
+            self._serve(live)
+            self.remember_terminal(live)
+            undo.pop_all()
+        return live
+
+    def _connect(
+        self,
+        session_id: str,
+        box: Box,
+        size: Size,
+        options: BoxOptions,
+        memory: TrackedMemory | None = None,
+    ) -> Live:
         hello = box.hello()
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, hello.master)
@@ -138,7 +161,8 @@ class Boxes:
             undo.pop_all()
         terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
         stream = self._trajectory.open(session_id, lambda: _redactor(box, terminal))
-        live = Live(session_id, box, terminal, stream, self._engine.track_memory(), options)
+        memory = memory or self._engine.track_memory()
+        live = Live(session_id, box, terminal, stream, memory, options)
         terminal.on_event = lambda event: self._terminal_event(live, event)
         return live
 
@@ -288,21 +312,47 @@ class Boxes:
             steps.callback(self._doors.close, live)
             steps.callback(self._forwards.cut, live)
 
+    def leave_frozen(self, live: Live, why: str) -> None:
+        """The session is in another box, and this one goes on standing still: everything of the daemon's is
+        taken away but the connection to its keeper and what is known of its memory. All who waited for
+        something in it are told."""
+        self._gate.approvals.drop(live)
+        with live.exits:
+            live.cleared = True
+        self._let_go(live, why, keep_memory=True)
+        for program in live.programs.values():
+            program.ended.set()
+        self._picture_path(live.box.id).unlink(missing_ok=True)
+
+    def end_frozen(self, box: Box, memory: TrackedMemory) -> None:
+        """Ends a box that was left standing still. Its volume stays."""
+        with contextlib.ExitStack() as steps:
+            steps.callback(memory.close)
+            steps.callback(self._builder.remove, box)
+
+    def find_frozen(self, box_id: str) -> tuple[Box, TrackedMemory] | None:
+        """The same box, found by a later daemon. OSError when it stands and does not answer."""
+        box = self._builder.find(box_id)
+        return (box, self._engine.track_memory()) if box else None
+
     def end_left_alone(self, box_id: str, pid: int) -> None:
         """Ends a box that this daemon could not take over, if it has not ended by itself."""
         self._builder.remove_unowned(box_id, pid)
         self._picture_path(box_id).unlink(missing_ok=True)
 
-    def _let_go(self, live: Live) -> None:
+    def _let_go(
+        self, live: Live, why: str = "the session could not be taken over", *, keep_memory: bool = False
+    ) -> None:
         """Gives up everything of the daemon's that belongs to a box; the box itself is left as it is."""
         live.ended.set()
         with contextlib.ExitStack() as steps:
             steps.callback(self._registry.drop, live)
-            steps.callback(self._contacts.unwatch, live.box.id)
+            if not keep_memory:
+                steps.callback(self._contacts.unwatch, live.box.id)
+                steps.callback(live.memory.close)
             steps.callback(live.terminal.events.close)
-            steps.callback(live.memory.close)
             steps.callback(live.stream.close)
-            steps.callback(live.terminal.close, "the session could not be taken over")
+            steps.callback(live.terminal.close, why)
             steps.callback(self._pump.remove, live.terminal.events.fileno())
             steps.callback(self._pump.remove, live.terminal.master)
             steps.callback(self._doors.close, live)

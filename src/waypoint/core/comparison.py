@@ -21,7 +21,7 @@ from waypoint.box.plan import coverage
 from waypoint.box.volume import hidden_paths, noted_hidden
 from waypoint.core.contacts import Contacts
 from waypoint.core.live import new_id, start_environment
-from waypoint.core.observe import observe
+from waypoint.core.observe import ShellPlace, observe
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.errors import SessionDead, UsageError, WaypointError
@@ -143,7 +143,9 @@ class Comparison:
                     below = processes.below(live.box.pid)
                     members = [process for process in below if process.comm != "waypoint-anchor"]
                     own_network = row.options.net != "host"
-                    observed = observe(live.box, live.terminal, members, own_network=own_network)
+                    observed = observe(
+                        live.box, ShellPlace.of(live.terminal), members, own_network=own_network
+                    )
                 facts = observed.facts()
             view = PointView(volume, base, hide=self._hidden(row, base, volume))
             yield Moment(view, facts, "now", present_of=row)

@@ -204,6 +204,14 @@ class Contacts:
         self._store.contacts.assign(live.session_id, point.id)
         self._cut.discard(live.session_id)
 
+    def assign_ended(self, session_id: str, box_id: str, point: Checkpoint) -> None:
+        """A pending point was saved: what has left its box belongs to it. Its session has another box."""
+        with _logged(), self._store.database.transaction():
+            self._count({box_id: session_id}, (box_id,))
+            self._store.contacts.assign(session_id, point.id, box_id)
+        self._close(box_id, session_id)
+        self.unwatch(box_id)
+
     def box_ended(self, session_id: str, box_id: str) -> None:
         """A box is gone. What left it after the last point belongs to no point."""
         if box_id not in self._watched:

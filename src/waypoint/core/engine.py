@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from waypoint.box.box import Box
-from waypoint.engine.dump import Dump
+from waypoint.engine.dump import Dump, is_savable
 from waypoint.engine.images import DumpStats, TreeState
 from waypoint.engine.memory import Memory
 from waypoint.engine.revive import hold
@@ -71,7 +71,9 @@ class Engine(Protocol):
         memory: TrackedMemory,
         complete_folder: Path,
         forwarded: Collection[Connection],
+        stays_frozen: bool = False,
     ) -> AbstractContextManager[TreeDump]: ...
+    def is_savable(self, box: Box, forwarded: Collection[Connection]) -> bool: ...
     def hold(self, box: Box, images: Path) -> HeldTree: ...
 
 
@@ -94,6 +96,7 @@ class CriuEngine:
         memory: TrackedMemory,
         complete_folder: Path,
         forwarded: Collection[Connection],
+        stays_frozen: bool = False,
     ) -> Dump:
         assert isinstance(memory, Memory)
         return Dump(
@@ -104,7 +107,11 @@ class CriuEngine:
             memory=memory,
             complete_folder=complete_folder,
             forwarded=forwarded,
+            stays_frozen=stays_frozen,
         )
+
+    def is_savable(self, box: Box, forwarded: Collection[Connection]) -> bool:
+        return is_savable(box, forwarded)
 
     def hold(self, box: Box, images: Path) -> HeldTree:
         return hold(box, images)

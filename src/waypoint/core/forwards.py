@@ -278,9 +278,10 @@ class Forwards:
                 dump.callers -= 1
                 if not dump.callers:
                     del self._dumps[live.box.id]
-                    # In the thread of the relay: no failure of theirs is one of the checkpoint.
+                    # In the thread of the relay: no failure of theirs is one of the checkpoint. The session
+                    # may be in another box by now.
                     for served, near in dump.held:
-                        self._relay.call_later(0, functools.partial(self._connect, served, near, live))
+                        self._relay.call_later(0, functools.partial(self._accept, served, near))
                     dump.held.clear()
 
 

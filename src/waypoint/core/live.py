@@ -25,6 +25,8 @@ from waypoint.kernel.placement import Folder
 from waypoint.model import BoxOptions, Checkpoint
 from waypoint.terminal.terminal import Terminal
 
+TICKETS_FILE = "inside.json"
+"""Beside the images of a point: the clients inside that waited for the daemon when it was taken."""
 INSIDE_PATH = "/dev/waypoint/bin/inside"
 """It comes first, before a Waypoint that the base may contain: that one does not work in a box."""
 _PATIENCE_SECONDS = 1.0
@@ -151,8 +153,9 @@ class Doors(Protocol):
 
     def open(self, live: Live) -> None: ...
     def close(self, live: Live) -> None: ...
-    def closed_for_dump(self, live: Live, images: Path) -> AbstractContextManager[None]: ...
+    def closed_for_dump(self, live: Live) -> AbstractContextManager[bytes]: ...
     def answer_waiters(self, live: Live, point: Checkpoint) -> None: ...
+    def answer(self, live: Live, point: Checkpoint, stored: bytes) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 
@@ -21,6 +22,7 @@ from waypoint.history.shell import ShellFact, parse_listing, parse_shell
 from waypoint.kernel import processes
 from waypoint.kernel.network import sockets
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, RESOLVE_NO_SYMLINKS, openat2
+from waypoint.model import Record
 from waypoint.terminal.terminal import Terminal
 
 _SHELL_FILE, _LISTING_FILE = f"{STATE_IN_BOX}/shell".lstrip("/"), f"{STATE_IN_BOX}/listing".lstrip("/")
@@ -94,9 +96,23 @@ def listening_ports(
     )
 
 
+class ShellPlace(Record, frozen=True):
+    """What the terminal knows of its shell, beside what the shell has reported."""
+
+    cwd: str
+    foreground: str | None
+    listed: bool
+    """Whether its listing is that of now: between the end of a command and the next prompt it is that of an
+    earlier moment."""
+
+    @classmethod
+    def of(cls, terminal: Terminal) -> Self:
+        return cls(cwd=terminal.cwd, foreground=terminal.foreground(), listed=not terminal.prompt_is_due)
+
+
 def look_at_shell(box: Box, terminal: Terminal) -> ShellFact:
     """The shell as it reported itself at its last prompt."""
-    return _report(box, terminal).fact()
+    return _report(box, ShellPlace.of(terminal)).fact()
 
 
 def exported_variables(box: Box, terminal: Terminal) -> dict[str, str]:
@@ -104,14 +120,12 @@ def exported_variables(box: Box, terminal: Terminal) -> dict[str, str]:
     return parse_shell(_read(box, _SHELL_FILE).decode(errors="replace"), terminal.cwd, None).exported
 
 
-def _report(box: Box, terminal: Terminal) -> ShellReport:
-    # Between the end of a command and the next prompt the listing is that of an earlier moment.
-    listed = not terminal.prompt_is_due
+def _report(box: Box, shell: ShellPlace) -> ShellReport:
     return ShellReport(
         exports=_read(box, _SHELL_FILE),
-        listing=_read(box, _LISTING_FILE) if listed else b"",
-        cwd=terminal.cwd,
-        foreground=terminal.foreground(),
+        listing=_read(box, _LISTING_FILE) if shell.listed else b"",
+        cwd=shell.cwd,
+        foreground=shell.foreground,
     )
 
 
@@ -144,7 +158,7 @@ def _is_own(process: processes.Process) -> bool:
 
 
 def observe(
-    box: Box, terminal: Terminal, tree: Sequence[processes.Process], *, own_network: bool
+    box: Box, shell: ShellPlace, tree: Sequence[processes.Process], *, own_network: bool
 ) -> Observation:
     """Everything that is observed. `tree`: the processes of the box below its keeper. A box on the host's
     network has no ports of its own."""
@@ -162,4 +176,4 @@ def observe(
         if process.state != "Z" and not _is_own(process)
     )
     ports = listening_ports(box, tree, own_network=True) if own_network else ()
-    return Observation(processes=members, ports=ports, shell=_report(box, terminal))
+    return Observation(processes=members, ports=ports, shell=_report(box, shell))

@@ -31,6 +31,7 @@ from waypoint.model import Recovered, Repair, Violation
 from waypoint.store import Store
 from waypoint.store.database import SCHEMA_VERSION
 from waypoint.store.exchange import exchange, finish_exchange
+from waypoint.store.pending import read_pending
 from waypoint.store.points import read_point
 from waypoint.store.sessions import read_session
 
@@ -156,16 +157,19 @@ class Rebuild:
                 read_point,
                 "SELECT c.*, '' AS session_name, '[]' AS verdicts, NULL AS tags FROM checkpoints c",
             ),
+            ("pending", read_pending, "SELECT p.*, p.checkpoint AS id FROM pending p"),
         )
         for table, read, query in queries:
+            key = "checkpoint" if table == "pending" else "id"
             for row in new.execute(query).fetchall():
                 try:
                     read(row)
                 except DatabaseDamaged as error:
-                    new.execute(f"DELETE FROM {table} WHERE id = ?", (row["id"],))
+                    new.execute(f"DELETE FROM {table} WHERE {key} = ?", (row["id"],))
                     self._note(f"a row is not taken over: {error.message}")
 
     def _drop_orphans(self, new: sqlite3.Connection) -> None:
+        new.execute("DELETE FROM pending WHERE session NOT IN (SELECT id FROM sessions)")  # it has no rowids
         for table, rowid, *_ in map(tuple, new.execute("PRAGMA foreign_key_check").fetchall()):
             if rowid is not None:
                 new.execute(f"DELETE FROM {table} WHERE rowid = ?", (rowid,))
@@ -188,7 +192,7 @@ class Rebuild:
         self._done += adoption.done
         self._wake(store, lost)
         store.sync()
-        owned = {row.box for row in store.sessions.all()}
+        owned = {row.box for row in store.sessions.all()} | store.pending.boxes()
         return [
             Violation(
                 rule=_BOXES_RULE,

@@ -23,6 +23,7 @@ from waypoint.core.gate import Gate
 from waypoint.core.registry import LeftAlone, Registry
 from waypoint.core.remains import Remains
 from waypoint.core.removal import Removals
+from waypoint.core.safety import Safety
 from waypoint.errors import WaypointError
 from waypoint.kernel import faults
 from waypoint.store.sessions import SessionRow
@@ -44,6 +45,7 @@ class Recovery:
         gate: Gate,
         cards: Cards,
         remains: Remains,
+        safety: Safety,
         adoption: Adoption,
         removals: Removals,
         durability: Durability,
@@ -52,6 +54,7 @@ class Recovery:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._builder, self._boxes, self._contacts = builder, boxes, contacts
         self._gate, self._cards, self._remains = gate, cards, remains
+        self._safety = safety
         self._adoption, self._removals, self._durability = adoption, removals, durability
         self._background = background
 
@@ -65,6 +68,9 @@ class Recovery:
         dead = [row for row in live_rows if not self._take_over(row, standing)]
         owned = {live.box.id for live in self._registry.lives()}
         owned |= {alone.box for alone in self._registry.left_alone.values()}
+        self._safety.recover(standing)
+        faults.reach("start.pending")
+        owned |= self._store.pending.boxes()
         self._contacts.close_lost(owned, {row.box: row.id for row in dead if row.box})
         for box_id, pid in standing.items():
             if box_id not in owned:

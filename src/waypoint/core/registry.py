@@ -23,6 +23,7 @@ from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store as bases
 from waypoint.core.live import Live, patient
 from waypoint.core.observe import exported_variables
+from waypoint.core.pending import PendingPoints
 from waypoint.errors import NotFound, SessionBusy, SessionDead, UsageError, WaypointError
 from waypoint.history import refs
 from waypoint.history.facts import Facts
@@ -61,6 +62,7 @@ class Registry:
 
     def __init__(self, home: Home, pool: Pool, store: Store, trajectory: Trajectory) -> None:
         self.home, self.pool, self.store, self.trajectory = home, pool, store, trajectory
+        self.pending = PendingPoints(store)
         self._lock = locks.condition("registry")
         """Notified when a point is not used any more, and when a box that was left alone is so no more."""
         self._lives: dict[str, Live] = {}
@@ -118,22 +120,34 @@ class Registry:
             return Hint(f"there are: {', '.join(names)}")
         return Hint("there are none: start one with ", Do("new"))
 
-    def point(self, row: SessionRow, ref: str) -> Checkpoint:
-        """The point that a ref means, seen from a session."""
+    def point(self, row: SessionRow, ref: str, *, saved: bool = True) -> Checkpoint:
+        """The point that a ref means, seen from a session. One that is still being saved is waited for,
+        unless not `saved`."""
+        point = self._point(row, ref)
+        return self.pending.saved(point) if point.pending and saved else point
+
+    def _point(self, row: SessionRow, ref: str) -> Checkpoint:
         other, ref = refs.split(ref)
         if other:
             row = self.find(other)
-        by_name = self.store.points.find(ref) or self.store.points.find(
-            self.store.points.tags(row.id).get(ref, "")
+        by_name = (
+            self.store.points.find(ref)
+            or self.store.pending.as_point(ref)
+            or self.store.points.find(self.store.points.tags(row.id).get(ref, ""))
         )
         if by_name:
             return by_name
         number = refs.label_number(ref)
         if number is not None and (labelled := self.store.points.numbered(row.id, number)):
             return labelled  # without a look at all others
-        everything = self.store.points.all()
+        everything = self.all_points()
         own = [point for point in everything if point.session == row.name]
         return refs.resolve(ref, own, everything, row.head, datetime.now().astimezone())
+
+    def all_points(self) -> list[Checkpoint]:
+        """Those of all sessions, oldest first, with those that are still being saved."""
+        points = [*self.store.points.all(), *self.store.pending.points()]
+        return sorted(points, key=lambda point: point.created_at)
 
     def head(self, row: SessionRow) -> Checkpoint | None:
         """The point that a session stands on."""

@@ -113,7 +113,7 @@ class Remains:
             for folder, names in (
                 (self._home.staging, set()),
                 (self._home.checkpoints, points),
-                (self._home.sessions, {row.box for row in rows}),
+                (self._home.sessions, {row.box for row in rows} | self._store.pending.boxes()),
                 (self._home.beginnings, {row.beginning for row in rows}),
             )
             for path in folder.iterdir()

@@ -22,6 +22,7 @@ from waypoint.core.live import Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.restore import Restore
+from waypoint.core.safety import Safety
 from waypoint.core.spares import Spares
 from waypoint.history import handover
 from waypoint.history.handover import Handover, Owner
@@ -40,6 +41,7 @@ class Removals:
         registry: Registry,
         boxes: Boxes,
         restore: Restore,
+        safety: Safety,
         remains: Remains,
         forwards: Forwards,
         spares: Spares[Twin],
@@ -47,7 +49,7 @@ class Removals:
         background: Background,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
-        self._boxes, self._restore, self._remains = boxes, restore, remains
+        self._boxes, self._restore, self._safety, self._remains = boxes, restore, safety, remains
         self._forwards, self._spares, self._digests = forwards, spares, digests
         self._background = background
 
@@ -95,6 +97,7 @@ class Removals:
                 with live.ending():
                     self._boxes.end(live, "the session was removed")
                     faults.reach("rm.ended")
+            self._safety.drop(row.id)
 
     # ---- what is handed over -----------------------------------------------------------------
 

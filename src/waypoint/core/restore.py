@@ -1,7 +1,7 @@
 """Taking a session back to a point, and taking that back: restore, undo, redo.
 
 The old tree ends only when the new one runs, and one transaction moves the session: a restore that fails has
-changed nothing. What is left of the old box is cleared away after the answer.
+changed nothing. What is left of the old box is saved and cleared away after the answer (core/safety.py).
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from waypoint.api.hints import Arg, Do, Hint
 from waypoint.core.background import Background
 from waypoint.core.boxes import Boxes
 from waypoint.core.capture import Capture, Wish
-from waypoint.core.copies import Copies
+from waypoint.core.copies import Copies, Copy
 from waypoint.core.forwards import Forwards
 from waypoint.core.live import Live, Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
+from waypoint.core.safety import Present, Safety
 from waypoint.core.spares import Spares
 from waypoint.errors import CannotCheckpoint, NotFound
 from waypoint.kernel import faults
 from waypoint.model import Actor, Checkpoint, Restored
 from waypoint.store.operations import UNDOABLE
+from waypoint.store.pending import PendingRow
 from waypoint.store.sessions import SessionRow
 
 _MOST_UNCLEARED = 8
 """How many ended boxes of one session may wait until they are cleared away."""
 _CLEARING_SECONDS = 60.0
+_ELSEWHERE = "the session was restored to another point meanwhile"
 
 
 class Restore:
@@ -43,13 +46,14 @@ class Restore:
         boxes: Boxes,
         copies: Copies,
         capture: Capture,
+        safety: Safety,
         remains: Remains,
         forwards: Forwards,
         spares: Spares[Twin],
         background: Background,
     ) -> None:
         self._registry, self._store, self._boxes = registry, registry.store, boxes
-        self._copies, self._capture, self._remains = copies, capture, remains
+        self._copies, self._capture, self._safety, self._remains = copies, capture, safety, remains
         self._forwards, self._spares, self._background = forwards, spares, background
         self._clearing: dict[str, deque[Future[None]]] = {}
         """By session, the clearing away of the boxes it was in before its last restores."""
@@ -65,54 +69,107 @@ class Restore:
         undoes: int | None = None,
         actor: Actor = "person",
     ) -> Restored:
-        """The walk of a restore. `safety`: the present is captured first, so that it can be undone."""
-        started = time.perf_counter()
+        """The walk of a restore. `safety`: the present is kept, so that it can be undone."""
         point = self._registry.point(row, ref)
-        with (
-            self._registry.moving(row.id),
-            self._registry.using(point, arriving=True) as point,
-            self._present(row.id) as old,
-        ):
-            row = self._registry.find(row.id)
-            self._keep_pace(row.id)
-            safety_point = self._keep_present(row, old, point, verb) if old and safety else None
-            faults.reach("restore.kept")
-            size = old.terminal.size if old else None
-            copy = self._copies.bring_up(
-                row.name, row.options, point, row.id, files_only=files_only, size=size
+        with self._registry.moving(row.id), self._registry.using(point, arriving=True) as point:
+            return self._move(
+                row.id,
+                point,
+                None,
+                safety=safety,
+                files_only=files_only,
+                verb=verb,
+                undoes=undoes,
+                actor=actor,
             )
+
+    def _move(
+        self,
+        session_id: str,
+        point: Checkpoint,
+        returning: PendingRow | None,
+        *,
+        safety: bool = True,
+        files_only: bool = False,
+        verb: str,
+        undoes: int | None,
+        actor: Actor,
+    ) -> Restored:
+        """`returning`: the point is pending, and belongs to this thread: its frozen box runs again."""
+        started = time.perf_counter()
+        with self._present(session_id) as old, contextlib.ExitStack() as still:
+            row = self._registry.find(session_id)
+            self._keep_pace(row.id)
+            present, kept = None, None
+            if old and safety:
+                wish = Wish(f"before {verb} to {point.name or point.label}", kind="safety", actor="automatic")
+                present = self._freeze(row, old, wish)
+                if present:
+                    still.enter_context(present)
+                else:
+                    kept = self._keep_present(row, old, wish)
+            faults.reach("restore.kept")
+            copy = self._bring_up(row, point, returning, files_only=files_only, old=old)
             live = copy.live
             try:
                 faults.reach("restore.copied")
                 with self._registry.trajectory.handover(live.stream):
-                    self._store.operations.record_move(  # from here on the session is in the new box
-                        row.id,
+                    self._safety.record_move(  # from here on the session is in the new box
+                        row,
                         verb,
                         box=live.box.id,
-                        target=point.id,
-                        before=safety_point.id if safety_point else None,
+                        target=point,
+                        before=present.new.id if present else kept.id if kept else None,
+                        present=present,
+                        returning=returning,
                         undoes=undoes,
                         actor=actor,
                     )
             except BaseException:
-                self._boxes.end(live, "the session could not be moved")
-                self._remains.delete(live.box.volume)
+                if returning:
+                    self._boxes.leave_frozen(live, "the session could not be moved")
+                else:
+                    self._boxes.end(live, "the session could not be moved")
+                    self._remains.delete(live.box.volume)
                 raise
             faults.reach("restore.moved")
             self._registry.add(live)
+            if returning:
+                self._safety.let_run(live, point, returning)
             if old:
                 live.terminal.take_watchers(old.terminal)
+            if present:
+                kept = self._store.pending.as_point(present.new.id)
             ready_ms = (time.perf_counter() - started) * 1000
-            self._leave(row, old)
+            self._leave(row, old, present)
         self._background.run(lambda: self._spares.update(row.id))
         return Restored(
             session=self._registry.describe(self._registry.find(row.id)),
             checkpoint=point,
             ready_ms=round(ready_ms, 3),
-            safety=safety_point,
+            safety=kept,
             spare=copy.spare,
             base_changes=copy.base_changes,
         )
+
+    def _bring_up(
+        self,
+        row: SessionRow,
+        point: Checkpoint,
+        returning: PendingRow | None,
+        *,
+        files_only: bool,
+        old: Live | None,
+    ) -> Copy:
+        size = old.terminal.size if old else None
+        if not returning:
+            return self._copies.bring_up(
+                row.name, row.options, point, row.id, files_only=files_only, size=size
+            )
+        live = self._safety.take_back(row, returning)
+        if size:
+            live.terminal.resize(size)
+        return Copy(live)
 
     @contextlib.contextmanager
     def _present(self, session_id: str) -> Iterator[Live | None]:
@@ -127,11 +184,14 @@ class Restore:
         with live.state:
             yield None if live.ended.is_set() else live  # it may have ended while this waited
 
-    def _keep_present(self, row: SessionRow, live: Live, point: Checkpoint, verb: str) -> Checkpoint:
-        intent = f"before {verb} to {point.name or point.label}"
+    def _freeze(self, row: SessionRow, live: Live, wish: Wish) -> Present | None:
+        with self._registry.death_named(row, live):
+            return self._safety.freeze(row, live, wish)
+
+    def _keep_present(self, row: SessionRow, live: Live, wish: Wish) -> Checkpoint:
         try:
             with self._registry.death_named(row, live):
-                return self._capture.take(row, live, Wish(intent, kind="safety", actor="automatic"))
+                return self._capture.take(row, live, wish)
         except CannotCheckpoint as error:
             error.hint = Hint(
                 "the present could not be saved first: ",
@@ -140,16 +200,27 @@ class Restore:
             )
             raise
 
-    def _leave(self, row: SessionRow, old: Live | None) -> None:
-        """Nothing of the old box runs from here on. What is left of it is cleared away after the answer."""
+    def _leave(self, row: SessionRow, old: Live | None, present: Present | None) -> None:
+        """Nothing of the old box runs from here on. What is left of it is saved and cleared away after the
+        answer."""
+        clearing = self._clearing.setdefault(row.id, deque())
+        before = clearing[-1] if clearing else None
+        if present:
+            self._boxes.leave_frozen(present.live, _ELSEWHERE)
+            faults.reach("restore.left")
+            point_id = present.new.id
+            clearing.append(
+                self._background.clear_when_idle(
+                    lambda: self._safety.save(point_id), lambda: self._registry.pending.wanted
+                )
+            )
+            return
         if old:
             self._forwards.cut(old)
             old.box.signal_end()
             old.ended.set()
             faults.reach("restore.left")
         volume = self._registry.home.sessions / row.box if row.box else None
-        clearing = self._clearing.setdefault(row.id, deque())
-        before = clearing[-1] if clearing else None
         clearing.append(self._background.clear_when_idle(lambda: self._clear(old, volume, before)))
 
     def _clear(self, old: Live | None, volume: Path | None, before: Future[None] | None) -> None:
@@ -159,7 +230,7 @@ class Restore:
         try:
             if old:
                 with old.state:
-                    self._boxes.end(old, "the session was restored to another point meanwhile")
+                    self._boxes.end(old, _ELSEWHERE)
             faults.reach("clear.box")
         finally:
             if volume:
@@ -196,7 +267,7 @@ class Restore:
                     "the last restore took no safety checkpoint",
                     hint=Hint("choose a point from ", Do("log", session=row.name)),
                 )
-            return self.to(row, last.before, verb="undo", undoes=last.id, actor=actor)
+            return self._go_back(row, last.before, "undo", last.id, actor)
 
     def redo(self, row: SessionRow, actor: Actor = "person") -> Restored:
         """Takes the last undo back, if nothing else has moved the session since."""
@@ -206,4 +277,12 @@ class Restore:
                 raise NotFound(
                     "there is nothing to redo", hint="only an undo can be redone, and only right after it"
                 )
-            return self.to(row, done[-1].before, verb="redo", undoes=done[-1].id, actor=actor)
+            return self._go_back(row, done[-1].before, "redo", done[-1].id, actor)
+
+    def _go_back(self, row: SessionRow, point_id: str, verb: str, undoes: int, actor: Actor) -> Restored:
+        """To a safety point. If it is still pending, its frozen box runs again, and nothing is restored."""
+        with self._registry.pending.taken(point_id) as pending:
+            point = self._store.pending.as_point(point_id)
+            if pending and point and pending.point.session == row.id and self._safety.stands(pending):
+                return self._move(row.id, point, pending, verb=verb, undoes=undoes, actor=actor)
+        return self.to(row, point_id, verb=verb, undoes=undoes, actor=actor)

@@ -20,6 +20,7 @@ from waypoint.core.live import INSIDE_PATH, Twin, new_id
 from waypoint.core.observe import look_at_shell
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
+from waypoint.core.safety import Safety
 from waypoint.core.spares import Spares
 from waypoint.errors import (
     AlreadyExists,
@@ -55,11 +56,13 @@ class Sessions:
         forwards: Forwards,
         spares: Spares[Twin],
         comparison: Comparison,
+        safety: Safety,
     ) -> None:
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._builder, self._boxes, self._capture = builder, boxes, capture
         self._copies, self._forwards = copies, forwards
         self._remains, self._spares, self._comparison = remains, spares, comparison
+        self._safety = safety
 
     def new(
         self,
@@ -229,6 +232,7 @@ class Sessions:
 
     def stop_all(self) -> None:
         """Ends every box; what was live is dead afterwards and can be restored."""
+        self._safety.save_all()
         for session_id in [*self._registry.left_alone]:
             with self._registry.moving(session_id, alone=True):
                 if alone := self._registry.left_alone.get(session_id):

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from waypoint.api.hints import Arg, Do, Hint
 from waypoint.bases import store
-from waypoint.box.box import keepers
+from waypoint.box.box import Box, keepers
 from waypoint.core.background import TRIMMING, Background
 from waypoint.core.costs import Costs
-from waypoint.core.live import Live, Twin
+from waypoint.core.live import Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
@@ -383,7 +383,7 @@ class DiskSpace:
             notice = f"the pool was nearly full: {gone} old automatic points were forgotten to make room"
             self.notify(notice)
 
-    def require_room(self, live: Live | None) -> None:
+    def require_room(self, box: Box | None) -> None:
         """Before a checkpoint: NoSpace unless there is room for it, after thinning if need be."""
         pool = self._pool
         if pool.has_stopped():
@@ -394,7 +394,7 @@ class DiskSpace:
         free = pool.usage().free_bytes
         if free >= MARGIN_BYTES + 2 * _MEMORY_BYTES:  # no need to look
             return
-        need = MARGIN_BYTES + (_dump_bytes(live) if live else 0)
+        need = MARGIN_BYTES + (_dump_bytes(box) if box else 0)
         if free >= need + _unwritten_bytes():
             return
         free = self._make_room(need)
@@ -402,7 +402,7 @@ class DiskSpace:
             raise self._no_room(need, free)
 
     @contextlib.contextmanager
-    def room_named(self, live: Live | None) -> Iterator[None]:
+    def room_named(self, box: Box | None) -> Iterator[None]:
         """Around a checkpoint. Its need was an estimate, and others write to the pool as well: where a step
         finds the pool full after all, the error is that of `require_room`. An error that names another place
         (the host's disk, the database) stays what it is."""
@@ -411,7 +411,7 @@ class DiskSpace:
         except (OSError, NoSpace) as error:
             if not self._is_about_pool(error):
                 raise
-            need = MARGIN_BYTES + (_dump_bytes(live) if live else 0)
+            need = MARGIN_BYTES + (_dump_bytes(box) if box else 0)
             raise self._no_room(need, self._make_room(need)) from error
 
     def _is_about_pool(self, error: OSError | NoSpace) -> bool:
@@ -436,10 +436,10 @@ class DiskSpace:
         )
 
 
-def _dump_bytes(live: Live) -> int:
+def _dump_bytes(box: Box) -> int:
     """The most its memory images may take: they are compressed, but only once room was claimed for all of it.
     Memory that processes share is written once."""
-    sizes = [processes.memory_bytes(process.host_pid) for process in processes.below(live.box.pid)]
+    sizes = [processes.memory_bytes(process.host_pid) for process in processes.below(box.pid)]
     return sum(own for own, _ in sizes) + max((shared for _, shared in sizes), default=0)
 
 

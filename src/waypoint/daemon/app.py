@@ -53,6 +53,7 @@ from waypoint.core.reopening import Reopening
 from waypoint.core.repair import Repairs
 from waypoint.core.replays import Replays
 from waypoint.core.restore import Restore
+from waypoint.core.safety import Safety
 from waypoint.core.sessions import Sessions
 from waypoint.core.space import DiskSpace
 from waypoint.core.spares import Spares
@@ -185,11 +186,25 @@ class App:
             self.kept,
             background,
         )
+        self.safety = Safety(
+            registry,
+            builder,
+            self.boxes,
+            self.capture,
+            engine,
+            doors,
+            self.forwards,
+            self.space,
+            self.remains,
+            background,
+            may_wait=not settings.durable,
+        )
         self.restore = Restore(
             registry,
             self.boxes,
             self.copies,
             self.capture,
+            self.safety,
             self.remains,
             self.forwards,
             self.spares,
@@ -208,11 +223,13 @@ class App:
             self.forwards,
             self.spares,
             self.comparison,
+            self.safety,
         )
         self.removals = Removals(
             registry,
             self.boxes,
             self.restore,
+            self.safety,
             self.remains,
             self.forwards,
             self.spares,
@@ -265,6 +282,7 @@ class App:
             self.gate,
             self.cards,
             self.remains,
+            self.safety,
             adoption,
             self.removals,
             self.durability,

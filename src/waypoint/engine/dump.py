@@ -79,7 +79,8 @@ class Dump:
     With `memory`, only what was written since its baseline is copied in the pause; the images of memory are
     completed afterwards, in `complete_folder`. `outside_pipes`: pipes of programs whose other ends clients
     hold. `forwarded`: connections whose other ends the daemon holds; no other one begins meanwhile. If
-    anything fails, the caller's code included, the tree runs on as before.
+    anything fails, the caller's code included, the tree runs on as before. `stays_frozen`: it stood still
+    before, and does so afterwards (`Box.freeze`).
     """
 
     state: TreeState
@@ -95,8 +96,10 @@ class Dump:
         memory: Memory | None = None,
         complete_folder: Path | None = None,
         forwarded: Collection[Connection] = (),
+        stays_frozen: bool = False,
     ) -> None:
         self._box, self._folder = box, folder
+        self._stays_frozen = stays_frozen
         self._outside_pipes, self._shell = outside_pipes, shell
         self._memory, self._complete_folder = memory, complete_folder or folder
         self._forwarded = forwarded
@@ -118,7 +121,7 @@ class Dump:
         return self._pauses
 
     def _all_pauses(self) -> Pauses:
-        delays, disturbed = iter(_RETRY_SECONDS), False
+        delays, disturbed = iter(_RETRY_SECONDS), self._stays_frozen
         while True:
             try:
                 yield from self._attempt(freeze_first=disturbed)
@@ -160,7 +163,7 @@ class Dump:
         # CRIU refuses connections that are not accepted yet. Those from outside are none of the session's: a
         # program that is slow to accept must not prevent a checkpoint because of them.
         without_waiting = bool(self._forwarded) and _waiting(box, self._forwarded).only_outside
-        freezer, began = Freezer(box), freeze_first
+        freezer, began = Freezer(box, stays_frozen=self._stays_frozen), freeze_first
         groups = [box.group] if freezer.available and box.group else []
         request = criu.dump_request(
             hello.anchor,
@@ -339,6 +342,35 @@ class Dump:
         return msgspec.structs.replace(state, peers=made_again, notes=(*state.notes, *differences))
 
 
+def is_savable(box: Box, forwarded: Collection[Connection]) -> bool:
+    """Whether nothing prevents a dump of a tree that stands still, as far as can be known without CRIU. Where
+    there is a doubt the answer is no. A dump says what the matter is."""
+    hello = box.hello()
+    os.close(hello.master)
+    os.close(hello.slave)
+    members = processes.below(box.pid)
+    anchor = next((process for process in members if process.pid == hello.anchor), None)
+    if anchor is None or len(_inner_terminals(box)) >= _MAX_ORPHANED:
+        return False
+    tree = processes.below(anchor.host_pid)
+    if any(map(unrestorable.has_ambient_capabilities, tree)):
+        return False
+    try:
+        _examine_ipc(anchor)
+    except CannotCheckpoint:
+        return False
+    if unrestorable.find_unstoppable(anchor, members):
+        return False
+    open_files = _OpenFiles.of(tree)
+    return (
+        not unrestorable.find(anchor, open_files.by_process, _unsent_datagrams(box))
+        and not watches.find(open_files.by_process, box.pid)[1]
+        and not any(open_files.broken_leases())
+        and _waiting(box, forwarded).only_outside
+        and not box.mounts_made_inside()
+    )
+
+
 def _refuse_terminals(folder: Path) -> None:
     """Refuses more terminals than a restore can make."""
     if max(images.inner_terminals(folder), default=0) >= _MAX_TERMINALS:
@@ -471,12 +503,17 @@ def _open_terminal(box: Box, index: int) -> int:
     )
 
 
+def _inner_terminals(box: Box) -> set[int]:
+    """The numbers of the box's terminals but for its own."""
+    names = os.listdir(f"/proc/{box.pid}/root/dev/pts")
+    return {int(name) for name in names if name.isdigit() and name != "0"}
+
+
 def _take_typed(box: Box) -> dict[int, bytes]:
     """Empties the input of the box's terminals: its own, which CRIU does not know, and those inside the tree
     (tmux's panes), where CRIU would move an unfinished line in front of finished ones and echo those again.
     """
-    names = os.listdir(f"/proc/{box.pid}/root/dev/pts")
-    inner = {int(name) for name in names if name.isdigit() and name != "0"}
+    inner = _inner_terminals(box)
     # Only terminals that control a process: the slave of another one may not be open, and its master would
     # be notified when it is opened and closed here.
     inner &= {process.terminal for process in processes.below(box.pid)} if inner else set()

@@ -35,10 +35,11 @@ class Disturbed(Exception):
 class Freezer:
     """The tree of one box, to be stopped as a whole."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: Box, *, stays_frozen: bool = False) -> None:
+        """`stays_frozen`: the tree was stopped by the caller, and is not to run when CRIU has let go."""
         self._box = box
         self.available = box.group is not None
-        self._frozen = False
+        self._frozen = self._stays_frozen = stays_frozen
         self._frozen_at = 0.0
         self.pause_ms = 0.0
         """How long the processes have stood still; 0 when they were not frozen here."""
@@ -87,7 +88,12 @@ class Freezer:
         self._frozen = True
 
     def thaw(self) -> None:
-        if self._frozen:
+        if self._stays_frozen:
+            # CRIU freezes it again before it lets go. It has not when it was killed: the kernel has let them
+            # run then.
+            if not self._box.freeze(_FREEZE_SECONDS):
+                log.error("the tree of box %s was to stand still, and runs", self._box.id)
+        elif self._frozen:
             self._frozen = False
             self.pause_ms = (time.perf_counter() - self._frozen_at) * 1000
             with contextlib.suppress(OSError):  # the box has ended

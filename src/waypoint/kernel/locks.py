@@ -49,6 +49,7 @@ ORDER: tuple[str, ...] = (
     "connections",
     "connection",
     "registry",
+    "pending points",
     "contacts",
     "watcher",
     "program output",

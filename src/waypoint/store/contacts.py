@@ -97,11 +97,19 @@ class ContactTable:
                 bytes_in,
             )
 
-    def assign(self, session_id: str, point_id: str) -> None:
-        """The session's contacts until a point was taken belong to that point."""
+    def assign(self, session_id: str, point_id: str, box: str | None = None) -> None:
+        """The session's contacts until a point was taken belong to that point. `box`: only those of it."""
         self._database.execute(
-            "UPDATE contacts SET point = ? WHERE session = ? AND point IS NULL", point_id, session_id
+            "UPDATE contacts SET point = ?1"
+            " WHERE session = ?2 AND point IS NULL AND (?3 IS NULL OR box = ?3)",
+            point_id,
+            session_id,
+            box,
         )
+
+    def release(self, point_id: str) -> None:
+        """Its contacts are in no point again: it never came to be."""
+        self._database.execute("UPDATE contacts SET point = NULL WHERE point = ?", point_id)
 
     def close(self, box: str) -> None:
         """The box has ended: its contacts that are in no point will be in none."""

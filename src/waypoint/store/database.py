@@ -279,6 +279,19 @@ MIGRATIONS = (
     ALTER TABLE checkpoints ADD COLUMN cost INTEGER;
     ALTER TABLE checkpoints ADD COLUMN cost_stale INTEGER NOT NULL DEFAULT 1;
     """,
+    """
+    CREATE TABLE pending (
+        checkpoint  TEXT PRIMARY KEY,
+        session     TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        box         TEXT NOT NULL,
+        parent      TEXT,
+        position    INTEGER,
+        point       TEXT NOT NULL,
+        tree        TEXT NOT NULL,
+        problem     TEXT
+    ) WITHOUT ROWID;
+    CREATE INDEX pending_by_session ON pending (session);
+    """,
 )
 """One script for each version of the schema. A script is never changed once it was released: homes that were
 made with it exist."""

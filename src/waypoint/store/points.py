@@ -134,48 +134,52 @@ class PointTable:
                     "UPDATE sessions SET points = max(points, ?), head = ? WHERE id = ?",
                     (new.number, new.id, new.session),
                 )
-                values = {
-                    "id": new.id,
-                    "session": new.session,
-                    "number": new.number,
-                    "name": new.name,
-                    "intent": new.intent,
-                    "kind": new.kind,
-                    "parent": new.parent,
-                    "created_at": new.created_at,
-                    "pause_ms": new.pause_ms,
-                    "total_ms": new.total_ms,
-                    "size_bytes": new.size_bytes,
-                    "processes": new.processes,
-                    "files_only": int(new.files_only),
-                    "coverage": msgspec.json.encode(new.coverage).decode(),
-                    "actor": new.actor,
-                    "intent_from": new.intent_from,
-                    "agent_state": new.state.blob.hash if new.state else None,
-                    "agent_state_kind": new.state.kind if new.state else None,
-                    "agent_version": new.state.version if new.state else None,
-                    "tasks": self._session_tasks(new.session),
-                    "platform": msgspec.json.encode(new.platform).decode() if new.platform else None,
-                }
-                connection.execute("UPDATE checkpoints SET cost_stale = 1 WHERE id = ?", (new.parent,))
-                columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
-                connection.execute(f"INSERT INTO checkpoints ({columns}) VALUES ({marks})", values)
-                body = {
-                    "checkpoint": new.id,
-                    "label": f"c{new.number}",
-                    "name": new.name,
-                    "intent": new.intent,
-                    "intent_from": new.intent_from,
-                    "kind": new.kind,
-                    "agent_state": bool(new.state),
-                }
-                event = NewEvent(kind="checkpoint", body=body, actor=new.actor)
-                [position] = self._events.append(new.session, [event])
+                self._insert(connection, new, self._session_tasks(new.session))
+                [position] = self._events.append(new.session, [event_of(new)])
                 connection.execute("UPDATE checkpoints SET position = ? WHERE id = ?", (position, new.id))
         except sqlite3.IntegrityError as error:
             raise AlreadyExists(
                 f"the session has a checkpoint {new.name!r} already", hint="choose another name"
             ) from error
+        point = self.find(new.id)
+        assert point
+        return point
+
+    @staticmethod
+    def _insert(connection: sqlite3.Connection, new: NewPoint, tasks: str) -> None:
+        values = {
+            "id": new.id,
+            "session": new.session,
+            "number": new.number,
+            "name": new.name,
+            "intent": new.intent,
+            "kind": new.kind,
+            "parent": new.parent,
+            "created_at": new.created_at,
+            "pause_ms": new.pause_ms,
+            "total_ms": new.total_ms,
+            "size_bytes": new.size_bytes,
+            "processes": new.processes,
+            "files_only": int(new.files_only),
+            "coverage": msgspec.json.encode(new.coverage).decode(),
+            "actor": new.actor,
+            "intent_from": new.intent_from,
+            "agent_state": new.state.blob.hash if new.state else None,
+            "agent_state_kind": new.state.kind if new.state else None,
+            "agent_version": new.state.version if new.state else None,
+            "tasks": tasks,
+            "platform": msgspec.json.encode(new.platform).decode() if new.platform else None,
+        }
+        connection.execute("UPDATE checkpoints SET cost_stale = 1 WHERE id = ?", (new.parent,))
+        columns, marks = ", ".join(values), ", ".join(f":{column}" for column in values)
+        connection.execute(f"INSERT INTO checkpoints ({columns}) VALUES ({marks})", values)
+
+    def add_at(self, new: NewPoint, position: int | None) -> Checkpoint:
+        """The row of a checkpoint that got its place in the trajectory earlier (store/pending.py). No session
+        goes there."""
+        with self._database.transaction() as connection:
+            self._insert(connection, new, new.tasks)
+            connection.execute("UPDATE checkpoints SET position = ? WHERE id = ?", (position, new.id))
         point = self.find(new.id)
         assert point
         return point
@@ -344,6 +348,11 @@ class PointTable:
                 " WHERE parent = ?1",
                 (checkpoint_id,),
             )
+            connection.execute(
+                "UPDATE pending SET parent = (SELECT parent FROM checkpoints WHERE id = ?1)"
+                " WHERE parent = ?1",
+                (checkpoint_id,),
+            )
             connection.execute("DELETE FROM checkpoints WHERE id = ?", (checkpoint_id,))
 
     # ---- what it costs -------------------------------------------------------------------------
@@ -488,6 +497,20 @@ class PointTable:
     def set_tasks(self, checkpoint_id: str, tasks: bytes) -> None:
         """For a point that has just become the evidence of one of its own tasks."""
         self._database.execute("UPDATE checkpoints SET tasks = ? WHERE id = ?", tasks.decode(), checkpoint_id)
+
+
+def event_of(new: NewPoint) -> NewEvent:
+    """The event of the trajectory that says that a checkpoint was taken."""
+    body = {
+        "checkpoint": new.id,
+        "label": f"c{new.number}",
+        "name": new.name,
+        "intent": new.intent,
+        "intent_from": new.intent_from,
+        "kind": new.kind,
+        "agent_state": bool(new.state),
+    }
+    return NewEvent(kind="checkpoint", body=body, actor=new.actor)
 
 
 def read_point(row: sqlite3.Row) -> Checkpoint:

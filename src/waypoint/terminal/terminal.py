@@ -97,6 +97,7 @@ class Terminal:
         """Held while a command runs: one at a time."""
         self._typing = locks.lock("terminal typing")
         """Held while a command is typed."""
+        self._takes_input = True
         self._marks = MarkReader()
         self._piece_bytes = _READ_BYTES
         self.closed = False
@@ -561,6 +562,17 @@ class Terminal:
         with self._typing:
             yield
 
+    def stop_input(self) -> None:
+        """From now on nothing is typed into it: what comes waits until `take_input`, or fails when it is
+        closed."""
+        with self._typing, self.lock:
+            self._takes_input = False
+
+    def take_input(self) -> None:
+        with self.lock:
+            self._takes_input = True
+            self._state_changed.notify_all()
+
     def write(self, data: bytes) -> None:
         """Types into the terminal, as a user does. Waits when its input queue is full, up to a limit."""
         with self.lock:
@@ -574,6 +586,9 @@ class Terminal:
         while view:
             try:
                 with self.lock:  # once it is closed, another session's terminal may have its descriptor
+                    left = max(0.0, deadline - time.monotonic())
+                    if not self._state_changed.wait_for(lambda: self._takes_input or self.closed, left):
+                        raise BlockingIOError
                     if self.closed:
                         raise SessionDead("the session's terminal is gone")
                     if run and self._run is not run:

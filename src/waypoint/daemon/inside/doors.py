@@ -13,7 +13,7 @@ socket to connect to, and the answers. Any process in the box may connect, and i
 
 A request has a ticket, chosen by the client, under which its answer will be found. A client that waits for an
 answer may be in a checkpoint, and wakes up once more in each restore and fork of it. So the tickets that are
-open when a tree is saved are stored with the point (`TICKETS`), and answered again in the new box before
+open when a tree is saved are stored with the point (`TICKETS_FILE`), and answered again in the new box before
 anything in it runs: the client that asked for this very point is told that it is a copy, a client that had
 its answer already gets the same one, and every other client is told to ask again.
 
@@ -39,7 +39,7 @@ from pathlib import Path
 import msgspec
 
 from waypoint.box.plan import inside_path
-from waypoint.core.live import Live
+from waypoint.core.live import TICKETS_FILE, Live
 from waypoint.home import Home
 from waypoint.kernel import locks
 from waypoint.model import MALFORMED, Checkpoint, Record, from_json
@@ -47,7 +47,6 @@ from waypoint.terminal.pump import Pump
 
 log = logging.getLogger("waypoint")
 
-TICKETS = "inside.json"
 """Beside the images of a point: which clients waited for an answer when it was taken."""
 PROTOCOL = "1"
 MOST_REQUEST_BYTES = 128 << 10
@@ -410,12 +409,12 @@ class Doors:
     # ---- checkpoints -------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def closed_for_dump(self, live: Live, images: Path) -> Iterator[None]:
-        """While a tree is saved: no client is connected, no lasting request is half done, and the tickets of
-        the clients that wait are stored with the point."""
+    def closed_for_dump(self, live: Live) -> Iterator[bytes]:
+        """While a tree is saved: no client is connected and no lasting request is half done. Yields the
+        tickets of the clients that wait, to be stored with the point; nothing when none does."""
         door = self._doors.get(live.box.id)
         if door is None:
-            yield
+            yield b""
             return
         with door.changed:
             door.muted += 1
@@ -425,9 +424,7 @@ class Doors:
             self._close_sockets(door)
             tickets = door.tickets()
         try:
-            yield
-            if tickets != Tickets():
-                (images / TICKETS).write_bytes(msgspec.json.encode(tickets))
+            yield msgspec.json.encode(tickets) if tickets != Tickets() else b""
         finally:
             with door.changed:
                 door.muted -= 1
@@ -442,11 +439,16 @@ class Doors:
 
     def answer_waiters(self, live: Live, point: Checkpoint) -> None:
         """Before the first instruction of a restored tree: answers its clients that wait."""
+        with contextlib.suppress(OSError):
+            stored = (self._home.checkpoints / point.id / "images" / TICKETS_FILE).read_bytes()
+            self.answer(live, point, stored)
+
+    def answer(self, live: Live, point: Checkpoint, stored: bytes) -> None:
+        """The same with the tickets that `closed_for_dump` has yielded."""
         door = self._doors.get(live.box.id)
         try:
-            text = (self._home.checkpoints / point.id / "images" / TICKETS).read_bytes()
-            tickets = from_json(text, Tickets)
-        except (OSError, *MALFORMED):
+            tickets = from_json(stored, Tickets)
+        except MALFORMED:
             return
         if door is None:
             return

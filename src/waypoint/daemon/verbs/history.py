@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def log(app: App, _: Connection, request: api.Log) -> api.LogResult:
     rows = app.store.sessions.all() if request.all else [app.registry.find(request.session)]
-    points = everything = app.store.points.all()
+    points = everything = app.registry.all_points()
     if not request.all:
         points = lineage.family(everything, rows[0].name, rows[0].head, request.family)
     if request.since:
@@ -58,7 +58,12 @@ def _last_good(row: SessionRow, everything: Sequence[Checkpoint]) -> Checkpoint 
 
 
 def show(app: App, _: Connection, request: api.Show) -> api.Shown:
-    point = find_point(app, request.session, request.ref)
+    row = app.registry.find_for(request.session, request.ref)
+    point = app.registry.point(row, request.ref, saved=False)
+    if point.pending:
+        return api.Shown(
+            checkpoint=point, parent=_parent_label(app, point), card=None, sections=(), verdicts=(), notes=()
+        )
     if request.again:
         app.cards.write(point.id)
     card = app.cards.card(point)
