@@ -333,6 +333,7 @@ class Boxes:
     def find_frozen(self, box_id: str) -> tuple[Box, TrackedMemory] | None:
         """The same box, found by a later daemon. OSError when it stands and does not answer."""
         box = self._builder.find(box_id)
+        self._picture_path(box_id).unlink(missing_ok=True)
         return (box, self._engine.track_memory()) if box else None
 
     def end_left_alone(self, box_id: str, pid: int) -> None:

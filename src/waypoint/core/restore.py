@@ -204,22 +204,17 @@ class Restore:
         """Nothing of the old box runs from here on. What is left of it is saved and cleared away after the
         answer."""
         clearing = self._clearing.setdefault(row.id, deque())
-        before = clearing[-1] if clearing else None
         if present:
             self._boxes.leave_frozen(present.live, _ELSEWHERE)
             faults.reach("restore.left")
-            point_id = present.new.id
-            clearing.append(
-                self._background.clear_when_idle(
-                    lambda: self._safety.save(point_id), lambda: self._registry.pending.wanted
-                )
-            )
+            clearing.append(self._safety.save_when_idle(present.new.id))
             return
         if old:
             self._forwards.cut(old)
             old.box.signal_end()
             old.ended.set()
             faults.reach("restore.left")
+        before = clearing[-1] if clearing else None
         volume = self._registry.home.sessions / row.box if row.box else None
         clearing.append(self._background.clear_when_idle(lambda: self._clear(old, volume, before)))
 

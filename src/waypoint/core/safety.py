@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -217,6 +218,12 @@ class Safety:
 
     # ---- behind the answer -------------------------------------------------------------------
 
+    def save_when_idle(self, point_id: str) -> Future[None]:
+        """Saves a pending point behind the answer; at once when a verb needs it."""
+        return self._background.clear_when_idle(
+            lambda: self.save(point_id), lambda: self._registry.pending.wanted
+        )
+
     def save(self, point_id: str) -> None:
         """Saves a pending point and ends its box. Nothing happens when a session is in the box again."""
         with self._registry.pending.taken(point_id) as pending:
@@ -321,6 +328,11 @@ class Safety:
             except (OSError, WaypointError, *MALFORMED) as error:
                 self._fail(row, pending, str(error))
 
+    def start(self) -> None:
+        """Saves what was left pending. To be called when everything else of an earlier daemon is in order."""
+        for pending in self._store.pending.all():
+            self.save_when_idle(pending.point.id)
+
     def _recover(self, row: SessionRow, pending: PendingRow, standing: Collection[str]) -> None:
         point_id = pending.point.id
         content = pointfile.read(self._home.checkpoints / point_id)
@@ -338,4 +350,3 @@ class Safety:
             self._lose(row, pending, "the machine went down before it was saved")
             return
         self._store.pending.set_problem(point_id, None)
-        self._background.clear_when_idle(lambda: self.save(point_id), lambda: self._registry.pending.wanted)

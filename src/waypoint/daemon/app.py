@@ -288,6 +288,7 @@ class App:
             self.durability,
             background,
         ).run()
+        self.safety.start()
         self.forwards.start()
         self.spares.start(self.copies.make_spare, self.copies.end_spare)
         for row in store.sessions.all():

@@ -4,10 +4,10 @@ A row is what makes a checkpoint exist: its folder is in place before the row is
 after the row is gone. A crash leaves at worst a folder without a row. A complete one is adopted at start-up,
 unless the table `forgotten` names it; any other is deleted.
 
-**Session row**, **point**, **pending point** (its processes are still a frozen box), **operation** (what moved
-a session, and what undo goes back to), **event** (one thing of a trajectory), **blob**, **contact**,
-**effect** (the ledger), **landing** (files that a session has brought to this machine), **forward** (a port of
-this machine that leads into a session).
+**Session row**, **point**, **pending point** (its processes are still a frozen box), **operation** (what
+moved a session, and what undo goes back to), **event** (one thing of a trajectory), **blob**, **contact**,
+**effect** (the ledger), **landing** (files that a session has brought to this machine), **forward** (a port
+of this machine that leads into a session).
 Each group of tables has a module; `Store` holds all of them:
 
     database.py     the file, the schema and its migrations, transactions
