@@ -390,6 +390,12 @@ VERBS = {
         ),
         Verb("restore", _on_work(lambda work: work.restore("one")), becomes=("1",)),
         Verb(
+            "saving of a safety point",
+            _on_work(lambda work: work.restore("one")),
+            becomes=("1",),
+            waits_for="pending.saved",
+        ),
+        Verb(
             "restore of files",
             _on_work(lambda work: work.restore("one", files_only=True)),
             becomes=(",1,",),

@@ -356,7 +356,9 @@ class Session:
         return await self._restored(await self._client.ask(request), state)
 
     async def _restored(self, restored: model.Restored, state: Any = None) -> agent.Restored:
-        history = agent.AgentHistory(self._client, self.name, restored.checkpoint.id)
+        # A frozen box that runs again is the session itself: there is no point any more.
+        ref = None if restored.checkpoint.pending else restored.checkpoint.id
+        history = agent.AgentHistory(self._client, self.name, ref)
         if state is None and restored.checkpoint.agent_state_kind:
             state = await history.agent_state()
         return agent.Restored.make(restored, history, state)

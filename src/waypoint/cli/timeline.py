@@ -114,7 +114,7 @@ class Timeline:
 
     def _is_foldable(self, point: Point) -> bool:
         is_labelled = point["name"] or point["tags"] or point["pinned"] or point["verdict"]
-        is_labelled = is_labelled or point.get("restorable") == "failed"
+        is_labelled = is_labelled or point.get("restorable") == "failed" or point.get("problem")
         return point["kind"] in _AUTOMATIC and not is_labelled and point["id"] not in self._heads
 
     # ---- the text of a row -------------------------------------------------------------------
@@ -169,6 +169,11 @@ class Timeline:
         if point.get("restorable") == "failed":
             words = f"cannot be restored: {render.shown(point['restore_error'] or '')}"
             lines.append(" " * indent + paint.bad(render.cut(words, room - indent)))
+        if point.get("problem"):
+            words = f"not saved: {render.shown(point['problem'])}"
+            lines.append(" " * indent + paint.bad(render.cut(words, room - indent)))
+        elif point.get("pending"):
+            lines.append(" " * indent + paint.dim("being saved"))
         summary = render.shown(point["summary"] or "")
         if summary:
             lines.append(" " * indent + paint.dim(render.cut(summary, room - indent)))
@@ -176,7 +181,7 @@ class Timeline:
 
     def _sign(self, point: Point) -> str:
         failed = point["verdict"] and point["verdict"]["state"] == "failed"
-        failed = failed or point.get("restorable") == "failed"
+        failed = failed or point.get("restorable") == "failed" or point.get("problem")
         if point["id"] in self._heads:
             return self._paint.bad("●") if failed else self._paint.good("●")
         return self._paint.bad("✗") if failed else "○"

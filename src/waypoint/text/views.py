@@ -95,6 +95,13 @@ def _verdict_in_brief(point: Mapping[str, Any]) -> str:
 def restorable(point: Mapping[str, Any]) -> tuple[Manner, str] | None:
     """What is known of a restore of a point, in words; None for one without processes."""
     match point.get("restorable"):
+        case _ if point.get("problem"):
+            return (
+                "bad",
+                f"NO, it is not saved: {shown(point['problem'])}; `undo` lets its processes run again",
+            )
+        case _ if point.get("pending"):
+            return "dim", "it is being saved; its processes stand still"
         case _ if point["files_only"]:
             return None
         case "proven":
@@ -300,6 +307,8 @@ class Card(Answer):
         for note in self.notes:
             added = f'"{shown(note["text"])}"  [claimed, added later: {clock(note["at"], now)}]'
             lines.append(("plain", _row("note", added)))
+        if point.get("pending"):
+            return lines
         if not self.ready:
             lines.append(("warn", _row("missing", "the card is not there yet; ask again in a moment")))
         elif not self.data["sections"]:
