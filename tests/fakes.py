@@ -271,11 +271,11 @@ class FakeKeeper(Keeper):
 class FakeBox(Box):
     """A box without processes. Its pid is that of the test: what is looked up there exists."""
 
-    def __init__(self, place: Path, volume: Path, faults: Faults, *, freezes: bool = False) -> None:
+    def __init__(self, place: Path, volume: Path, faults: Faults) -> None:
         self._faults = faults
         self.id, self.pid, self.volume, self.keeper = place.name, os.getpid(), volume, FakeKeeper(faults)
         self.limits_group = Cgroup("", {})
-        self.limits, self.group = Limits(), place if freezes else None
+        self.limits, self.group = Limits(), place
         self.frozen = False
         self._place = place
         self._master, self._slave = os.openpty()
@@ -337,8 +337,6 @@ class FakeBuilder:
     def __init__(self, folder: Path, pool: FakePool, faults: Faults) -> None:
         folder.mkdir(exist_ok=True)
         self._folder, self._pool, self._faults = folder, pool, faults
-        self.freezes = False
-        """Whether boxes can be frozen."""
         self.boxes: dict[str, FakeBox] = {}
         """Those that this process has built or found."""
 
@@ -357,7 +355,7 @@ class FakeBuilder:
         except BaseException:
             place.unlink()
             raise
-        box = self.boxes[volume.name] = FakeBox(place, volume, self._faults, freezes=self.freezes)
+        box = self.boxes[volume.name] = FakeBox(place, volume, self._faults)
         return box
 
     def standing(self) -> dict[str, int]:
@@ -369,9 +367,7 @@ class FakeBuilder:
         if not place.exists():
             return None
         if box_id not in self.boxes:
-            self.boxes[box_id] = FakeBox(
-                place, self._pool.root / "sessions" / box_id, self._faults, freezes=self.freezes
-            )
+            self.boxes[box_id] = FakeBox(place, self._pool.root / "sessions" / box_id, self._faults)
         return self.boxes[box_id]
 
     def connect(self, box: Box) -> Keeper:

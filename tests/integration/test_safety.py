@@ -1,5 +1,5 @@
-"""Safety points on the real thing: the present stands still while the session goes elsewhere, and an undo lets
-it run again."""
+"""Safety points on the real thing: the present stands still while the session goes elsewhere, and an undo
+lets it run again."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def present(session: waypoint.Session) -> list[str]:
 def ticks(session: waypoint.Session) -> list[float]:
     lines = session.run("cat /tmp/ticks").check().output.splitlines()
     return [float(line.split()[0]) for line in lines[:-1] if line.endswith(f" {20 << 20}")]
+
+
+def kill_daemon() -> None:
+    daemon = waypoint.Client().call("daemon_status")["pid"]
+    os.kill(daemon, signal.SIGKILL)
+    until(lambda: processes.is_over(daemon))
 
 
 def frozen_boxes(home: Home) -> list[str]:
@@ -144,9 +150,7 @@ def test_the_next_daemon_lets_a_frozen_present_run_again_or_saves_it(
     for undo_at_once in (True, False):
         safety = fresh.restore(point).safety
         assert safety
-        daemon = waypoint.Client().call("daemon_status")["pid"]
-        os.kill(daemon, signal.SIGKILL)
-        until(lambda: processes.is_over(daemon))
+        kill_daemon()
         if undo_at_once:
             fresh.undo()
             assert present(fresh) == ["two", "two", "2"]

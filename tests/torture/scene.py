@@ -95,6 +95,8 @@ class Verb:
     """What a user does afterwards, whatever happened, before anything is looked at."""
     becomes: str = PRESENT
     """What `work` holds after it: the present, or the content of the point of this name."""
+    leaves: str = PRESENT
+    """What `work` may hold as well when it has failed half-way."""
     ends: bool = False
     """Whether it ends the session `work`, so that it need not run on when the verb fails."""
     ends_others: tuple[str, ...] = ()
@@ -135,6 +137,7 @@ def content_of(world: World, row: SessionRow) -> Content:
 
 def begin(world: World, verb: Verb) -> Known:
     """A session with three points, the last of which it stands on, and a present that is in none."""
+    world.options = msgspec.structs.replace(world.options, net="none")  # its tree may wait to be saved
     world.app.sessions.new("work", world.options, world_size())
     known: dict[str, Content] = {}
     names: dict[str, str] = {}
@@ -149,6 +152,7 @@ def begin(world: World, verb: Verb) -> Known:
     # No work for a point is under way when its row is lost: with the power the daemon is gone too.
     world.settle()
     verb.prepare(world)
+    world.settle()
     row = row_of(world)
     if row.state == "live":
         present = content_of(world, row)
@@ -187,6 +191,13 @@ def _with_spare(world: World) -> None:
     world.app.spares.drop(())
     while world.app.spares.held() != [point.id]:
         world.settle()
+
+
+def _restore_and_undo(world: World) -> None:
+    """The daemon is busy: the safety point of this restore is not saved before the undo comes."""
+    with world.app.background.foreground():
+        ask(world, points.Restore(session="work", ref="one"))
+        ask(world, points.Undo(session="work"))
 
 
 def _spare(world: World) -> None:
@@ -343,6 +354,17 @@ VERBS = {
             _request(points.Undo(session="work")),
             prepare=_request(points.Restore(session="work", ref="one")),
             becomes="before one",
+        ),
+        Verb(
+            "restore and undo at once",
+            _restore_and_undo,
+            leaves="one",
+        ),
+        Verb(
+            "restore of what cannot wait to be saved",
+            _request(points.Restore(session="work", ref="one")),
+            arrange=lambda world: setattr(world.engine, "savable", False),
+            becomes="one",
         ),
         Verb(
             "redo",
@@ -512,11 +534,16 @@ def _judge_points(world: World, verb: Verb, known: Known, done: Done) -> Iterato
     for point_id, point in there.items():
         if point_id in known.points:
             continue
-        content = known.present
+        may_hold = {known.present, _content(known, verb.leaves)}
         if point.files_only:
-            content = msgspec.structs.replace(content, memory=None)
-        if problem := _damage(world, point, content):
+            may_hold = {msgspec.structs.replace(content, memory=None) for content in may_hold}
+        problems = [_damage(world, point, content) for content in may_hold]
+        if problem := all(problems) and problems[0]:
             yield f"a point that was being made ({point.intent}): {problem}"
+
+
+def _content(known: Known, name: str) -> Content:
+    return known.points.get(known.names.get(name, ""), known.present)
 
 
 def _damage(world: World, point: Checkpoint, content: Content) -> str | None:
@@ -546,15 +573,15 @@ def _judge_session(world: World, verb: Verb, known: Known, done: Done) -> Iterat
     if row is None or world.app.registry.describe(row).state != "live":
         return
     found = content_of(world, row)
-    target = known.points.get(known.names.get(verb.becomes, ""), known.present)
+    target, half_way = _content(known, verb.becomes), _content(known, verb.leaves)
     if verb.becomes == "before one":
         target = next(content for name, content in known.points.items() if name not in known.names.values())
     anew = Content(target.note, "a process tree")  # the files alone, with a fresh shell
     becomes = {target, anew} if verb.name in ("restore of files", "restore to files") else {target}
     if done is None:
         allowed = becomes
-    elif done == "killed" or verb.ends:
-        allowed = {known.present, *becomes}
+    elif done == "killed" or verb.ends or verb.leaves != PRESENT:
+        allowed = {known.present, half_way, *becomes}
     else:
         allowed = {known.present}
     if found not in allowed:

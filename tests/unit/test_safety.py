@@ -12,6 +12,7 @@ from tests.fakes import Injected, World
 from tests.unit.test_core import break_store, check, read, write
 
 from waypoint import errors
+from waypoint.core import safety
 from waypoint.core.capture import Wish
 from waypoint.core.safety import Safety
 from waypoint.kernel import faults
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.leaks("a daemon inside the test process; its threads en
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(Terminal, "_foreground_group", lambda _: None)  # there is no process in it
     made = World(tmp_path)
-    made.builder.freezes = True
     made.options = msgspec.structs.replace(made.options, net="none")
     yield made
     faults.control(None)
@@ -49,9 +49,9 @@ def unsaved(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """Nothing is saved behind an answer before this is called."""
     save, begun = Safety.save, threading.Event()
 
-    def later(safety: Safety, point_id: str) -> None:
+    def later(pending: Safety, point_id: str) -> None:
         assert begun.wait(20)
-        save(safety, point_id)
+        save(pending, point_id)
 
     monkeypatch.setattr(Safety, "save", later)
     yield begun.set
@@ -231,6 +231,7 @@ def test_a_dump_that_fails_behind_the_answer_leaves_the_box_standing_still_and_s
         raise errors.CannotCheckpoint("the disk is on fire")
 
     monkeypatch.setattr(world.app.capture, "save_frozen", fail)
+    monkeypatch.setattr(safety, "_RETRY_SECONDS", (0.0,))
     old = row.box or ""
     world.app.restore.to(row, "one")
     world.settle()
@@ -248,6 +249,20 @@ def test_a_dump_that_fails_behind_the_answer_leaves_the_box_standing_still_and_s
     monkeypatch.undo()
     world.settle()
     assert len(pending(world)) <= 1
+
+
+def test_saving_that_has_failed_is_tried_again(
+    world: World, row: SessionRow, monkeypatch: pytest.MonkeyPatch, unsaved: Callable[[], None]
+) -> None:
+    world.app.restore.to(row, "one")
+    monkeypatch.setattr(safety, "_RETRY_SECONDS", (0.0, 0.0))
+    world.faults.arm(1)
+    unsaved()
+    world.settle()
+    world.faults.arm(None)
+    assert labels(world) == ["c1", "c2"]
+    assert world.app.space.warnings(telling=True) == []
+    check(world)
 
 
 def test_a_box_that_ends_before_it_is_saved_leaves_its_files(

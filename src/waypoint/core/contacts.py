@@ -209,7 +209,8 @@ class Contacts:
         with _logged(), self._store.database.transaction():
             self._count({box_id: session_id}, (box_id,))
             self._store.contacts.assign(session_id, point.id, box_id)
-        self._close(box_id, session_id)
+        with _logged():
+            self._close(box_id, session_id)
         self.unwatch(box_id)
 
     def box_ended(self, session_id: str, box_id: str) -> None:

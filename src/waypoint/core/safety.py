@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ log = logging.getLogger("waypoint")
 
 _FREEZE_SECONDS = 0.1
 """A tree that does not stand still so soon is saved first."""
+_RETRY_SECONDS = (0.1, 1.0)
+"""The pauses between attempts to save one. After the last it is tried every minute."""
+_AGAIN_SECONDS = 60.0
 _MOST_PENDING = 8
 """Frozen boxes of one home: each holds memory. More restores than this in a row save the present first."""
 _MEMORY_SHARE = 4
@@ -112,6 +116,7 @@ class Safety:
         """Whether a point may be saved after an answer at all."""
         self._standing: dict[str, _Standing] = {}
         """The boxes of pending points."""
+        background.run_every(_AGAIN_SECONDS, self._save_failed, "safety")
 
     # ---- before a restore --------------------------------------------------------------------
 
@@ -228,19 +233,30 @@ class Safety:
         """Saves a pending point and ends its box. Nothing happens when a session is in the box again."""
         with self._registry.pending.taken(point_id) as pending:
             row = self._store.sessions.find(pending.point.session) if pending else None
-            if pending is None or row is None or pending.problem:
+            if pending is None or row is None:
                 return
-            faults.reach("pending.begun")
+            for pause in (*_RETRY_SECONDS, None):
+                try:
+                    faults.reach("pending.begun")
+                    self._save(row, pending)
+                except Exception as error:
+                    if pause is None:
+                        self._fail(row, pending, error)
+                        return
+                    log.warning("a safety point is not saved yet: %s", error)
+                    time.sleep(pause)
+                else:
+                    break
             try:
-                self._save(row, pending)
-            except (OSError, WaypointError) as error:
-                self._fail(row, pending, str(error))
-            except Exception as error:
-                log.exception("a pending point could not be saved")
-                self._fail(row, pending, repr(error))
-            else:
                 faults.reach("pending.saved")
+            finally:
                 self._end(pending)
+
+    def _save_failed(self) -> None:
+        """Tries again what could not be saved: there may be room by now."""
+        for pending in self._store.pending.all():
+            if pending.problem:
+                self.save(pending.point.id)
 
     def _save(self, row: SessionRow, pending: PendingRow) -> None:
         standing = self._standing.get(pending.point.id)
@@ -263,8 +279,13 @@ class Safety:
             " (their box has ended): it holds the files alone"
         )
 
-    def _fail(self, row: SessionRow, pending: PendingRow, why: str) -> None:
+    def _fail(self, row: SessionRow, pending: PendingRow, error: Exception) -> None:
+        if not isinstance(error, (OSError, WaypointError)):
+            log.error("a safety point could not be saved", exc_info=error)
+        why = str(error) or repr(error)
         self._store.pending.set_problem(pending.point.id, why)
+        if why == pending.problem:
+            return
         self._space.notify(
             f"c{pending.point.number} of session {row.name!r} ({pending.point.intent}) could not be saved:"
             f" {why}; its processes stand still, an undo lets them run again"
@@ -326,7 +347,7 @@ class Safety:
             try:
                 self._recover(row, pending, standing)
             except (OSError, WaypointError, *MALFORMED) as error:
-                self._fail(row, pending, str(error))
+                self._fail(row, pending, error)
 
     def start(self) -> None:
         """Saves what was left pending. To be called when everything else of an earlier daemon is in order."""
