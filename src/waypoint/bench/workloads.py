@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import waypoint
 from waypoint.bench.results import TREE, Unit
-from waypoint.bench.runner import Bench, available_bytes, now_ms
+from waypoint.bench.runner import Bench, Timed, available_bytes, now_ms
 from waypoint.client.session import Session
 from waypoint.errors import SessionError
 from waypoint.text.units import size
@@ -286,6 +286,49 @@ def _wait_screen(session: Session, text: str) -> None:
         if time.monotonic() > deadline:
             raise WrongState(f"the terminal never showed {text!r}", hint=shown[-500:])
         time.sleep(0.001)
+
+
+# ---- the way back ------------------------------------------------------------------------------------
+
+_CALM_SECONDS = 1.0
+
+
+def safety(bench: Bench) -> None:
+    """What people call: a restore that keeps the present, the undo after it, a checkpoint's answer. Calm, and
+    with nothing but the wait for a spare in between: work in the background delays the next call."""
+    rounds = bench.rounds(25, 5)
+    cases = {"calm": _CALM_SECONDS, "back to back": 0.0}
+    with bench.session() as session:
+        start_tree(bench, session)
+        session.run("variable=1").check()
+        point = session.checkpoint("bench")
+        there = f"echo $variable; jobs -p | wc -l; {_probe(8000)}"
+        for case, seconds in cases.items():
+            for number in range(rounds):
+                session.run(f"variable=now{number}").check()
+                if not bench.wait_for_spare(point):
+                    bench.skip_once("a spare for the way back", "there was none after 20 s")
+                time.sleep(seconds)
+                how, took = bench.rollback(session, point, safety=True)
+                bench.add_timed("safety", case, f"restore with safety, {how}", took)
+                expect(session, there, "1\n2\nanswers")
+        for number in range(rounds):
+            session.run(f"variable=now{number}").check()
+            bench.wait_for_spare(point)
+            time.sleep(_CALM_SECONDS)
+            session.restore(point)
+            began = now_ms()
+            session.undo()
+            answered = now_ms()
+            session.run("true").check()
+            took = Timed(None, answered - began, now_ms() - began)
+            bench.add_timed("safety", "right after the restore", "undo", took)
+            expect(session, there, f"now{number}\n2\nanswers")
+        for case, seconds in cases.items():
+            for _ in range(rounds):
+                time.sleep(seconds)
+                _, took = bench.checkpoint(session)
+                bench.add_timed("safety", case, "checkpoint", took)
 
 
 # ---- memory ----------------------------------------------------------------------------------------
@@ -656,6 +699,7 @@ def peers(bench: Bench) -> None:
 
 WORKLOADS = {
     "tree": Workload("bash, sleep, http.server: every window, from outside and inside", tree),
+    "safety": Workload("restore with safety, undo, a checkpoint's answer: calm and back to back", safety),
     "api": Workload("what a call and a command line cost", api),
     "processes": Workload("how it grows with processes and threads", processes),
     "terminal": Workload("REPL, vim, servers, a database being written", terminal),

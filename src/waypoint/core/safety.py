@@ -239,7 +239,7 @@ class Safety:
                 try:
                     faults.reach("pending.begun")
                     self._save(row, pending)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - whatever it is, the box must not be ended
                     if pause is None:
                         self._fail(row, pending, error)
                         return
