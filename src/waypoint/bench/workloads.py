@@ -296,7 +296,7 @@ _CALM_SECONDS = 1.0
 def safety(bench: Bench) -> None:
     """What people call: a restore that keeps the present, the undo after it, a checkpoint's answer. Calm, and
     with nothing but the wait for a spare in between: work in the background delays the next call."""
-    rounds = bench.rounds(25, 5)
+    rounds = bench.rounds(25, 3)
     cases = {"calm": _CALM_SECONDS, "back to back": 0.0}
     with bench.session() as session:
         start_tree(bench, session)

@@ -1,7 +1,7 @@
 """Which safety points are still pending, and which thread has one.
 
 A pending point is a box that stands still (core/safety.py). One thread at a time may save it or let it run
-again. Whoever needs it as a point waits here until it is one.
+again. A verb that needs it as a point waits here until it is one.
 """
 
 from __future__ import annotations

@@ -203,17 +203,18 @@ class Restore:
     def _leave(self, row: SessionRow, old: Live | None, present: Present | None) -> None:
         """Nothing of the old box runs from here on. What is left of it is saved and cleared away after the
         answer."""
-        clearing = self._clearing.setdefault(row.id, deque())
         if present:
             self._boxes.leave_frozen(present.live, _ELSEWHERE)
-            faults.reach("restore.left")
-            clearing.append(self._safety.save_when_idle(present.new.id))
-            return
-        if old:
+        elif old:
             self._forwards.cut(old)
             old.box.signal_end()
             old.ended.set()
+        if old:
             faults.reach("restore.left")
+        clearing = self._clearing.setdefault(row.id, deque())
+        if present:
+            clearing.append(self._safety.save_when_idle(present.new.id))
+            return
         before = clearing[-1] if clearing else None
         volume = self._registry.home.sessions / row.box if row.box else None
         clearing.append(self._background.clear_when_idle(lambda: self._clear(old, volume, before)))

@@ -1,7 +1,7 @@
 """Pending points: safety points whose processes are still a frozen box (core/safety.py).
 
-A pending point is in no other table. So nothing that works with points can meet one that has no data yet:
-whoever wants it has to ask for it here. It becomes a row of `checkpoints` when it is saved.
+A pending point is in no other table, so a verb that works with points cannot meet one that has no data yet.
+It becomes a row of `checkpoints` when it is saved.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ def _peers(text: str) -> list[str]:
         metavar="W,…",
         type=name_list,
         default=[],
-        help="these workloads: tree, api, processes, terminal, memory, repair, fan-out, files, depth, peers",
+        help="these workloads: tree, safety, api, processes, terminal, memory, repair, fan-out, files, depth,"
+        " peers",
     ),
     argument(
         "--peers",
