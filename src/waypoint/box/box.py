@@ -38,6 +38,7 @@ _END_SECONDS = 20.0
 _DYING_SECONDS = 1.0
 _BUILD_SECONDS = 60.0
 """How long a keeper may take for a box: a few milliseconds, unless a mount of the host does not answer."""
+_FREEZE_POLL_SECONDS = 0.0001
 _MASK_SECONDS = 2.0
 """A keeper of another home that does not answer (its box is frozen) must not keep this one from opening."""
 _MASKED_AT_ONCE = 32
@@ -213,20 +214,27 @@ class Box:
         return self.keeper.hello()
 
     def freeze(self, seconds: float) -> bool:
-        """Stops the whole tree, until `thaw`: also when the daemon ends. (The keeper's own freezing ends with
-        the connection that has asked for it.) False, and nothing is stopped, when it does not stand still in
-        that time, or cannot be frozen here."""
+        """Stops the whole tree, until `thaw`: also when the daemon or a CRIU ends. False, and nothing is
+        stopped, when it does not stand still in that time, or cannot be frozen here."""
+        if self.group is None:
+            return False
         try:
-            return self.group is not None and cgroups.freeze(self.group, seconds)
-        except OSError as error:
+            self.keeper.stay_frozen()
+            deadline = time.monotonic() + seconds
+            while not (frozen := cgroups.is_frozen(self.group)) and time.monotonic() < deadline:
+                time.sleep(_FREEZE_POLL_SECONDS)
+        except OSError as error:  # a keeper of an earlier version
             log.warning("the tree of box %s cannot be frozen: %s", self.id, error)
             return False
+        if not frozen:
+            self.thaw()
+        return frozen
 
     def thaw(self) -> None:
-        """Lets the tree run, if `freeze` has stopped it."""
+        """Lets the tree run, if it stands still."""
         if self.group is not None:
             with contextlib.suppress(OSError):  # the box has ended
-                cgroups.thaw(self.group)
+                self.keeper.thaw()
 
     def has_bash(self) -> bool:
         """Whether a shell can be started in it. Only a session that builds a base may have none."""

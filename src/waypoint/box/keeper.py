@@ -113,6 +113,10 @@ class Keeper:
         """Stops the whole tree. It runs on at the latest when this connection ends."""
         self.ask("freeze")
 
+    def stay_frozen(self) -> None:
+        """The same until `thaw`, also when this connection or a program of `run` ends."""
+        self.ask("stay-frozen")
+
     def thaw(self) -> None:
         self.ask("thaw")
 

@@ -294,23 +294,6 @@ def _make_tree(trees: list[Hierarchy], name: str) -> Path | None:
     return None
 
 
-def freeze(tree: Path, seconds: float) -> bool:
-    """Stops every process of a group. Whether all stand still within that time; if not, none is stopped. They
-    stand still until `thaw`, whatever becomes of the caller."""
-    (tree / FREEZE_FILE).write_text("1")
-    deadline = time.monotonic() + seconds
-    while not (frozen := is_frozen(tree)) and time.monotonic() < deadline:
-        time.sleep(0.0001)
-    if not frozen:
-        thaw(tree)
-    return frozen
-
-
-def thaw(tree: Path) -> None:
-    """Lets the processes of a group run; nothing when they do."""
-    (tree / FREEZE_FILE).write_text("0")
-
-
 def is_frozen(tree: Path) -> bool:
     """Whether every process of a group that was frozen stands still."""
     return "frozen 1" in (tree / "cgroup.events").read_text().splitlines()

@@ -187,7 +187,9 @@ static pid_t run_beside(const char *ipc, char **argv, char **env, const int *fds
 /* ---- clients --------------------------------------------------------------------------------- */
 
 static int clients[MAX_CLIENTS], serving = -1;
-static int freezing = -1; /* the client that has frozen the tree: when it ends the tree runs on */
+enum { RUNS = -1, STAYS_FROZEN = -2 };
+/* The client that has frozen the tree: when it ends the tree runs on, unless it was asked to stay frozen. */
+static int freezing = RUNS;
 static char ring[RING_BYTES];
 static size_t ring_length;
 static unsigned long long ring_dropped;
@@ -203,7 +205,7 @@ static void disconnect(int client)
 	if (serving == client)
 		serving = -1;
 	if (freezing == client) {
-		freezing = -1;
+		freezing = RUNS;
 		freeze_tree(0);
 	}
 	close(client);
@@ -583,10 +585,13 @@ static void act(int client, char *packet, size_t length, int *fds, int fd_count)
 		group_folder = fcntl(fds[0], F_DUPFD_CLOEXEC, 3);
 		freeze_file = fcntl(fds[1], F_DUPFD_CLOEXEC, 3);
 		answer_result(client, group_folder < 0 || freeze_file < 0, "group");
+	} else if (!strcmp(words[0], "stay-frozen")) {
+		freezing = STAYS_FROZEN;
+		answer_result(client, freeze_tree(1), words[0]);
 	} else if (!strcmp(words[0], "freeze") || !strcmp(words[0], "thaw")) {
 		int frozen = !strcmp(words[0], "freeze");
 
-		freezing = frozen ? client : -1;
+		freezing = frozen ? client : RUNS;
 		answer_result(client, freeze_tree(frozen), words[0]);
 	} else if (!strcmp(words[0], "adopt") && count == 2) {
 		anchor = atoi(words[1]); /* restored: CRIU started it */
@@ -693,7 +698,9 @@ static void reap(void)
 		else if (pid == anchor)
 			_exit(0); /* what is left is no tree any more: what it starts would be in no checkpoint */
 		else if (freezing < 0 && freeze_file >= 0)
-			freeze_tree(0); /* CRIU freezes the tree before it lets go of it, and its client has ended */
+			/* CRIU freezes the tree before it lets go of it, and its client has ended; one that was
+			   killed has let it run */
+			freeze_tree(freezing == STAYS_FROZEN);
 }
 
 static int listen_for_anchor(void)
