@@ -13,6 +13,8 @@ CASES: tuple[Case, ...] = (
     ("checkpoint", "dump.written", "kill CRIU"),
     ("restore", "copy.released", "ENOSPC"),
     ("restore", "revive.held", "hang CRIU"),
+    ("saving of a safety point", "pending.published", "kill daemon"),
+    ("undo", "restore.moved", "kill daemon"),
     ("fork", "copy.box", "kill new keeper"),
     ("checkpoint of files", "capture.kept", "kill keeper"),
     ("the start of a daemon", "start.taken", "ETIMEDOUT"),

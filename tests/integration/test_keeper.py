@@ -157,6 +157,71 @@ def test_a_tree_runs_on_when_its_daemon_has_died_and_criu_lets_go_of_it_later(
         group.remove()
 
 
+@pytest.fixture
+def frozen(engine: Path, place: tuple[Home, Path]) -> Iterator[Box]:
+    """A box whose anchor runs in a group of its own, and stands still for good."""
+    home, folder = place
+    group = cgroups.create(home.tag, "frozen")
+    if group.tree is None:
+        pytest.skip("no control groups of version 2")
+    box = build_box(home, engine, folder, "frozen")
+    try:
+        box.use_group(group.tree)
+        box.keeper.start_anchor()
+        assert box.freeze(5)
+        yield box
+    finally:
+        box.kill(home)
+        group.remove()
+
+
+def is_frozen(box: Box) -> bool:
+    assert box.group
+    return cgroups.is_frozen(box.group)
+
+
+def test_a_frozen_tree_is_saved_and_stands_still_before_and_after(
+    frozen: Box, place: tuple[Home, Path]
+) -> None:
+    for name in ("one", "two"):
+        images = place[1] / name
+        images.mkdir()
+        with Dump(frozen, images, shell=0, stays_frozen=True) as dump:
+            for _ in dump.pauses():
+                pass
+        assert is_frozen(frozen)
+        assert list(images.glob("core-*.img"))
+    frozen.thaw()
+    assert not is_frozen(frozen)
+
+
+def test_a_frozen_tree_stands_still_when_its_dump_fails_or_criu_is_killed(
+    frozen: Box, place: tuple[Home, Path]
+) -> None:
+    images = place[1] / "images"
+    images.mkdir()
+    with pytest.raises(InterruptedError), Dump(frozen, images, shell=0, stays_frozen=True) as dump:
+        for _ in dump.pauses():
+            raise InterruptedError
+    assert is_frozen(frozen)
+    with (
+        contextlib.suppress(errors.CannotCheckpoint),
+        Dump(frozen, images, shell=0, stays_frozen=True) as dump,
+    ):
+        for _ in dump.pauses():
+            for one in find_criu(frozen):
+                os.kill(one.host_pid, signal.SIGKILL)
+    assert is_frozen(frozen)
+
+
+def test_a_frozen_tree_stands_still_when_the_daemon_has_gone(frozen: Box, place: tuple[Home, Path]) -> None:
+    frozen.keeper.close()
+    with contextlib.closing(Keeper(socket_path(place[0], frozen.id))) as other:
+        assert is_frozen(frozen)
+        other.thaw()
+        until(lambda: not is_frozen(frozen))
+
+
 def test_more_outputs_than_the_keeper_can_hold_are_refused_and_none_is_lost(box: Box) -> None:
     pipes = [os.pipe() for _ in range(129)]
     readers = [reader for reader, _ in pipes]
