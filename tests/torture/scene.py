@@ -538,7 +538,8 @@ def _judge_points(world: World, verb: Verb, known: Known, done: Done) -> Iterato
         if point.files_only:
             may_hold = {msgspec.structs.replace(content, memory=None) for content in may_hold}
         problems = [_damage(world, point, content) for content in may_hold]
-        if problem := all(problems) and problems[0]:
+        if all(problems):
+            problem = problems[0]
             yield f"a point that was being made ({point.intent}): {problem}"
 
 
