@@ -96,7 +96,6 @@ class FrozenTree(Record, frozen=True):
     outside_pipes: tuple[int, ...] = ()
     forwarded: tuple[Connection, ...] = ()
     tickets: bytes = b""
-    covered: tuple[str, ...] = ()
 
 
 class Stage:
@@ -207,7 +206,7 @@ class Capture:
             faults.reach("capture.flushed")
             live.terminal.settle()
             faults.reach("capture.settled")
-            covered = self.coverage(row)
+            covered = self._coverage(row)
             dump = self._snapshot_files(row, live, stage) if wish.files_only else self._dump(row, live, stage)
             live.stream.flush()
             new = self._with_dump(
@@ -228,7 +227,7 @@ class Capture:
             return msgspec.structs.replace(point, durable=True)
         return point
 
-    def coverage(self, row: SessionRow) -> tuple[str, ...]:
+    def _coverage(self, row: SessionRow) -> tuple[str, ...]:
         """What no point of a session holds."""
         return tuple(coverage(row.options, self._registry.base_of(row.options), self._home))
 
@@ -284,7 +283,7 @@ class Capture:
         with self._space.room_named(box), Stage(self._home, self._remains, new.id) as stage:
             self._pool.flush(box.volume)
             dump = self._dump_frozen(row, box, tree, memory, stage)
-            new = self._with_dump(new, dump, tree.covered, stage)
+            new = self._with_dump(new, dump, self._coverage(row), stage)
             new = msgspec.structs.replace(new, total_ms=_elapsed_ms(started))
             # As the session was then: it has another box by now.
             then = msgspec.structs.replace(row, box=box.id, head=new.parent)
@@ -297,12 +296,12 @@ class Capture:
         self.tell_saved(row, box.id, point)
         return point
 
-    def save_files_of(self, row: SessionRow, new: NewPoint, box_id: str, tree: FrozenTree) -> Checkpoint:
+    def save_files_of(self, row: SessionRow, new: NewPoint, box_id: str) -> Checkpoint:
         """A pending point of which only the files are left."""
         with self._space.room_named(None), Stage(self._home, self._remains, new.id) as stage:
             self._pool.snapshot(self._home.sessions / box_id, stage.files, readonly=True)
             lost = "its processes are lost: their box has ended before they were saved"
-            new = msgspec.structs.replace(new, files_only=True, coverage=(*tree.covered, lost))
+            new = msgspec.structs.replace(new, files_only=True, coverage=(*self._coverage(row), lost))
             then = msgspec.structs.replace(row, box=box_id, head=new.parent)
             pointfile.write(stage.folder, PointFile(new, then), self._key)
             stage.publish()

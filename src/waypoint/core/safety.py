@@ -42,7 +42,7 @@ from waypoint.core.observe import ShellPlace
 from waypoint.core.registry import DYING_SECONDS, Registry
 from waypoint.core.remains import Remains
 from waypoint.core.space import DiskSpace
-from waypoint.errors import WaypointError
+from waypoint.errors import MachineError, WaypointError
 from waypoint.kernel import faults, processes
 from waypoint.kernel.memory import machine_bytes
 from waypoint.model import MALFORMED, Actor, Checkpoint, from_json
@@ -148,7 +148,6 @@ class Safety:
                     outside_pipes=tuple(inode for program in programs for inode in program.pipes),
                     forwarded=tuple(sorted(forwarded)),
                     tickets=tickets,
-                    covered=self._capture.coverage(row),
                 )
                 new = self._capture.new_point(row, wish, new_id())
                 undo.pop_all()
@@ -259,21 +258,32 @@ class Safety:
                 self.save(pending.point.id)
 
     def _save(self, row: SessionRow, pending: PendingRow) -> None:
-        standing = self._standing.get(pending.point.id)
+        standing = self._find(pending)
         tree = from_json(pending.tree.encode(), FrozenTree)
         if standing is None or not standing.box.alive:
-            self._save_files(row, pending, tree)
+            self._save_files(row, pending)
             return
         try:
             self._capture.save_frozen(row, pending.point, standing.box, tree, standing.memory)
         except Exception:
             if not standing.box.ends_within(DYING_SECONDS):
                 raise
-            self._save_files(row, pending, tree)
+            self._save_files(row, pending)
 
-    def _save_files(self, row: SessionRow, pending: PendingRow, tree: FrozenTree) -> None:
+    def _find(self, pending: PendingRow) -> _Standing | None:
+        """Its frozen box; None when that has ended. OSError or MachineError when it cannot be used now."""
+        point_id = pending.point.id
+        if point_id not in self._standing and pending.box in self._builder.standing():
+            found = self._boxes.find_frozen(pending.box)
+            if found and not found[0].freeze(_FREEZE_SECONDS):  # a CRIU that was killed has let it run
+                raise MachineError("its processes do not stand still")
+            if found:
+                self._standing[point_id] = _Standing(*found)
+        return self._standing.get(point_id)
+
+    def _save_files(self, row: SessionRow, pending: PendingRow) -> None:
         """Its box has ended: its processes are lost, and the files are what they were."""
-        point = self._capture.save_files_of(row, pending.point, pending.box, tree)
+        point = self._capture.save_files_of(row, pending.point, pending.box)
         self._space.notify(
             f"the processes of {point.label} of session {point.session!r} were lost before they were saved"
             " (their box has ended): it holds the files alone"
@@ -325,7 +335,7 @@ class Safety:
         if standing := self._standing.pop(pending.point.id, None):
             self._boxes.end_frozen(standing.box, standing.memory)
         try:
-            self._save_files(row, pending, from_json(pending.tree.encode(), FrozenTree))
+            self._save_files(row, pending)
         except (OSError, WaypointError) as error:
             self._lose(row, pending, f"it could not be saved: {error}")
         else:
@@ -364,9 +374,7 @@ class Safety:
             self._end(pending)
             return
         if pending.box in standing:
-            found = self._boxes.find_frozen(pending.box)
-            if found and found[0].freeze(_FREEZE_SECONDS):  # a CRIU that was killed has let it run
-                self._standing[point_id] = _Standing(*found)
+            self._find(pending)
         elif not (self._home.run / BOOT_FILE).exists() or not (self._home.sessions / pending.box).is_dir():
             self._lose(row, pending, "the machine went down before it was saved")
             return
