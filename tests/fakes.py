@@ -123,6 +123,12 @@ class FakePool:
     def usage(self) -> Usage:
         return Usage(total_bytes=1 << 50, used_bytes=0, free_bytes=1 << 50)
 
+    def limit(self, path: Path, size_bytes: int | None) -> None:
+        pass
+
+    def share(self, path: Path) -> None:
+        """Nothing is counted."""
+
     def dedupe(self, source: Path, target: Path) -> int:
         return 0
 

@@ -109,6 +109,11 @@ class Settings(NamedTuple):
     """WAYPOINT_BOX_MEMORY: the most memory of a session that has no limit of its own; 0: no limit (`off`)."""
     box_pids: int | None = None
     """WAYPOINT_BOX_PIDS: how many processes and threads such a session may have; 0: no limit (`off`)."""
+    box_open_files: int | None = None
+    """WAYPOINT_BOX_OPEN_FILES: how many files one process of it may have open; 0: as many as the client that
+    has started the daemon (`off`)."""
+    box_disk_bytes: int | None = None
+    """WAYPOINT_BOX_DISK: how much of the pool it may take between two restores; 0: no limit (`off`)."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -137,7 +142,9 @@ class Settings(NamedTuple):
             digests=read("WAYPOINT_DIGESTS", _switch, True, "`on` or `off`"),
             prove=read("WAYPOINT_PROVE", _switch, True, "`on` or `off`"),
             box_memory_bytes=read("WAYPOINT_BOX_MEMORY", _limit, None, "`off`, 512M or 20G"),
-            box_pids=read("WAYPOINT_BOX_PIDS", _box_pids, None, "`off` or a number"),
+            box_pids=read("WAYPOINT_BOX_PIDS", _most, None, "`off` or a number"),
+            box_open_files=read("WAYPOINT_BOX_OPEN_FILES", _most, None, "`off` or a number"),
+            box_disk_bytes=read("WAYPOINT_BOX_DISK", _limit, None, "`off`, 512M or 20G"),
         )
 
 
@@ -157,9 +164,9 @@ def _limit(text: str) -> int | None:
     return 0 if text == "off" else _size(text)
 
 
-def _box_pids(text: str) -> int | None:
+def _most(text: str) -> int | None:
     if text != "off" and not text.isdecimal():
-        raise ValueError("that is no number of processes")
+        raise ValueError("that is no number")
     return 0 if text == "off" else int(text)
 
 

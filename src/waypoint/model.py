@@ -128,6 +128,10 @@ class BoxOptions(Record, frozen=True):
     memory_bytes: int | None = None
     cpus: float | None = None
     pids: int | None = None
+    open_files: int | None = None
+    """How many files one process may have open."""
+    disk_bytes: int | None = None
+    """How much of the pool it may take between two restores."""
     confined: bool = True
     build: bool = False
     """Whether it builds a base: its points are what `base import` has done of a Dockerfile."""
@@ -206,6 +210,10 @@ class Session(Record, frozen=True):
     """What its box may use, in whatever way that was set; None: no limit, or it does not run."""
     pids_limit: int | None = None
     """How many processes and threads its box may have."""
+    open_files_limit: int | None = None
+    """How many files a process of it may have open."""
+    disk_limit_bytes: int | None = None
+    """How much of the pool its box may take; None: no limit, or it does not run."""
 
 
 VerdictState = Literal["running", "passed", "failed", "timeout", "unclear", "error"]

@@ -35,7 +35,7 @@ from waypoint.errors import (
 )
 from waypoint.kernel import copytree
 from waypoint.kernel.mounts import mounts
-from waypoint.kernel.pool import image, loop
+from waypoint.kernel.pool import image, loop, quota
 from waypoint.kernel.pool.holders import pool_holders
 from waypoint.kernel.pool.lifecycle import LAYOUT, close_pool, open_pool, resize_pool
 from waypoint.kernel.pool.protocol import Pool
@@ -904,3 +904,58 @@ def test_a_homes_mode_is_left_alone_when_others_live_in_it(tmp_path: Path) -> No
     open_pool(home, kind="copy")
     assert stat.S_IMODE(home.stat().st_mode) == 0o755
     assert stat.S_IMODE((home / "pool").stat().st_mode) == 0o700
+
+
+def test_a_tree_takes_no_more_than_its_share_and_points_of_it_count(btrfs_home: Path) -> None:
+    """Only where the pool was made to count: an older kernel could not mount it any more."""
+    pool = open_pool(btrfs_home)
+    if not quota.is_known():
+        pytest.skip("this kernel has no simple quotas")
+    tree, point, copy = (pool.root / "sessions" / name for name in ("tree", "point", "copy"))
+    pool.create(tree)
+    pool.limit(tree, 16 << 20)
+
+    def fill(path: Path) -> int:
+        written = 0
+        try:
+            with (path / "filler").open("wb", 0) as file:
+                while written < 64 << 20:
+                    written += file.write(os.urandom(1 << 20))
+        except OSError as error:
+            assert error.errno == errno.EDQUOT  # noqa: PT017 - how much was written until then matters
+        return written
+
+    assert 12 << 20 < fill(tree) <= 16 << 20
+    pool.snapshot(tree, point, readonly=True)
+    pool.snapshot(point, copy, readonly=False)
+    (tree / "filler").unlink()
+    pool.sync()
+    assert fill(tree) < 4 << 20, "what the point holds counts"
+    share = pool.share(tree)
+    assert share
+    assert share.limit_bytes == 16 << 20
+    assert share.used_bytes > 12 << 20
+    (copy / "new").write_bytes(os.urandom(20 << 20))
+    pool.limit(tree, None)
+    (tree / "new").write_bytes(os.urandom(20 << 20))
+    for path in (tree, point, copy):
+        pool.delete(path)
+
+
+def test_an_earlier_pool_counts_when_it_is_told_to(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    try:
+        pool = open_pool(home, size_bytes=image.SMALLEST_SIZE_BYTES, shares=False)
+        tree = pool.root / "sessions" / "tree"
+        pool.create(tree)
+        assert pool.share(tree) is None
+        pool.limit(tree, None)
+        with pytest.raises(MissingFeature, match="cannot limit"):
+            pool.limit(tree, 1 << 30)
+        assert open_pool(home).share(tree) is None, "it stays as it was made"
+        if quota.is_known():
+            pool = open_pool(home, shares=True)
+            pool.limit(tree, 64 << 20)
+            assert pool.share(tree)
+    finally:
+        close_pool(home)

@@ -629,7 +629,8 @@ def test_a_new_session_is_asked_for_as_it_was_described(
 ) -> None:
     puppet.script = by_verb(new={"session": session("web")}, ping=PONG)
     words = "new web --base deb --net none --hide /root --bind /a:/b:ro --memory 1M --cpus 1.5 --pids 9"
-    assert main([*words.split(), "--privileged", "--spares", "off"]) == 0
+    words += " --open-files 64 --disk 2G --privileged --spares off"
+    assert main(words.split()) == 0
     assert capsys.readouterr().out == "web\n"
     verb, args = puppet.asked[-1]
     assert (verb, args["name"], args.get("join", False)) == ("new", "web", False)
@@ -641,6 +642,8 @@ def test_a_new_session_is_asked_for_as_it_was_described(
         "memory_bytes": 1 << 20,
         "cpus": 1.5,
         "pids": 9,
+        "open_files": 64,
+        "disk_bytes": 2 << 30,
         "spares": 0,
         "confined": False,
         "build": False,

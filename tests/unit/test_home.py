@@ -29,6 +29,8 @@ def test_every_variable_is_read() -> None:
         "WAYPOINT_PROVE": "off",
         "WAYPOINT_BOX_MEMORY": "1G",
         "WAYPOINT_BOX_PIDS": "off",
+        "WAYPOINT_BOX_OPEN_FILES": "1024",
+        "WAYPOINT_BOX_DISK": "2G",
     }
     assert Settings.read(environment) == Settings(
         "/h",
@@ -42,6 +44,8 @@ def test_every_variable_is_read() -> None:
         prove=False,
         box_memory_bytes=1 << 30,
         box_pids=0,
+        box_open_files=1024,
+        box_disk_bytes=2 << 30,
     )
 
 
@@ -63,6 +67,8 @@ def test_the_environment_says_how_many_spares_there_are(text: str, number: int) 
         ("WAYPOINT_PROVE", "maybe"),
         ("WAYPOINT_BOX_MEMORY", "all"),
         ("WAYPOINT_BOX_PIDS", "-1"),
+        ("WAYPOINT_BOX_OPEN_FILES", "many"),
+        ("WAYPOINT_BOX_DISK", "half"),
     ],
 )
 def test_what_is_malformed_is_refused_by_name(name: str, text: str) -> None:

@@ -70,13 +70,14 @@ TOGETHER = {
         *("network", "network.firewall", "network.flows", "network.netlink", "network.resolver"),
         "network.rtnetlink",
     },
-    "pool.btrfs": {"pool.protocol", "pool.subvolume", "copytree"},
+    "pool.btrfs": {"pool.protocol", "pool.quota", "pool.subvolume", "copytree"},
     "pool.folder": {"pool.btrfs", "pool.protocol", "copytree"},
     "pool.image": {"pool.btrfs", "pool.loop", "pool.protocol", "atomic"},
     "pool.holders": {"mounts"},
     "seals": {"atomic"},
     "pool.lifecycle": {
         *("pool.btrfs", "pool.folder", "pool.holders", "pool.image", "pool.loop", "pool.protocol"),
+        "pool.quota",
         *("homes", "mounts"),
     },
     "homes": {"atomic", "mounts", "overlay", "processes"},
@@ -85,6 +86,7 @@ TOGETHER = {
     "pool.deltas": {"files", "pool.subvolume"},
     "pool.extents": {"pool.subvolume"},
     "pool.subvolume": {"pool.protocol"},
+    "pool.quota": {"pool.protocol", "pool.subvolume"},
     "placement": {"files", "copytree"},
 }
 """Mechanisms of the kernel know nothing of each other, but for these and the system calls."""

@@ -39,6 +39,7 @@ _DYING_SECONDS = 1.0
 _BUILD_SECONDS = 60.0
 """How long a keeper may take for a box: a few milliseconds, unless a mount of the host does not answer."""
 _FREEZE_POLL_SECONDS = 0.0001
+_ANCHOR = "waypoint-anchor"
 _MASK_SECONDS = 2.0
 """A keeper of another home that does not answer (its box is frozen) must not keep this one from opening."""
 _MASKED_AT_ONCE = 32
@@ -51,6 +52,8 @@ class Box:
 
     file_limits: ClassVar[tuple[int, int] | None] = None
     """RLIMIT_NOFILE of a new box, where it differs from the daemon's own."""
+    open_files: tuple[int, int] | None = None
+    """RLIMIT_NOFILE of the processes of its session; None: that of the box."""
 
     def __init__(self, home: Home, box_id: str, pid: int, volume: Path) -> None:
         self.id, self.pid, self.volume = box_id, pid, volume
@@ -78,6 +81,23 @@ class Box:
                     opened.callback(os.close, fds[-1])
                 self.keeper.use_group(*fds)
         self.group = folder
+
+    def start_tree(self) -> None:
+        """Starts the anchor, from which everything in the box descends: what it may have open they may. (A
+        restored tree has the limits that it was saved with.)"""
+        self.keeper.start_anchor()
+        if self.open_files:
+            anchor = next(processes.host_pids(self.pid))
+            resource.prlimit(anchor, resource.RLIMIT_NOFILE, self.open_files)
+
+    def open_files_limit(self) -> int | None:
+        """How many files a process may have open at most; None where nothing runs."""
+        with contextlib.suppress(OSError):
+            for host_pid in processes.host_pids(self.pid):
+                process = processes.read(host_pid)
+                if process and process.comm == _ANCHOR:
+                    return resource.prlimit(host_pid, resource.RLIMIT_NOFILE)[1]
+        return None
 
     @classmethod
     def build(cls, spec: BoxSpec, started: Callable[[int], object] = lambda _: None) -> Box:

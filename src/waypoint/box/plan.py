@@ -85,6 +85,8 @@ KEPT_IN_BOX = Path("/dev/waypoint.kept")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _READONLY_VARIABLES = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 _LONGEST_NAME = 64
+_FEWEST_FILES = 32
+_LEAST_DISK_BYTES = 16 << 20
 _SAFE = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 
@@ -298,6 +300,12 @@ def check_options(options: BoxOptions, base: Path, home: Home, *, needs_shell: b
                 f"cannot bind to {bind.box}",
                 hint="the path in the box must be absolute, and not /, /proc, /sys or /dev",
             )
+    if options.open_files is not None and options.open_files < _FEWEST_FILES:
+        raise UsageError(f"{options.open_files} open files are not enough for a shell")
+    if options.disk_bytes is not None and options.disk_bytes < _LEAST_DISK_BYTES:
+        raise UsageError(
+            f"a session needs more than {options.disk_bytes} bytes of the pool", hint="the least is 16M"
+        )
     if options.user is not None:
         check_user(options.user)
     if options.cwd is not None and not options.cwd.startswith("/"):

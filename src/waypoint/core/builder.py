@@ -12,6 +12,7 @@ from typing import Protocol
 from waypoint.box.box import Box, drop_inside, end_keeper, keepers, socket_path
 from waypoint.box.filesystems import note_file_systems
 from waypoint.box.keeper import Keeper
+from waypoint.box.limits import BoxLimits, limits_of
 from waypoint.box.plan import BoxSpec
 from waypoint.box.volume import (
     empty_hidden,
@@ -86,7 +87,7 @@ class HostBuilder:
         pool: Pool,
         network: Network,
         contacts: Contacts,
-        usual_limits: cgroups.Limits,
+        usual_limits: BoxLimits,
     ) -> None:
         self._home, self._engine, self._kdat = home, engine, kdat
         self._usual_limits = usual_limits
@@ -118,14 +119,11 @@ class HostBuilder:
             kdat=self._kdat,
             open_files=facts.open_files,
         )
-        limits = cgroups.Limits(
-            memory_bytes=options.memory_bytes or self._usual_limits.memory_bytes,
-            cpus=options.cpus,
-            pids=options.pids or self._usual_limits.pids,
-        )
+        limits = limits_of(options, self._usual_limits)
         with contextlib.ExitStack() as undo:
             faults.reach("box.begun")
-            group = cgroups.create(self._home.tag, box_id, limits)
+            self._pool.limit(volume, limits.disk_bytes)
+            group = cgroups.create(self._home.tag, box_id, limits.groups)
             undo.callback(group.remove)
             faults.reach("box.grouped")
             box = Box.build(spec)
@@ -135,6 +133,7 @@ class HostBuilder:
             faults.reach("box.started")
             group.add(box.pid)
             box.use_group(group.tree)
+            box.open_files = limits.open_files
             if options.net == "nat":
                 self._prepare_network()
                 space = box.open_namespace("net")

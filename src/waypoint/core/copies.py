@@ -112,7 +112,7 @@ class Copies:
             undo.callback(self._boxes.end, live, "the restore failed")
             undo.enter_context(live.box.end_named(_bring_back(point)))
             faults.reach("copy.fresh")
-            live.box.keeper.start_anchor()
+            live.box.start_tree()
             faults.reach("copy.anchored")
             self._boxes.start_shell(live)
             undo.pop_all()

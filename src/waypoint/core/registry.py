@@ -170,6 +170,10 @@ class Registry:
         if live and not live.box.alive:  # its end has not been recorded yet
             live = None
         alone = self.left_alone.get(row.id)
+        share = None
+        if live:
+            with contextlib.suppress(WaypointError):  # it ends just now
+                share = self.pool.share(live.box.volume)
         return Session(
             id=row.id,
             name=row.name,
@@ -186,6 +190,8 @@ class Registry:
             forwards=tuple(self.store.forwards.of(row.id)),
             memory_limit_bytes=live.box.limits.memory_bytes if live else None,
             pids_limit=live.box.limits.pids if live else None,
+            open_files_limit=live.box.open_files_limit() if live else None,
+            disk_limit_bytes=share.limit_bytes if share else None,
         )
 
     def _head_label(self, row: SessionRow) -> str | None:

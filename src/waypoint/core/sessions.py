@@ -98,7 +98,7 @@ class Sessions:
             live = self._boxes.build(new_id(), volume, name, options, size)
             undo.callback(self._boxes.end, live, "the session could not be started")
             undo.enter_context(live.box.end_named("start the session"))
-            live.box.keeper.start_anchor()
+            live.box.start_tree()
             faults.reach("new.anchored")
             if given_cwd and not live.has_folder(given_cwd):
                 raise NotFound(f"there is no folder {given_cwd} in the session", hint="leave the folder out")

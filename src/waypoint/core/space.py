@@ -29,7 +29,7 @@ from waypoint.core.live import Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
-from waypoint.errors import MachineError, NoSpace, UsageError
+from waypoint.errors import MachineError, NoSpace, UsageError, WaypointError
 from waypoint.history.retention import (
     AUTOMATIC,
     RetentionPolicy,
@@ -368,20 +368,43 @@ class DiskSpace:
         self._costs.measure_when_idle()
         pool = self.use()
         if pool.percent >= THIN_PERCENT and not self._has_plenty(pool):
-            self._thin(lambda: self.use().percent < THIN_UNTIL_PERCENT)
+            self._thin(lambda: self.use().percent < THIN_UNTIL_PERCENT, "the pool was nearly full")
+        for live in self._registry.lives():
+            self._watch_share(live)
 
-    def _thin(self, enough: Callable[[], bool]) -> None:
-        """Forgets automatic points, the oldest first, a few at a time, until it is enough."""
+    def _watch_share(self, live: Live) -> None:
+        """A session that has taken most of what it may take of the pool loses its own automatic points: what
+        they hold counts."""
+        row = self._store.sessions.find(live.session_id)
+        if row is None or self._share_percent(live) < WARN_PERCENT:
+            return
+        if self._share_percent(live) >= THIN_PERCENT:
+            why = f"session {row.name!r} had nearly taken its share of the pool"
+            self._thin(lambda: self._share_percent(live) < THIN_UNTIL_PERCENT, why, of=row.name)
+        if (percent := self._share_percent(live)) >= WARN_PERCENT:
+            self.notify(
+                f"session {row.name!r} has taken {percent:.0f}% of what it may take of the pool since its"
+                " last restore: deleting files and forgetting its points makes room"
+            )
+
+    def _share_percent(self, live: Live) -> float:
+        with contextlib.suppress(WaypointError):  # its box has ended
+            if (share := self._pool.share(live.box.volume)) and share.limit_bytes:
+                return 100 * share.used_bytes / share.limit_bytes
+        return 0.0
+
+    def _thin(self, enough: Callable[[], bool], why: str, *, of: str | None = None) -> None:
+        """Forgets automatic points, the oldest first, a few at a time, until it is enough. `of`: those of one
+        session."""
         with self._turn:
-            waiting, gone = self._thinnable(), 0
+            waiting, gone = [point for point in self._thinnable() if of in (None, point.session)], 0
             while waiting and not enough():
                 gone += len(self._remove(waiting[:_BATCH]))
                 del waiting[:_BATCH]
                 self._delete_removed()
                 self._pool.reclaim()
         if gone:
-            notice = f"the pool was nearly full: {gone} old automatic points were forgotten to make room"
-            self.notify(notice)
+            self.notify(f"{why}: {gone} old automatic points were forgotten to make room")
 
     def require_room(self, box: Box | None) -> None:
         """Before a checkpoint: NoSpace unless there is room for it, after thinning if need be."""
@@ -423,7 +446,7 @@ class DiskSpace:
     def _make_room(self, need: int) -> int:
         """Forgets automatic points until so much is free. Returns what is."""
         self._pool.sync()
-        self._thin(lambda: self._pool.usage().free_bytes >= need)
+        self._thin(lambda: self._pool.usage().free_bytes >= need, "the pool was nearly full")
         return self._pool.usage().free_bytes
 
     def _no_room(self, need: int, free: int) -> NoSpace:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from waypoint.agent.trajectory import Trajectory
 from waypoint.api.hints import Do, Hint
 from waypoint.bases import store as bases
-from waypoint.box.box import end_keeper, hide_home, keepers
+from waypoint.box.box import Box, end_keeper, hide_home, keepers
+from waypoint.box.limits import usual_limits
 from waypoint.core.adoption import BOOT_FILE, Adoption
 from waypoint.core.analyst import Analyst
 from waypoint.core.auto import AutoPoints
@@ -63,7 +64,7 @@ from waypoint.daemon.inside.grammar import Inside
 from waypoint.engine import probe
 from waypoint.errors import MissingFeature
 from waypoint.home import Home, Settings
-from waypoint.kernel import atomic, cgroups, faults, homes
+from waypoint.kernel import atomic, faults, homes
 from waypoint.kernel.memory import Ram
 from waypoint.kernel.network.veth import Network
 from waypoint.kernel.pool.lifecycle import has_stopped, open_pool, require_room_to_reopen
@@ -316,11 +317,19 @@ def this_machine(home: Home, settings: Settings) -> Machine:
     homes.register(home, hide_home)  # before there is anything in it that others must not see
     if has_stopped(home.path):
         _end_boxes(home)
-    pool = open_pool(home.path, size_bytes=settings.pool_size_bytes)
+    shares = None if settings.box_disk_bytes is None else bool(settings.box_disk_bytes)
+    pool = open_pool(home.path, size_bytes=settings.pool_size_bytes, shares=shares)
     faults.reach("start.opened")
     network = Network(home.tag)
     kernel_data = _kernel_data(home, engine_folder)
-    usual_limits = cgroups.usual_limits(settings.box_memory_bytes, settings.box_pids)
+    usual = usual_limits(
+        pool_bytes=pool.usage().total_bytes if pool.share(pool.root) else 0,
+        inherited=Box.file_limits,
+        memory_bytes=settings.box_memory_bytes,
+        pids=settings.box_pids,
+        open_files=settings.box_open_files,
+        disk_bytes=settings.box_disk_bytes,
+    )
     return Machine(
         pool=pool,
         network=network,
@@ -328,7 +337,7 @@ def this_machine(home: Home, settings: Settings) -> Machine:
         engine_folder=engine_folder,
         ram=Ram(),
         make_builder=lambda contacts: HostBuilder(
-            home, engine_folder, kernel_data, pool, network, contacts, usual_limits
+            home, engine_folder, kernel_data, pool, network, contacts, usual
         ),
         confines=True,
     )

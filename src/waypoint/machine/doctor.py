@@ -22,10 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from waypoint.box import limits
 from waypoint.engine.criu import criu_argv, criu_environment
 from waypoint.errors import NotFound
-from waypoint.home import Home
-from waypoint.kernel import cgroups, mounts
+from waypoint.home import Home, Settings
+from waypoint.kernel import mounts
+from waypoint.kernel.pool import quota
+from waypoint.kernel.pool.protocol import opened
 from waypoint.machine import access, setup
 from waypoint.machine.apt import which
 
@@ -257,17 +260,39 @@ def _cgroups(_home: Path) -> _Result:
     missing = [name for name in needed if name not in controllers]
     if len(missing) == len(needed):
         return _Result(ok=False, version="none mounted")
-    usual = cgroups.usual_limits()
-    limits = [
-        *(
-            [f"at most {usual.memory_bytes / (1 << 30):.1f} GiB of memory"]
-            if usual.memory_bytes
-            else ["no limit of memory"]
-        ),
-        *([f"{usual.pids:,} processes"] if usual.pids else ["no limit of processes"]),
-    ]
     version += f", without {', '.join(missing)}" if missing else ""
-    return _Result(ok=not missing, version=f"{version}; a session has by default {' and '.join(limits)}")
+    return _Result(ok=not missing, version=version)
+
+
+def _limits(home: Path) -> _Result:
+    """What a session may use that was given no limits, as a daemon with this environment would set them."""
+    settings, pool = Settings.read(), home / "pool"
+    counts, total_bytes = quota.is_known(), 0
+    if pool.is_dir() and (mounts.mount_at(pool) or any(pool.iterdir())):
+        status = os.statvfs(pool)
+        total_bytes = status.f_blocks * status.f_frsize
+        with opened(pool) as fd:
+            counts = quota.share(fd) is not None
+    usual = limits.usual_limits(
+        pool_bytes=total_bytes if counts else 0,
+        memory_bytes=settings.box_memory_bytes,
+        pids=settings.box_pids,
+        open_files=settings.box_open_files,
+        disk_bytes=settings.box_disk_bytes,
+    )
+    memory, pids = usual.groups.memory_bytes, usual.groups.pids
+    parts = [
+        f"{memory / (1 << 30):.1f} GiB of memory" if memory else "no limit of memory",
+        f"{pids:,} processes" if pids else "no limit of processes",
+        f"{usual.open_files[1]:,} open files in each",
+    ]
+    if not counts or settings.box_disk_bytes == 0:
+        parts.append("no limit of what it takes of the pool")
+    elif usual.disk_bytes:
+        parts.append(f"{usual.disk_bytes / (1 << 30):.1f} GiB of the pool")
+    else:
+        parts.append("a share of the pool, once that is made")
+    return _Result(ok=bool(memory and pids and counts), version=", ".join(parts))
 
 
 def _controllers(hierarchy: Path) -> list[str]:
@@ -491,6 +516,16 @@ _CHECKS = (
         "mount -t cgroup2 none /sys/fs/cgroup",
         optional=True,
         docs="docs/limits.md#confinement",
+    ),
+    _Check(
+        "limits of a session",
+        _limits,
+        "what a session may use that was started without limits of its own",
+        "the page says what a limit needs; WAYPOINT_BOX_MEMORY, _PIDS, _OPEN_FILES and _DISK of the daemon"
+        " and the options of a session set others",
+        optional=True,
+        as_root=True,
+        docs="docs/limits.md#limits-of-a-session",
     ),
     _Check(
         "CAP_SYS_RESOURCE",

@@ -84,6 +84,8 @@ def _bind(text: str) -> Bind:
     argument("--memory", metavar="SIZE", type=byte_count, help="memory limit: 512M, 2G"),
     argument("--cpus", metavar="N", type=positive, help="processor limit: 1.5"),
     argument("--pids", metavar="N", type=count, help="limit on the number of processes"),
+    argument("--open-files", metavar="N", type=count, help="limit on the open files of a process"),
+    argument("--disk", metavar="SIZE", type=byte_count, help="limit on what it takes of the pool: 20G"),
     argument(
         "--spares",
         metavar="N|off",
@@ -152,6 +154,8 @@ def _box_options(arguments: argparse.Namespace) -> BoxOptions:
         memory_bytes=arguments.memory,
         cpus=arguments.cpus,
         pids=arguments.pids,
+        open_files=arguments.open_files,
+        disk_bytes=arguments.disk,
         spares=arguments.spares,
         confined=not arguments.privileged,
         user=arguments.user,

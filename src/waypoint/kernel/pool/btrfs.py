@@ -13,8 +13,16 @@ from pathlib import Path
 from waypoint.api.hints import Do, Hint
 from waypoint.errors import NoSpace, translated
 from waypoint.kernel import copytree
-from waypoint.kernel.pool import subvolume
-from waypoint.kernel.pool.protocol import TREE_MODE, Usage, check_inside, opened, scratch_path
+from waypoint.kernel.pool import quota, subvolume
+from waypoint.kernel.pool.protocol import (
+    TREE_MODE,
+    Share,
+    Usage,
+    check_inside,
+    no_shares,
+    opened,
+    scratch_path,
+)
 from waypoint.kernel.syscalls import ioctl_number, syncfs
 
 FITRIM = ioctl_number(3, ord("X"), 121, 24)
@@ -167,6 +175,17 @@ class BtrfsPool:
             if self.image:
                 free = min(free, disk_room(self.image)[0])
             return Usage(status.f_blocks * status.f_frsize, self._used_bytes(), free)
+
+    def limit(self, path: Path, size_bytes: int | None) -> None:
+        with translated("limit", path), opened(path) as fd:
+            if quota.share(fd) is not None:
+                quota.limit(fd, size_bytes)
+            elif size_bytes is not None:
+                raise no_shares()
+
+    def share(self, path: Path) -> Share | None:
+        with translated("measure", path), opened(path) as fd:
+            return quota.share(fd)
 
     def _used_bytes(self) -> int:
         with opened(self.root) as fd:

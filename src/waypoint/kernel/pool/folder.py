@@ -12,7 +12,14 @@ from pathlib import Path
 from waypoint.errors import MachineError, translated
 from waypoint.kernel import copytree
 from waypoint.kernel.pool.btrfs import is_btrfs
-from waypoint.kernel.pool.protocol import TREE_MODE, Usage, check_inside, opened, scratch_path
+from waypoint.kernel.pool.protocol import (
+    TREE_MODE,
+    Usage,
+    check_inside,
+    no_shares,
+    opened,
+    scratch_path,
+)
 from waypoint.kernel.syscalls import syncfs
 
 TREE_MARK = "trusted.waypoint.tree"
@@ -111,6 +118,13 @@ class CopyPool:
         unit = status.f_frsize
         used = (status.f_blocks - status.f_bfree) * unit
         return Usage(status.f_blocks * unit, used, status.f_bavail * unit)
+
+    def limit(self, path: Path, size_bytes: int | None) -> None:
+        if size_bytes is not None:
+            raise no_shares()
+
+    def share(self, path: Path) -> None:
+        """Nothing is counted."""
 
     def dedupe(self, source: Path, target: Path) -> int:
         with translated("share blocks with", source):

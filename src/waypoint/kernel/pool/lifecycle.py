@@ -15,7 +15,7 @@ from pathlib import Path
 
 from waypoint.errors import MachineError, MissingFeature, NoSpace, NotRoot, UsageError, translated
 from waypoint.kernel import homes, locks, mounts
-from waypoint.kernel.pool import loop
+from waypoint.kernel.pool import loop, quota
 from waypoint.kernel.pool.btrfs import (
     BTRFS_IOC_SUBVOL_CREATE,
     REOPEN_BYTES,
@@ -60,13 +60,16 @@ def _is_mounted(home: Path) -> bool:
     return mounts.mount_at(home.resolve() / "pool") is not None
 
 
-def open_pool(home: Path, *, size_bytes: int | None = None, kind: str | None = None) -> Pool:
+def open_pool(
+    home: Path, *, size_bytes: int | None = None, kind: str | None = None, shares: bool | None = None
+) -> Pool:
     """The pool of a home folder: made when there is none, mounted when it is not, else as it is.
 
     A home on btrfs is used as it is. Elsewhere a sparse file of at most `size_bytes` is made (by
     default 80% of the disk's free space, 64 GiB at most). Where that is impossible files are
     reflinked or copied, unless `kind` demands another. A pool keeps its kind: a later call with another
-    `kind` is refused. Any number of processes may call this at the same time.
+    `kind` is refused. Any number of processes may call this at the same time. `shares`: whether what each
+    tree takes of a sparse file is counted, so that it can be limited; None: of one that is made now.
     """
     if os.geteuid() != 0:
         raise NotRoot("the pool belongs to root", hint="run it with sudo")
@@ -78,13 +81,13 @@ def open_pool(home: Path, *, size_bytes: int | None = None, kind: str | None = N
         if set(os.listdir(home)) <= _OWN_FILES:
             os.chmod(home, 0o700)
         with _locked(home):
-            pool = _open(home, size_bytes, kind)
+            pool = _open(home, size_bytes, kind, shares=shares)
             _make_layout(pool)
             _sweep_scratch(pool)
     return pool
 
 
-def _open(home: Path, size_bytes: int | None, kind: str | None) -> Pool:
+def _open(home: Path, size_bytes: int | None, kind: str | None, *, shares: bool | None) -> Pool:
     root, image = home / "pool", home / "pool.img"
     existing = _existing_kind(home)
     if existing and kind and existing != kind:
@@ -95,7 +98,7 @@ def _open(home: Path, size_bytes: int | None, kind: str | None) -> Pool:
     if existing in {"reflink", "copy"}:
         return _folder_pool(root, existing, "it was made when there was no btrfs")
     if image.exists():
-        return _image_pool(home, size_bytes)
+        return _image_pool(home, size_bytes, shares=shares)
     has_own_disk = _is_mounted(home)  # mounted there by the administrator, to be used as it is
     place = root if has_own_disk else home
     if kind in {None, "btrfs"} and is_btrfs(place):
@@ -113,7 +116,7 @@ def _open(home: Path, size_bytes: int | None, kind: str | None) -> Pool:
                 raise MissingFeature(
                     f"what is mounted at {root} is no btrfs", hint="unmount it, or choose another kind"
                 )
-            return _image_pool(home, size_bytes)
+            return _image_pool(home, size_bytes, shares=shares)
         except MissingFeature as error:
             if kind or "program" in error.details:  # one command installs it: no reason for a slower pool
                 raise
@@ -146,8 +149,10 @@ def written_kind(home: Path) -> str | None:
         return None
 
 
-def _image_pool(home: Path, size_bytes: int | None) -> BtrfsPool:
+def _image_pool(home: Path, size_bytes: int | None, *, shares: bool | None) -> BtrfsPool:
     root, image = home / "pool", home / "pool.img"
+    if shares is None:
+        shares = not image.exists()
     if not _is_mounted(home):
         require_btrfs()
         if not image.exists():
@@ -156,6 +161,10 @@ def _image_pool(home: Path, size_bytes: int | None) -> BtrfsPool:
         mount_image(image, root)
     if os.statvfs(root).f_flag & os.ST_RDONLY:
         _remount(home)
+    if shares and quota.is_known():
+        with opened(root) as fd:
+            if not quota.is_enabled(fd):
+                quota.enable(fd)
     return BtrfsPool(root, image if image.exists() else None)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from waypoint.errors import UsageError
+from waypoint.errors import MissingFeature, UsageError
 
 TREE_MODE = 0o755
 SCRATCH = ".scratch"
@@ -24,6 +24,14 @@ class Usage:
     total_bytes: int
     used_bytes: int
     free_bytes: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one tree has taken of a pool, and what it may take."""
+
+    used_bytes: int
+    limit_bytes: int | None
 
 
 class Pool(Protocol):
@@ -75,6 +83,13 @@ class Pool(Protocol):
     def usage(self) -> Usage:
         """How full it is."""
 
+    def limit(self, path: Path, size_bytes: int | None) -> None:
+        """The most that a writable tree may take of the pool; None: no limit. MissingFeature where nothing is
+        counted."""
+
+    def share(self, path: Path) -> Share | None:
+        """What a tree has taken of the pool, and may take; None where nothing is counted."""
+
     def dedupe(self, source: Path, target: Path) -> int:
         """Share the blocks that two files have in common. Returns the bytes shared, 0 where it is
         impossible."""
@@ -84,6 +99,15 @@ def check_inside(root: Path, path: Path) -> None:
     """UsageError for a path that is not below the pool's root."""
     if root not in path.parents or ".." in path.parts:
         raise UsageError(f"{path} is not in the pool {root}")
+
+
+def no_shares() -> MissingFeature:
+    """The error of a pool in which nothing is counted."""
+    return MissingFeature(
+        "this pool cannot limit what one session writes",
+        hint="leave the limit out; a pool that is a file of its own can, from Linux 6.7 on: one that was made"
+        " earlier begins with it when the daemon is started with WAYPOINT_BOX_DISK set to a size",
+    )
 
 
 def scratch_path(root: Path) -> Path:
