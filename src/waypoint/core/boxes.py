@@ -37,6 +37,7 @@ from waypoint.home import Home
 from waypoint.kernel import atomic, faults, processes
 from waypoint.model import MALFORMED, BoxOptions, Size, from_json
 from waypoint.store.sessions import SessionRow
+from waypoint.terminal.emulator import TURN_SECONDS
 from waypoint.terminal.pump import Pump
 from waypoint.terminal.recording import TerminalEvent, record
 from waypoint.terminal.shell import Shell
@@ -48,6 +49,8 @@ _RCFILE = "/dev/waypoint/bin/integration.bash"
 _SHELL_STARTS = 3
 """After this many shells in a row that ended before their first prompt no other is started."""
 _MOST_EARLY_EXITS = 256
+_REST_SECONDS = 2 * TURN_SECONDS
+"""A terminal whose output takes a whole turn to read has a third of the daemon's time at most."""
 
 
 class Boxes:
@@ -179,6 +182,8 @@ class Boxes:
     def _read(self, live: Live) -> None:
         if live.terminal.read():
             self._pump.run_when_idle(live.terminal, lambda: self._pause(live))
+            if live.terminal.screen.busy:
+                self._pump.rest(live.terminal.master, _REST_SECONDS)
 
     def _pause(self, live: Live) -> None:
         """Nothing was printed for a moment."""
