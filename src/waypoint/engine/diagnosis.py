@@ -41,6 +41,7 @@ _TRANSIENT_REASONS = {
     unrestorable.IN_FLIGHT_BEHIND,
     unrestorable.IN_FLIGHT_FIFO,
     unrestorable.IN_FLIGHT_ALONE,
+    unrestorable.OF_ANOTHER,
 }
 _IN_WORDS = {
     "packetized mode for pipes": "it uses a pipe in packet mode (O_DIRECT)",

@@ -219,7 +219,7 @@ class Dump:
                             tree = processes.below(anchor.host_pid)
                             open_files = _OpenFiles.of(tree)
                             obstacles = unrestorable.find(
-                                anchor, open_files.by_process, _unsent_datagrams(box)
+                                anchor, open_files.by_process, _unsent_datagrams(box), box.pid
                             )
                             socket_watches, unknown = watches.find(open_files.by_process, box.pid)
                             obstacles += [*unknown, *open_files.broken_leases()]

@@ -10,6 +10,7 @@ import array
 import contextlib
 import dataclasses
 import os
+import re
 import socket
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -51,6 +52,10 @@ _LEASE = "it has a write lease (F_SETLEASE) on a file that is deleted or mapped"
 _DELETED = " (deleted)"
 READ_LEASE_OF_WRITABLE = "it has a lease that was broken (F_SETLEASE), on a file that it may write"
 """The kernel lets a write lease become a read lease there, and sets no such lease anew."""
+OF_ANOTHER = "it has a file of /proc open that tells of CRIU, which is not saved"
+"""CRIU would look for the process at a restore. A program that looks at all processes closes it a moment
+later."""
+_OF_PROCESS = re.compile(r"/proc/(\d+)/")
 _LOCKED_OBJECT = "it has locked what is no file (an eventfd, epoll, timerfd or the like)"
 
 
@@ -62,9 +67,11 @@ def find(
     anchor: Process,
     tree: Sequence[tuple[Process, Mapping[int, str]]],
     unsent: Collection[int],
+    keeper: int,
 ) -> list[Obstacle]:
     """The processes below the anchor that cannot be restored. `tree`: parents before children, each with
-    the targets of its descriptors. `unsent`: inodes of sockets with datagrams that have not left."""
+    the targets of its descriptors. `unsent`: inodes of sockets with datagrams that have not left. `keeper`:
+    the host's number of pid 1 of the box."""
     members = [process for process, _ in tree]
     if nested := nested_processes(anchor, members):
         return [(process, NESTED) for process in nested]
@@ -82,7 +89,28 @@ def find(
         for fd, target in targets.items()
         if target.startswith("anon_inode:")
     ]
-    return [*obstacles, *_objects(objects), *_in_flight(tree), *_in_packet_mode(tree)]
+    return [
+        *obstacles,
+        *_objects(objects),
+        *_in_flight(tree),
+        *_in_packet_mode(tree),
+        *_looking_at_others(tree, keeper),
+    ]
+
+
+def _looking_at_others(tree: Sequence[tuple[Process, Mapping[int, str]]], keeper: int) -> Iterator[Obstacle]:
+    """Processes that have a file of /proc open which belongs to a process beside the tree: CRIU or a helper
+    of it. (CRIU itself makes a process for one that has ended, and pid 1 is there in every box.)"""
+    looking = [
+        (process, int(match[1]))
+        for process, targets in tree
+        for target in targets.values()
+        if (match := _OF_PROCESS.match(target))
+    ]
+    if looking:
+        beside = {process.pid for process in processes.below(keeper)}
+        beside -= {process.pid for process, _ in tree}
+        yield from ((process, OF_ANOTHER) for process, pid in looking if pid in beside)
 
 
 def _objects(descriptors: Sequence[tuple[Process, int]]) -> Iterator[Obstacle]:
