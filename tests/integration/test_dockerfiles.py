@@ -231,6 +231,22 @@ def test_what_cannot_be_done_is_refused_with_its_line(
     assert "app" not in [base.name for base in waypoint.Client().bases.list()]
 
 
+def test_what_a_hostile_folder_says_to_ignore_keeps_nothing_waiting(build: Build, context: Path) -> None:
+    said = context / ".dockerignore"
+    (context / "here").touch()
+    os.mkfifo(said)
+    with pytest.raises(errors.WaypointError, match="dockerignore"):
+        build("FROM small\nCOPY here /\n")
+    said.unlink()
+    said.symlink_to("/dev/zero")  # in the folder, where there is none
+    assert build("FROM small\nCOPY here /\n")
+    said.unlink()
+    with said.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(errors.UsageError, match="too large"):
+        build("FROM small\nCOPY here /\n")
+
+
 def test_a_session_of_the_same_name_is_not_touched(
     build: Build, sessions: Callable[..., waypoint.Session]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -99,3 +100,10 @@ def test_forks_have_an_id_and_run_hooks(
     slow = waypoint.Client().session("slow")
     assert slow.run("pgrep -c sleep").output == "0\n"
     assert slow.info.state == "live"
+
+    # A folder that was filled to keep the daemon busy is not gone through.
+    filled = "import os\nfor n in range(5000): os.close(os.open(f'/etc/waypoint/on-fork.d/{n}', 65, 0o755))"
+    forks[0].run(f"python3 -c {shlex.quote(filled)}").check()
+    report = forks[0].fork(name="c")[0].forked
+    assert report
+    assert ["4,096 entries" in hook.problem for hook in report.hooks] == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,29 @@ def test_what_is_ignored() -> None:
     ] == ["a.log", "node_modules/a", "x/y/node_modules/z/a", "build/a", "docs/a.c"]
     assert matches("package-lock.json", "package*.json")
     assert not matches("a/b", "*")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        ("a*b*c", ["abc", "a1b2c", "abcbc"], ["ab", "acb", "a/bc"]),
+        ("[a-c_]?", ["a1", "_x"], ["d1", "a", "a/"]),
+        ("[^a-c]", ["d"], ["a", "dd"]),
+        ("[z-a]", [], ["a", "z"]),
+        ("a\\*", ["a*"], ["ab"]),
+        ("[a", ["[a"], ["a"]),
+    ],
+)
+def test_a_pattern_fits_a_name(pattern: str, fitting: list[str], others: list[str]) -> None:
+    assert [name for name in (*fitting, *others) if matches(name, pattern)] == fitting
+
+
+def test_no_pattern_takes_long() -> None:
+    """A file of others could stop the daemon with one that a regular expression tries in all ways."""
+    began = time.monotonic()
+    assert not matches("a" * 250, "*a" * 30 + "b")
+    assert not Ignored("**/" * 30 + "*a" * 30 + "b").hides("/".join(["a" * 20] * 12))
+    assert time.monotonic() - began < 5
 
 
 def fake_tool(folder: Path, script: str) -> str:

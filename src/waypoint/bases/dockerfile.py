@@ -549,7 +549,7 @@ class Ignored:
     """The patterns of a `.dockerignore`."""
 
     def __init__(self, text: str = "") -> None:
-        self._rules: list[tuple[re.Pattern[str], bool]] = []
+        self._rules: list[tuple[_Pattern, bool]] = []
         for line in text.splitlines():
             pattern = line.strip()
             if not pattern or pattern.startswith("#"):
@@ -557,39 +557,106 @@ class Ignored:
             keeps = pattern.startswith("!")
             pattern = posixpath.normpath(pattern.lstrip("!").strip()).strip("/")
             if pattern not in ("", "."):
-                self._rules.append((re.compile(_pattern(pattern) + r"(?:/.*)?", re.DOTALL), keeps))
+                self._rules.append((_Pattern(pattern), keeps))
 
     def hides(self, path: str) -> bool:
         """Whether a path of the context is left out. The last rule that fits decides."""
         hidden = False
         for pattern, keeps in self._rules:
-            if hidden == keeps and pattern.fullmatch(path):
+            if hidden == keeps and pattern.fits(path, or_below=True):
                 hidden = not keeps
         return hidden
 
 
-def _pattern(pattern: str) -> str:
-    """A pattern of Go's `filepath.Match` with `**`, as a regular expression."""
-    done, at = "", 0
-    while at < len(pattern):
-        char = pattern[at]
-        if pattern.startswith("**/", at):
-            done, at = done + r"(?:.*/)?", at + 3
-        elif pattern.startswith("**", at):
-            done, at = done + r".*", at + 2
-        elif char == "[" and (close := pattern.find("]", at + 2)) > 0:
-            inside = pattern[at + 1 : close].replace("\\", "\\\\")
-            done, at = done + f"[{inside}]", close + 1
-        elif char == "\\" and at + 1 < len(pattern):
-            done, at = done + re.escape(pattern[at + 1]), at + 2
+class _Pattern:
+    """A pattern of Go's `filepath.Match` with `**`. A hostile one may be made to take long, so it is no
+    regular expression: it takes as many steps as pattern and path are long, multiplied."""
+
+    def __init__(self, pattern: str) -> None:
+        self._steps: list[tuple[str, str]] = []
+        """`is`: this character; `one`: any but a slash; `in`, `not in`: of a set; `any`: any number of those
+        but a slash; `all`: of any; `folders`: the two steps behind it may be left out."""
+        at = 0
+        while at < len(pattern):
+            char = pattern[at]
+            if pattern.startswith("**/", at):
+                self._steps += [("folders", ""), ("all", ""), ("is", "/")]
+                at += 3
+            elif pattern.startswith("**", at):
+                self._steps.append(("all", ""))
+                at += 2
+            elif char == "[" and (close := pattern.find("]", at + 2)) > 0:
+                inside = pattern[at + 1 : close]
+                kind = "not in" if inside.startswith("^") else "in"
+                self._steps.append((kind, inside.removeprefix("^")))
+                at = close + 1
+            elif char == "\\" and at + 1 < len(pattern):
+                self._steps.append(("is", pattern[at + 1]))
+                at += 2
+            else:
+                self._steps.append(({"*": "any", "?": "one"}.get(char, "is"), char))
+                at += 1
+
+    def fits(self, path: str, *, or_below: bool = False) -> bool:
+        """Whether a path fits. `or_below`: or a folder above it."""
+        end = len(self._steps)
+        reached = self._further({0})
+        for char in path:
+            if or_below and char == "/" and end in reached:
+                return True
+            reached = self._further(
+                {
+                    at if kind in ("any", "all") else at + 1
+                    for at in reached
+                    if at < end and _takes(kind := self._steps[at][0], self._steps[at][1], char)
+                }
+            )
+        return end in reached
+
+    def _further(self, reached: set[int]) -> set[int]:
+        """With the steps that can be reached without a character."""
+        waiting = list(reached)
+        while waiting:
+            at = waiting.pop()
+            kind = self._steps[at][0] if at < len(self._steps) else ""
+            more = {"any": (at + 1,), "all": (at + 1,), "folders": (at + 1, at + 3)}.get(kind, ())
+            waiting += [step for step in more if step not in reached]
+            reached.update(more)
+        return reached
+
+
+def _takes(kind: str, what: str, char: str) -> bool:
+    """Whether a step of a pattern fits a character."""
+    match kind:
+        case "is":
+            return char == what
+        case "all":
+            return True
+        case "any" | "one":
+            return char != "/"
+        case "in" | "not in":
+            return (kind == "in") == _is_in(what, char)
+    return False
+
+
+def _is_in(characters: str, char: str) -> bool:
+    """Whether a character is in a set: `a-z_`."""
+    at = 0
+    while at < len(characters):
+        if at + 2 < len(characters) and characters[at + 1] == "-":
+            if characters[at] <= char <= characters[at + 2]:
+                return True
+            at += 3
         else:
-            done, at = done + {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)), at + 1
-    return done
+            if char == characters[at]:
+                return True
+            at += 1
+    return False
 
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a name in a folder fits one step of a pattern of COPY."""
-    return re.fullmatch(_pattern(pattern), name, re.DOTALL) is not None
+    return _Pattern(pattern).fits(name)
 
 
 def has_wildcards(step: str) -> bool:

@@ -13,6 +13,8 @@ from waypoint.kernel.placement import Folder
 
 _MOST_BYTES = 4 << 20
 _MOST_ID = 2**32 - 2
+_MOST_GROUPS = 65536
+_LONGEST_ID = len(str(_MOST_ID))
 _NAME = re.compile(r"[^:,\s\0]+")
 
 
@@ -42,8 +44,8 @@ ROOT = User("root", 0, 0, (0,), "/root")
 def check_user(text: str) -> None:
     """UsageError for what names no user in any box: a name or a number, and after a colon a group."""
     parts = text.split(":")
-    numbers = [int(part) for part in parts if part.isdecimal()]
-    if len(parts) > 2 or not all(map(_NAME.fullmatch, parts)) or any(one > _MOST_ID for one in numbers):
+    numbers = [part for part in parts if part.isdecimal()]
+    if len(parts) > 2 or not all(map(_NAME.fullmatch, parts)) or not all(map(_is_id, numbers)):
         raise UsageError(
             f"{text!r} names no user", hint="give a name or a number: `alice`, `1000`, `1000:100`"
         )
@@ -56,15 +58,12 @@ def find_user(root: Folder, text: str) -> User:
     if text in ("root", "0"):
         return ROOT
     who, _, group = text.partition(":")
-    groups = [entry for entry in _entries(root, "etc/group") if len(entry) >= 3 and entry[2].isdecimal()]
+    groups = [entry for entry in _entries(root, "etc/group") if len(entry) >= 3 and _is_id(entry[2])]
     found = next(
         (
             entry
             for entry in _entries(root, "etc/passwd")
-            if len(entry) >= 6
-            and who in (entry[0], entry[2])
-            and entry[2].isdecimal()
-            and entry[3].isdecimal()
+            if len(entry) >= 6 and who in (entry[0], entry[2]) and _is_id(entry[2]) and _is_id(entry[3])
         ),
         None,
     )
@@ -75,6 +74,11 @@ def find_user(root: Folder, text: str) -> User:
     else:
         name, uid, gid, home = who, int(who), int(who), "/"
     more = {int(entry[2]) for entry in groups if len(entry) >= 4 and name in entry[3].split(",")}
+    if len(more) >= _MOST_GROUPS:
+        raise UsageError(
+            f"user {name!r} of the session is in {len(more):,} groups",
+            hint=f"Linux knows {_MOST_GROUPS:,} of a process: see /etc/group in the session",
+        )
     if group:
         given = next((int(entry[2]) for entry in groups if group == entry[0]), None)
         if given is None and not group.isdecimal():
@@ -84,6 +88,10 @@ def find_user(root: Folder, text: str) -> User:
         gid = int(group) if given is None else given
         more.clear()
     return User(name, uid, gid, (gid, *sorted(more - {gid})), home)
+
+
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _LONGEST_ID and int(text) <= _MOST_ID
 
 
 def _entries(root: Folder, path: str) -> Iterator[list[str]]:

@@ -200,7 +200,8 @@ class Dockerfiles:
             return store.read_base(self._pool, said)
         if _is_image(build, said):
             folder = build.context / said
-            digest = hashlib.sha256((folder / "index.json").read_bytes()).hexdigest()
+            with Folder.open(folder) as image:
+                digest = hashlib.sha256(_small_text(image, "index.json")).hexdigest()
             name = f"image-{digest[:12]}"
             if not any(base.name == name for base in store.list_bases(self._pool)):
                 store.import_base(self._pool, name, folder, build.progress)
@@ -406,6 +407,16 @@ def _keys(origin: Base, recipe: Recipe, context: _Context) -> list[str]:
     return keys
 
 
+def _small_text(folder: Folder, name: str) -> bytes:
+    """A file that should be a small one. The context may be hostile: a pipe would never answer, a device or a
+    sparse file would fill the memory."""
+    with translated(f"read {name}"), open(folder.open_file(name), "rb") as opened:
+        data = opened.read(dockerfile.MAX_BYTES + 1)
+    if len(data) > dockerfile.MAX_BYTES:
+        raise UsageError(f"{name} is too large", hint=f"{dockerfile.MAX_BYTES:,} bytes are enough for it")
+    return data
+
+
 def _text_of(file: Path) -> str:
     with translated(f"read {file.name}"), file.open("rb") as opened:
         data = opened.read(dockerfile.MAX_BYTES + 1)
@@ -470,8 +481,8 @@ class _Context:
         self._known: dict[int, list[_Source]] = {}
         ignored = ""
         for name in (f"{build.file.name}.dockerignore", ".dockerignore"):
-            with contextlib.suppress(OSError):
-                ignored = (build.context / name).read_text(errors="replace")
+            with contextlib.suppress(NotFound):
+                ignored = _small_text(root, name).decode(errors="replace")
                 break
         self._ignored = Ignored(ignored)
 

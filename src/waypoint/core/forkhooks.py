@@ -8,6 +8,8 @@ reported with the fork, which is there in any case.
 
 from __future__ import annotations
 
+import errno
+import itertools
 import logging
 import os
 import re
@@ -29,6 +31,8 @@ FOLDER = "/etc/waypoint/on-fork.d"
 DEFAULT_SECONDS = 10.0
 """How long all hooks of a fork may take together."""
 _MOST = 64
+_MOST_ENTRIES = 4096
+"""Of the folder, programs or not."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """As run-parts(8): what an editor or a package manager leaves beside a file has other names."""
 _OUTPUT_CHARACTERS = 2000
@@ -97,13 +101,17 @@ class ForkHooks:
 
 
 def _names(live: Live) -> list[str]:
-    """The programs in the folder, in the order of their names. OSError when there is no folder."""
+    """The programs in the folder, in the order of their names. OSError when there is no folder, or when it is
+    none that was made for hooks: a session could keep the daemon busy with what is in it."""
     with (
         Folder.root_of(live.box.pid) as root,
         root.enter(FOLDER) as folder,
         os.scandir(f"/proc/self/fd/{folder.fd}") as entries,
     ):
-        return sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name) and _is_program(entry))
+        first = list(itertools.islice(entries, _MOST_ENTRIES + 1))
+        if len(first) > _MOST_ENTRIES:
+            raise OSError(errno.EFBIG, f"it has more than {_MOST_ENTRIES:,} entries")
+        return sorted(entry.name for entry in first if _NAME.fullmatch(entry.name) and _is_program(entry))
 
 
 def _is_program(entry: os.DirEntry[str]) -> bool:
