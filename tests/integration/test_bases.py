@@ -16,6 +16,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -583,6 +584,47 @@ def test_an_import_that_does_not_fit_leaves_nothing(pool: Pool, tmp_path: Path) 
     file.unlink()
     pool.reclaim()
     import_base(pool, "box", saved(tmp_path, small_root().bytes()))
+
+
+def test_a_bomb_does_not_fill_the_pool_of_the_sessions(pool: Pool, tmp_path: Path) -> None:
+    """A small file that holds more than there is room for."""
+    if not pool.share(pool.root):
+        pytest.skip("nothing is counted in this pool")
+    file = tmp_path / "bomb.tar.gz"
+    header = tarfile.TarInfo("./zeros")
+    header.size = 2 << 30
+    zeros = gzip.compress(bytes(32 << 20), 1)
+    file.write_bytes(gzip.compress(header.tobuf()) + 64 * zeros + gzip.compress(small_root().bytes()))
+    least, ended = [pool.usage().free_bytes], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.01):
+            least.append(pool.usage().free_bytes)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with pytest.raises(NoSpace):
+            import_base(pool, "bomb", file)
+    finally:
+        ended.set()
+        watcher.join()
+    assert min(least) > 8 << 20, "there is room for the others all the time"
+    assert list_bases(pool) == []
+
+
+def test_an_archive_with_millions_of_entries_or_endless_paths_is_refused(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "MAX_MEMBERS", 50)
+    many = small_root()
+    for number in range(50):
+        many.folder(f"./{number}")
+    refused(pool, saved(tmp_path, many.bytes()), "more than 50 entries")
+    for path in ("d/" * 40_000 + "end", "d" * 300, "/".join(["d" * 200] * 30)):
+        with pytest.raises(WaypointError):
+            import_base(pool, "hostile", saved(tmp_path, small_root().add(path, b"").bytes()))
+    assert list_bases(pool) == []
 
 
 def test_a_half_written_import_is_not_a_base(

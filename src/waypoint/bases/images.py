@@ -51,6 +51,8 @@ MAX_READ_BYTES = 64 << 20
 MAX_DOCUMENT_BYTES = 16 << 20
 MAX_PARTS = 100_000
 MAX_OPEN_PARTS = 512
+MAX_MEMBERS = 2_000_000
+"""Of an archive, or of all layers of an image: the daemon remembers a little of each."""
 MAX_WORD = 128 << 10
 MAX_INDEX_DEPTH = 4
 MAX_ID = (1 << 32) - 1
@@ -291,6 +293,7 @@ class Unpacker:
         self._placed: set[tuple[int, str]] = set()
         """What it has brought so far: the inode of the folder, and the name. A folder can have many paths."""
         self._folder_times: dict[str, int] = {}
+        self._members = 0
         self._parent_parts: list[str] | None = None
         self._parent_fd = -1
         self.skipped_devices = 0
@@ -305,6 +308,9 @@ class Unpacker:
         with reading(name):
             for tar, member in members(stream, name):
                 count += 1
+                self._members += 1
+                if self._members > MAX_MEMBERS:
+                    raise import_error(name, f"it has more than {MAX_MEMBERS:,} entries")
                 parts = path_parts(member.name, name)
                 if parts and parts[0] in self._leave:
                     continue

@@ -32,6 +32,7 @@ from waypoint.model import Base, ImageConfig, from_json
 
 RECORD = "base.json"
 RECORD_VERSION = 1
+_MOST_OF_FREE = 0.9
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -158,6 +159,8 @@ def make_base(
                 pool.snapshot(start, staged / "files", readonly=False)
             else:
                 pool.create(staged / "files")
+            if pool.share(staged / "files"):  # a small archive may hold more than the whole pool has room for
+                pool.limit(staged / "files", int(pool.usage().free_bytes * _MOST_OF_FREE))
             faults.reach("base.staged")
             base = fill(staged)
             faults.reach("base.unpacked")
