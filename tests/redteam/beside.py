@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import threading
 import time
 
+from tests.person import Person
 from tests.redteam.attacks import Scene, attack, hostile
 
 import waypoint
@@ -57,10 +59,13 @@ while True: os.write(terminal, output)
 COMPUTES = r"""
 import os
 os.write(1, b"ready\n")
-os.fork()
-os.fork()
+for _ in range(4):
+    if not os.fork():
+        os.nice(10)
+        break
 while True: pass
 """
+"""As many processes as that one has, of the same niceness."""
 
 
 def _milliseconds(times: int, verb: str, session: waypoint.Session) -> float:
@@ -69,6 +74,21 @@ def _milliseconds(times: int, verb: str, session: waypoint.Session) -> float:
         began = time.perf_counter()
         session.run("true").check() if verb == "run" else session.screen()
         taken.append((time.perf_counter() - began) * 1000)
+    return statistics.median(taken)
+
+
+def _typed_milliseconds(times: int, person: Person) -> float:
+    """From a key to its echo, in a terminal that is attached."""
+    taken = []
+    person.sees(lambda shown: shown.rstrip().endswith("~#"))  # the prompt is there: readline echoes
+    for number in range(times):
+        began = time.perf_counter()
+        person.type(b"y")
+        while "y" * (number + 1) not in person.look(0.0005):
+            assert time.perf_counter() - began < 30, "a key is not echoed"
+        taken.append((time.perf_counter() - began) * 1000)
+    person.type(b"\x15")
+    person.sees(lambda shown: "yy" not in shown)
     return statistics.median(taken)
 
 
@@ -90,12 +110,14 @@ def side_by_side(scene: Scene) -> str:
     """Compared with the same honest session beside a box that only computes: the scheduler shares the
     processors, and that is all that the hostile one may take."""
     honest = scene.session("honest")
+    person = Person([sys.executable, "-P", "-m", "waypoint", "shell", "honest"])
+    person.sees("C-]")
+    person.type(b"\n")
+    person.look(5.0)  # the banner goes by itself
     busy = scene.session("busy")
-    hostile(
-        busy,
-        "import os\nos.write(1, b'ready\\n')\nfor _ in range(4): os.fork()\nos.nice(10)\nwhile True: pass",
-    )
+    hostile(busy, COMPUTES)
     alone = {verb: _milliseconds(_TIMES, verb, honest) for verb in ("run", "screen")}
+    alone["typed"] = _typed_milliseconds(_TIMES, person)
     host_alone = _host_milliseconds()
     waypoint.Client().call("rm", {"sessions": ["busy"]})
     bad = scene.limited("hostile")
@@ -110,18 +132,21 @@ def side_by_side(scene: Scene) -> str:
 
     keeper = threading.Thread(target=checkpoints)
     keeper.start()
-    seen: dict[str, list[float]] = {"run": [], "screen": [], "host": []}
+    seen: dict[str, list[float]] = {"run": [], "screen": [], "typed": [], "host": []}
     try:
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             for verb in ("run", "screen"):
                 seen[verb].append(_milliseconds(_TIMES, verb, honest))
+            seen["typed"].append(_typed_milliseconds(_TIMES, person))
             seen["host"].append(_host_milliseconds())
     finally:
         watched.set()
         keeper.join()
-    ratios = {verb: statistics.median(seen[verb]) / alone[verb] for verb in ("run", "screen")}
+        person.close()
+    ratios = {verb: statistics.median(seen[verb]) / alone[verb] for verb in ("run", "screen", "typed")}
     ratios["host"] = statistics.median(seen["host"]) / host_alone
     told = ", ".join(f"{verb} {ratio:.1f}×" for verb, ratio in ratios.items())
+    told += f" (alone: {', '.join(f'{verb} {value:.1f} ms' for verb, value in alone.items())})"
     assert all(ratio < _MOST for ratio in ratios.values()), f"{told} of its own latency"
     return f"{told} of its own latency in {SECONDS:.0f} s"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SCROLLBACK_LINES = 500
 BATCH_BYTES = 256 * 1024
 BATCH_CONTROLS = 20_000  # they cost the most, about a microsecond each
-TURN_SECONDS = 0.01  # what one piece of input may take before other sessions get their turn
+TURN_SECONDS = 0.003  # what one piece of input may take before other sessions get their turn
 LONGEST_SECONDS = 0.5  # of a processor, for all that a caller waits for; honest output takes milliseconds
 MAX_SIDE = 1000  # rows or columns; a larger window is a mistake
 MAX_OSC_CHARS = 4096  # a longer OSC string is ignored
