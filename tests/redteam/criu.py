@@ -60,6 +60,11 @@ def _disturbed(scene: Scene, how: str, *, may_refuse: str = "no refusal") -> str
             taken, error = timed(lambda: session.restore("@"))
             longest = max(longest, taken)
             assert error is None or may_refuse in error.message, f"{how}: no restore: {error}"
+    fork = f"{session.name}-fork"
+    scene.made.append(fork)  # the attack goes on in it
+    taken, error = timed(lambda: session.fork(name=fork)[0].checkpoint("in a fork"))
+    assert error is None or may_refuse in error.message, f"{how}: no fork: {error}"
+    longest = max(longest, taken)
     assert longest < _BOUND_SECONDS, f"{how}: a verb took {longest:.1f} s"
     assert not [comm for comm in (b"ld.so", b"criu", b"waypoint-") if b"traced " + comm in printed(session)]
     taken, error = timed(lambda: waypoint.Client().call("rm", {"sessions": [session.name]}))
@@ -131,6 +136,15 @@ def stop_anchor(scene: Scene) -> str:
 
 @attack("rm while a checkpoint hangs", "The end of a session waits for no other verb", quick=True)
 def remove_while_busy(scene: Scene) -> str:
+    return _ended_while_busy(scene, "rm", {"sessions": ["hostile"]})
+
+
+@attack("the end of the daemon while a checkpoint hangs", "The end of a session waits for no other verb")
+def stop_while_busy(scene: Scene) -> str:
+    return _ended_while_busy(scene, "daemon_stop", {"sessions": True})
+
+
+def _ended_while_busy(scene: Scene, verb: str, arguments: dict[str, object]) -> str:
     """CRIU is stopped from the host, where nothing in the box could have reached it."""
     session = scene.session("hostile")
     keeper = session.info.pid
@@ -150,11 +164,11 @@ def remove_while_busy(scene: Scene) -> str:
         checkpoint = threading.Thread(target=lambda: timed(lambda: session.checkpoint("hangs")))
         checkpoint.start()
         checkpoint.join(1.5)
-        taken, error = timed(lambda: waypoint.Client().call("rm", {"sessions": [session.name]}))
+        taken, error = timed(lambda: waypoint.Client().call(verb, arguments))
     finally:
         stopped.set()
         stopper.join()
     checkpoint.join(_BOUND_SECONDS)
     assert error is None, error
-    assert taken < 15, f"rm took {taken:.1f} s"
-    return f"rm in {taken:.1f} s"
+    assert taken < 15, f"{verb} took {taken:.1f} s"
+    return f"{verb} in {taken:.1f} s"
