@@ -323,17 +323,25 @@ class TestHostile:
         assert len(other.log()) == 1
 
     def test_the_folder_cannot_be_written_to(self, fresh: waypoint.Session, folder_of: FolderOf) -> None:
-        fresh.run("""
+        self._cannot_write(fresh, folder_of)
+        point = fresh.checkpoint("before")
+        self._cannot_write(point.fork(name="copy")[0], folder_of)
+        fresh.restore(point)
+        self._cannot_write(fresh, folder_of)
+
+    def _cannot_write(self, session: waypoint.Session, folder_of: FolderOf) -> None:
+        session.run("""
             cd /dev/waypoint.inside
             rm -f socket; mv socket x; touch y; mkdir replies/z; echo other > name; echo other > id
             ln -s /etc/passwd replies/$(printf a%.0s {1..32}); rm -rf replies
             mount -o remount,rw /dev/waypoint.inside; mount --bind /tmp replies
             python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/dev/waypoint.inside/mine")'
         """)
-        assert sorted(os.listdir(folder_of(fresh))) == ["id", "name", "replies", "socket"]
-        assert (folder_of(fresh) / "name").read_text().strip() == fresh.name
-        assert os.listdir(folder_of(fresh) / "replies") == []
-        assert fresh.run("waypoint log").exit_code == 0
+        folder = folder_of(session)
+        assert sorted(os.listdir(folder)) == ["id", "name", "replies", "socket"]
+        assert (folder / "name").read_text().strip() == session.name
+        assert os.listdir(folder / "replies") == []
+        assert session.run("waypoint log").exit_code == 0
 
     def test_other_boxes_and_the_daemon_cannot_be_reached(self, fresh: waypoint.Session, home: Home) -> None:
         listed = fresh.run(

@@ -16,6 +16,8 @@ from waypoint.terminal.screen import Screen
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
+_WITH_TESTS = ("Threat model",)
+"""Sections of docs/security.md with a column of tests, the one before the last."""
 
 
 def _module(name: str) -> ModuleType:
@@ -45,6 +47,23 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
         if not any((root / name).exists() for root in (REPOSITORY, REPOSITORY / "src" / "waypoint"))
     ]
     assert not missing
+
+
+def test_every_test_that_holds_a_line_of_the_threat_model_exists() -> None:
+    page = (DOCS / "security.md").read_text()
+    sections = [page.partition(f"## {title}\n")[2].partition("\n## ")[0] for title in _WITH_TESTS]
+    paths = list((REPOSITORY / "tests").rglob("*.py"))
+    names = " ".join(
+        name
+        for path in paths
+        for name in re.findall(r"(?:def test_|class |@attack\(\s*\")([^\"(:]+)", path.read_text())
+    )
+    cells = [row.split("|")[-3] for section in sections for row in section.splitlines() if row[:2] == "| "]
+    named = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(named) > 40
+    assert [name for name in named if name not in names and not name.startswith("make ")] == []
+    files = {name for cell in cells for name in re.findall(r"test_\w+\.py", cell)}
+    assert files - {path.name for path in paths} == set()
 
 
 def test_every_lock_is_described_in_its_place() -> None:
