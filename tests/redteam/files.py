@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
+import tempfile
 from pathlib import Path
 
-from tests.redteam.attacks import Scene, attack
+from tests.redteam.attacks import Scene, attack, hostile
 
 import waypoint
+from waypoint.errors import WaypointError
 from waypoint.kernel.pool import btrfs
 from waypoint.kernel.pool.protocol import opened
 
@@ -63,3 +67,41 @@ def old_subvolume(scene: Scene) -> str:
     with opened(shm) as fd:
         fcntl.ioctl(fd, btrfs.BTRFS_IOC_SNAP_DESTROY, btrfs.volume_request("nested"))
     return "named"
+
+
+SWAPPER = r"""
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+os.makedirs("/root/place", exist_ok=True)
+open("/root/place/file", "w").write("box")
+for name, root in (("one", "/proc/1/root"), ("two", "/proc/self/root/../../..")):
+    if not os.path.lexists(f"/root/{name}"): os.symlink(root + sys.argv[1], f"/root/{name}")
+os.write(1, b"ready\n")
+while True:
+    for name in (b"/root/one", b"/root/two"):
+        libc.syscall(316, -100, b"/root/place", -100, name, 2)  # renameat2 with RENAME_EXCHANGE
+"""
+
+
+@attack(
+    "folders exchanged for links under read_file and write_file", "Files go in and out of a session alone"
+)
+def swapped_folders(scene: Scene) -> str:
+    session, tries = scene.session("hostile"), 0
+    with tempfile.TemporaryDirectory(prefix="waypoint-redteam-host-", dir="/var/tmp") as folder:
+        (Path(folder) / "file").write_text("host")
+        session.run(f"mkdir -p {folder}; echo box >{folder}/file").check()
+        for name, copy in scene.lives(session):
+            if name == "at first":
+                hostile(copy, SWAPPER, folder)  # it goes on in the others
+            for _ in range(15):
+                with contextlib.suppress(WaypointError):
+                    copy.write_file("/root/place/file", b"box")
+                with contextlib.suppress(WaypointError):
+                    assert copy.read_file("/root/place/file") != b"host", (
+                        f"{name}: a file of the host is read"
+                    )
+                tries += 2
+        assert (Path(folder) / "file").read_text() == "host"
+        assert os.listdir(folder) == ["file"]
+    return f"{tries} tries, all inside"
