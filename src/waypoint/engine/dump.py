@@ -163,7 +163,8 @@ class Dump:
         # CRIU refuses connections that are not accepted yet. Those from outside are none of the session's: a
         # program that is slow to accept must not prevent a checkpoint because of them.
         without_waiting = bool(self._forwarded) and _waiting(box, self._forwarded).only_outside
-        freezer, began = Freezer(box, stays_frozen=self._stays_frozen), freeze_first
+        freezer = Freezer(box, stays_frozen=self._stays_frozen)
+        began, held = freeze_first, False
         groups = [box.group] if freezer.available and box.group else []
         request = criu.dump_request(
             hello.anchor,
@@ -213,6 +214,7 @@ class Dump:
                             freezer.check(conversation.host_pid)
                             began = True
                         case Stage.FROZEN:
+                            held = True
                             typed = _take_typed(box)
                             faults.reach("dump.frozen")
                             conversation.proceed()  # it reports DUMPED before it lets the tree run
@@ -244,7 +246,10 @@ class Dump:
                             if images.has_link_remaps(folder):
                                 yield processes.below(anchor.host_pid)
         except (criu.CriuFailed, BlockingIOError) as failure:  # the latter: no process can be started
-            freezer.require_calm(failure, began=began)
+            # It may have been killed just before the freeze, and end only now. Nothing was held by it yet.
+            ended = isinstance(failure, criu.CriuEnded) and not isinstance(failure, criu.CriuTimedOut)
+            killed = ended and not (held or freeze_first)
+            freezer.require_calm(failure, began=began and not killed)
             if isinstance(failure, BlockingIOError):
                 raise
             error = diagnosis.cannot_checkpoint(box, folder, failure, tree)
