@@ -126,7 +126,8 @@ def test_an_environment_of_its_own_is_not_touched(monkeypatch: pytest.MonkeyPatc
 def test_the_extra_of_the_package_is_what_the_file_pins() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     pinned = (REPOSITORY / "tests/adapters/requirements").glob("*.txt")
-    frameworks = {path.stem.replace("_", "-") for path in pinned if not path.stem.endswith(".sources")}
+    adapters = REPOSITORY / "src/waypoint/adapters"
+    frameworks = {path.stem.replace("_", "-") for path in pinned if (adapters / f"{path.stem}.py").exists()}
     renamed = {"inspect-ai": "inspect"}
     assert {*project["optional-dependencies"]} == {"mcp"} | {renamed.get(name, name) for name in frameworks}
     assert not any(requirement.startswith("mcp") for requirement in project["dependencies"])
