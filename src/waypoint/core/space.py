@@ -25,7 +25,7 @@ from waypoint.bases import store
 from waypoint.box.box import Box, keepers
 from waypoint.core.background import TRIMMING, Background
 from waypoint.core.costs import Costs
-from waypoint.core.live import Twin
+from waypoint.core.live import Live, Twin
 from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
