@@ -368,7 +368,7 @@ def is_savable(box: Box, forwarded: Collection[Connection]) -> bool:
         return False
     open_files = _OpenFiles.of(tree)
     return (
-        not unrestorable.find(anchor, open_files.by_process, _unsent_datagrams(box))
+        not unrestorable.find(anchor, open_files.by_process, _unsent_datagrams(box), box.pid)
         and not watches.find(open_files.by_process, box.pid)[1]
         and not any(open_files.broken_leases())
         and _waiting(box, forwarded).only_outside
