@@ -99,6 +99,9 @@ static const struct input corpus[] = {
 	      HEAD "\x0a\0\0\0\x08\x80\x80\x04\x10\0\x20\x04\x28\x08"),
 	INPUT(HEAD "\x0a\0\0\0\x08\x80\x80\x04\x10\0\x20\x04\x28\x10" "PARENT"
 	      HEAD "\x0a\0\0\0\x08\x80\x80\x04\x10\0\x20\x04\x28\x10"),
+	/* What follows is read as the areas of memory too. */
+	INPUT(HEAD "\x0a\0\0\0\x08\x80\x80\x04\x10\0\x20\x01\x28\x04" "PARENT"
+	      "\x19\x43\x56\x54\x25\x40\x08\x56\x10\0\0\0\x08\x01\x72\x0c\x08\x80\x80\x04\x10\x80\x80\x06\x30\x22\x38\x01"),
 };
 
 static void write_file(int folder, const char *name, const char *data, size_t length)
@@ -130,6 +133,7 @@ static void try_input(char *data, size_t length)
 	*reason = 0;
 	write_file(folders[0], "pages-1.img", pages, sizeof(pages));
 	write_file(folders[0], "pagemap-7.img", data, split);
+	write_file(folders[0], "mm-7.img", parent ? parent + 6 : data, parent ? length - split - 6 : length);
 	write_file(folders[1], "pages-1.img", pages, sizeof(pages));
 	write_file(folders[1], "pagemap-7.img", parent ? parent + 6 : data, parent ? length - split - 6 : length);
 	share_process(folders[0], folders[1], "pagemap-7.img");

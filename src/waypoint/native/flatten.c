@@ -34,141 +34,23 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "pagemap.h"
 #include "reason.h"
 #include "waypoint.h"
 
-#define IN_PARENT 0x1
-#define PRESENT 0x4
-#define MAGICS 8
 #define COPY_BYTES (1 << 20)
 #define SCATTERED "trusted.waypoint.scattered"
 #define FEW_CUTS 4096
 #define PAGES_PER_CUT 8
 #define MIN_PAGES 4 /* shorter runs are not worth an extent of their own */
 #define SHARE_BYTES (16ULL << 20)
-#define MAX_ADDRESS (1ULL << 57)
 
-struct range {
-	uint64_t address, pages, flags;
-	uint64_t offset; /* of its first page in the file of pages */
-};
-struct map {
-	char magics[MAGICS];
-	uint32_t number; /* of the file of pages */
-	struct range *ranges;
-	size_t count, room;
-	uint64_t bytes;
-};
 struct piece { /* of the new file, and where it comes from */
 	uint64_t target, source, length;
 	int from_parent;
 };
 
 /* ---- pagemaps -------------------------------------------------------------------------------- */
-
-static int take_varint(const unsigned char **at, const unsigned char *end, uint64_t *number)
-{
-	*number = 0;
-	for (int shift = 0; *at < end && shift < 64; shift += 7) {
-		unsigned char byte = *(*at)++;
-
-		*number |= (uint64_t)(byte & 0x7f) << shift;
-		if (byte < 0x80)
-			return 0;
-	}
-	return -1;
-}
-
-/* The fields of one message, all of them numbers. `seen` has a bit for each field that is there. */
-static int take_message(const unsigned char *at, const unsigned char *end, uint64_t *fields, unsigned *seen)
-{
-	*seen = 0;
-	while (at < end) {
-		uint64_t key, value;
-
-		if (take_varint(&at, end, &key) || key & 7 || key >> 3 > 7 || take_varint(&at, end, &value))
-			return -1;
-		fields[key >> 3] = value;
-		*seen |= 1u << (key >> 3);
-	}
-	return 0;
-}
-
-static int add_range(struct map *map, struct range range)
-{
-	if (map->count == map->room) {
-		size_t room = map->room ? map->room * 2 : 256;
-		void *larger = realloc(map->ranges, room * sizeof(range));
-
-		if (!larger)
-			return fail_because("out of memory");
-		map->ranges = larger;
-		map->room = room;
-	}
-	map->ranges[map->count++] = range;
-	return 0;
-}
-
-/* 0; 1 when there is no such file; -1. */
-static int read_map(int folder, const char *name, struct map *map)
-{
-	int fd = openat(folder, name, O_RDONLY | O_CLOEXEC), result = -1;
-	unsigned char *data = NULL;
-	const unsigned char *at, *end;
-	struct stat info;
-
-	memset(map, 0, sizeof(*map));
-	if (fd < 0)
-		return errno == ENOENT ? 1 : fail_because("%s: %s", name, strerror(errno));
-	if (fstat(fd, &info) || !(data = malloc(info.st_size + 1)) || read(fd, data, info.st_size) != info.st_size ||
-	    info.st_size < MAGICS) {
-		fail_because("%s: %s", name, strerror(errno));
-		goto out;
-	}
-	memcpy(map->magics, data, MAGICS);
-	for (at = data + MAGICS, end = data + info.st_size; at + 4 <= end;) {
-		uint64_t fields[8] = { 0 };
-		uint32_t length;
-		unsigned seen;
-
-		memcpy(&length, at, 4);
-		at += 4;
-		if (length > end - at || take_message(at, at + length, fields, &seen)) {
-			fail_because("%s is not understood", name);
-			goto out;
-		}
-		if (at == data + MAGICS + 4) {
-			map->number = fields[1];
-		} else {
-			/* vaddr, compat_nr_pages, in_parent, flags, nr_pages */
-			struct range range = { .address = fields[1], .pages = seen & 1 << 5 ? fields[5] : fields[2],
-					       .flags = fields[4], .offset = map->bytes };
-
-			if (!(seen & 1 << 4)) {
-				fail_because("%s is of an older kind", name);
-				goto out;
-			}
-			if (range.address % PAGE || range.address > MAX_ADDRESS || range.pages > MAX_ADDRESS / PAGE) {
-				fail_because("%s is not understood", name);
-				goto out;
-			}
-			if (range.flags & PRESENT)
-				map->bytes += range.pages * PAGE;
-			if (add_range(map, range))
-				goto out;
-		}
-		at += length;
-	}
-	result = 0;
-out:
-	if (result) {
-		free(map->ranges);
-		map->ranges = NULL;
-	}
-	free(data);
-	close(fd);
-	return result;
-}
 
 static unsigned char *put_varint(unsigned char *at, uint64_t number)
 {
@@ -214,6 +96,113 @@ static int write_map(int folder, const char *name, const struct map *map)
 	return failed ? fail_because("%s: %s", name, strerror(errno)) : 0;
 }
 
+/* ---- memory that may come later -------------------------------------------------------------- */
+
+#define VMAS_FIELD 14 /* of mm_entry */
+#define NEVER_LAZY (1 << 2 | 1 << 3 | 1 << 12) /* VMA_AREA_VSYSCALL, _VDSO, _VVAR */
+
+struct lazy_area {
+	uint64_t start, end;
+};
+struct lazy_areas {
+	struct lazy_area *list;
+	size_t count;
+};
+
+/* The next field of a message: its number. A number is its value, of other kinds `*value` is the length of what `*at`
+   points behind. 0 at the end, -1. */
+static int take_field(const unsigned char **at, const unsigned char *end, uint64_t *value)
+{
+	uint64_t key;
+
+	if (*at == end)
+		return 0;
+	if (take_varint(at, end, &key) || key >> 3 > 1000 || !(key >> 3))
+		return -1;
+	if ((key & 7) == 0)
+		return take_varint(at, end, value) ? -1 : (int)(key >> 3);
+	if ((key & 7) == 2 && take_varint(at, end, value))
+		return -1;
+	if ((key & 7) == 1 || (key & 7) == 5)
+		*value = (key & 7) == 1 ? 8 : 4;
+	else if ((key & 7) != 2)
+		return -1;
+	if (*value > (uint64_t)(end - *at))
+		return -1;
+	*at += *value;
+	return (int)(key >> 3);
+}
+
+/* The memory that CRIU would leave to a page server at a restore, by the same rule (vma_entry_can_be_lazy): private, in no
+   file, not locked. Pages elsewhere that are marked as such would not come back. Nothing, where it is not known. */
+static void read_lazy_areas(int images, const char *name, struct lazy_areas *areas)
+{
+	const uint64_t wanted = MAP_PRIVATE | MAP_ANONYMOUS, unwanted = MAP_LOCKED | MAP_HUGETLB;
+	unsigned char *data = NULL;
+	char mm_name[300];
+	struct stat info;
+	int fd, field;
+
+	memset(areas, 0, sizeof(*areas));
+	snprintf(mm_name, sizeof(mm_name), "mm-%s", name + strlen("pagemap-"));
+	fd = openat(images, mm_name, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0 && !fstat(fd, &info) && info.st_size > MAGICS + 4 && (data = malloc(info.st_size)) &&
+	    read(fd, data, info.st_size) == info.st_size) {
+		const unsigned char *at = data + MAGICS + 4, *end = data + info.st_size;
+		uint64_t length;
+
+		while ((field = take_field(&at, end, &length)) > 0) {
+			uint64_t values[16] = { 0 }, value;
+			const unsigned char *inner;
+			struct lazy_area *larger, *last = areas->count ? &areas->list[areas->count - 1] : NULL;
+			int part;
+
+			if (field != VMAS_FIELD)
+				continue;
+			if (length > (uint64_t)(at - data)) /* it is no message */
+				break;
+			inner = at - length;
+			while ((part = take_field(&inner, at, &value)) > 0)
+				if (part < 16)
+					values[part] = value;
+			if (part || (values[6] & wanted) != wanted || values[6] & unwanted || values[7] & NEVER_LAZY ||
+			    (values[1] | values[2]) % PAGE || values[1] >= values[2])
+				continue;
+			if (last && last->end == values[1]) {
+				last->end = values[2];
+				continue;
+			}
+			larger = realloc(areas->list, (areas->count + 1) * sizeof(*larger));
+			if (!larger)
+				break;
+			areas->list = larger;
+			areas->list[areas->count++] = (struct lazy_area){ values[1], values[2] };
+		}
+	}
+	free(data);
+	if (fd >= 0)
+		close(fd);
+}
+
+/* Marks the beginning of a range as lazy or not. Returns how many of its pages that is true for. */
+static uint64_t mark_lazy(const struct lazy_areas *areas, struct range *range)
+{
+	uint64_t end = range->address + range->pages * PAGE;
+
+	range->flags &= ~(uint64_t)LAZY;
+	for (size_t i = 0; i < areas->count; i++) {
+		const struct lazy_area *area = &areas->list[i];
+
+		if (area->start <= range->address && range->address < area->end)
+			range->flags |= LAZY;
+		if (area->end > range->address && area->end < end)
+			end = area->end;
+		if (area->start > range->address && area->start < end)
+			end = area->start;
+	}
+	return (end - range->address) / PAGE;
+}
+
 /* ---- pages ----------------------------------------------------------------------------------- */
 
 static int copy(int from, uint64_t source, int to, uint64_t target, uint64_t length)
@@ -257,8 +246,8 @@ static int clone(int from, uint64_t source, int to, uint64_t target, uint64_t le
 }
 
 /* Decides where the pages of the new file come from. Adjacent ranges become one. */
-static int plan_pieces(const struct map *ours, const struct map *parent, struct map *complete, struct piece **pieces,
-		   size_t *count)
+static int plan_pieces(const struct map *ours, const struct map *parent, const struct lazy_areas *lazy,
+		       struct map *complete, struct piece **pieces, size_t *count)
 {
 	size_t room = 0, at = 0;
 
@@ -284,6 +273,7 @@ static int plan_pieces(const struct map *ours, const struct map *parent, struct 
 				part.flags = source->flags;
 				if (source->address + source->pages * PAGE < left.address + left.pages * PAGE)
 					part.pages = source->pages - (left.address - source->address) / PAGE;
+				part.pages = mark_lazy(lazy, &part);
 			} else if (!(left.flags & PRESENT)) {
 				return fail_because("memory at %llx is nowhere", (unsigned long long)left.address);
 			}
@@ -376,6 +366,7 @@ static int open_pages(int folder, uint32_t number, int flags, const char *suffix
 static int flatten(int images, int parents, int target, const char *name, int elsewhere)
 {
 	struct map ours, parent, complete = { 0 };
+	struct lazy_areas lazy;
 	struct piece *pieces = NULL;
 	int our_pages = -1, parent_pages = -1, target_pages = -1, result = -1, incremental = 0;
 	char map_name[300], pages_name[64], new_name[64];
@@ -393,12 +384,13 @@ static int flatten(int images, int parents, int target, const char *name, int el
 		free(ours.ranges);
 		return fail_because("the parent has no %s", name);
 	}
+	read_lazy_areas(images, name, &lazy);
 	memcpy(complete.magics, ours.magics, MAGICS);
 	complete.number = ours.number;
 	snprintf(map_name, sizeof(map_name), "%s.new", name);
 	snprintf(pages_name, sizeof(pages_name), "pages-%u.img", ours.number);
 	snprintf(new_name, sizeof(new_name), "pages-%u.img.new", ours.number);
-	if (plan_pieces(&ours, &parent, &complete, &pieces, &count) ||
+	if (plan_pieces(&ours, &parent, &lazy, &complete, &pieces, &count) ||
 	    (our_pages = open_pages(images, ours.number, O_RDONLY, "")) < 0 ||
 	    (parent_pages = open_pages(parents, parent.number, O_RDONLY, "")) < 0 ||
 	    (target_pages = open_pages(target, ours.number, O_WRONLY | O_CREAT | O_EXCL, ".new")) < 0 ||
@@ -415,6 +407,7 @@ out:
 		if (fds[i] >= 0)
 			close(fds[i]);
 	free(pieces);
+	free(lazy.list);
 	free(ours.ranges);
 	free(parent.ranges);
 	free(complete.ranges);
