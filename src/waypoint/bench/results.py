@@ -192,6 +192,22 @@ TARGETS = (
         window="pause",
     ),
     Target(
+        label="1 GB of memory: rollback without a spare, until a command has run",
+        reach=60,
+        workload="memory",
+        case="1024 MB",
+        what="rollback, cold",
+        window="until",
+    ),
+    Target(
+        label="1 GB of memory: 16 forks, all verified to run",
+        reach=1000,
+        workload="memory",
+        case="1024 MB",
+        what="16 forks",
+        window="until",
+    ),
+    Target(
         label="16 forks of one point, all verified to run",
         reach=500,
         workload="fan-out",

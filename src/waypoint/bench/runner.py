@@ -185,6 +185,12 @@ def _first_line(path: str, start: str) -> str:
     return "unknown"
 
 
+def used_bytes() -> int:
+    """The memory of all processes of the machine that is in no file, and what describes it."""
+    kilobytes = (_first_line("/proc/meminfo", name).split()[0] for name in ("AnonPages", "PageTables"))
+    return 1024 * sum(map(int, kilobytes))
+
+
 def available_bytes() -> int:
     """Memory that can be allocated without swapping."""
     return int(_first_line("/proc/meminfo", "MemAvailable").split()[0]) * 1024

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import waypoint
 from waypoint.bench.results import TREE, Unit
-from waypoint.bench.runner import Bench, Timed, available_bytes, now_ms
+from waypoint.bench.runner import Bench, Timed, available_bytes, now_ms, used_bytes
 from waypoint.client.session import Session
 from waypoint.errors import SessionError
 from waypoint.text.units import size
@@ -399,6 +399,27 @@ def memory(bench: Bench) -> None:
                 many,
                 lambda session=session, check=check: expect(session, check, "there"),  # type: ignore[misc]
             )
+            if megabytes == sizes[-1]:
+                _fork_memory(bench, session, f"{megabytes} MB", check)
+
+
+def _fork_memory(bench: Bench, session: Session, case: str, check: str) -> None:
+    """Forks of a session with much memory, none of which uses it."""
+    count = 4 if bench.quick else 16
+    point = session.checkpoint("bench")
+    for number in (1, count):
+        what = f"{number} fork{'s' if number > 1 else ''}"
+        for _ in range(bench.rounds(3, 2)):
+            used_before, began = used_bytes(), now_ms()
+            forks = point.fork(number)
+            answered = now_ms()
+            for fork in forks:
+                expect(fork, check, "there")
+            bench.add("memory", case, what, "api", answered - began)
+            bench.add("memory", case, what, "until", now_ms() - began)
+            used = used_bytes() - used_before
+            bench.add("memory", case, f"memory of {what}, idle", "", used, unit="bytes")
+            bench.remove(forks)
 
 
 # ---- searching -------------------------------------------------------------------------------------
