@@ -58,7 +58,7 @@ pictures: .venv/.dev-stamp engine
 native-check: compiler
 	rm -rf .cache/native
 	mkdir -p .cache/native
-	for source in keeper anchor start relock peers inside sqlite track precopy flatten; do \
+	for source in keeper anchor start relock peers inside sqlite track precopy flatten pages; do \
 	    cc -g -O1 -Wall -Wextra -Werror -fsanitize=address,undefined -o ".cache/native/$$source" $(NATIVE)/$$source.c; \
 	done
 	[ "$$(.cache/native/track)" = ok ] || echo "this kernel cannot report which memory was written"

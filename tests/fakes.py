@@ -26,6 +26,7 @@ from waypoint.core.builder import BoxFacts
 from waypoint.core.engine import TrackedMemory
 from waypoint.daemon.app import App, Machine
 from waypoint.engine.images import DumpStats, TreeState
+from waypoint.engine.lazy import LazyFailed
 from waypoint.errors import CannotRestore, MachineError, NotFound
 from waypoint.home import Home, Settings
 from waypoint.kernel.cgroups import Cgroup, Limits
@@ -148,6 +149,15 @@ class FakeMemory:
     def track_from(self, host_pids: Iterable[int], images: Path) -> None:
         pass
 
+    def watch(self) -> socket.socket | None:
+        return None
+
+    def complete(self) -> None:
+        pass
+
+    def failure(self) -> str | None:
+        return None
+
     def set_baseline(self, images: Path) -> None:
         pass
 
@@ -206,9 +216,11 @@ class FakeEngine:
         """Whether a tree may be saved after the answer."""
         self.unrestorable = ""
         """Why no point can be restored, if none can."""
+        self.lazy_fails = False
+        """Whether no tree can be restored without its memory."""
         self.platform = Platform(architecture="x86_64", kernel="6.18.0", criu="4.2.1")
 
-    def track_memory(self) -> FakeMemory:
+    def track_memory(self, box: Box) -> FakeMemory:
         return FakeMemory()
 
     @contextlib.contextmanager
@@ -233,10 +245,12 @@ class FakeEngine:
         self._faults.call("engine.is_savable")
         return self.savable
 
-    def hold(self, box: Box, images: Path) -> FakeHeld:
+    def hold(self, box: Box, images: Path, lazy_from: Path | None = None) -> FakeHeld:
         self._faults.call("engine.hold")
         if self.unrestorable:
             raise CannotRestore(self.unrestorable)
+        if self.lazy_fails and lazy_from:
+            raise LazyFailed("its memory cannot come later")
         assert isinstance(box, FakeBox)
         assert (images / "core.img").exists(), "a point with a row has its images"
         box.memory = (images / "core.img").read_text()

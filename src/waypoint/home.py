@@ -24,6 +24,7 @@ SPARES = 2
 MOST_SPARES = 16
 """How many spares there are at once, whatever the sessions want."""
 SPARE_SECONDS = 60.0
+LAZY_BYTES: int | None = 64 << 20
 """How long a spare is held. Its monotonic clock runs meanwhile and cannot be set back: its processes see what
 they would see after being stopped for so long. So it is made anew, until its session has been idle for
 long."""
@@ -114,6 +115,9 @@ class Settings(NamedTuple):
     has started the daemon (`off`)."""
     box_disk_bytes: int | None = None
     """WAYPOINT_BOX_DISK: how much of the pool it may take between two restores; 0: no limit (`off`)."""
+    lazy_bytes: int | None = LAZY_BYTES
+    """WAYPOINT_LAZY_BYTES: a tree with so much memory is restored without it, and gets it when it uses it
+    (`off`: none is)."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -145,6 +149,7 @@ class Settings(NamedTuple):
             box_pids=read("WAYPOINT_BOX_PIDS", _most, None, "`off` or a number"),
             box_open_files=read("WAYPOINT_BOX_OPEN_FILES", _most, None, "`off` or a number"),
             box_disk_bytes=read("WAYPOINT_BOX_DISK", _limit, None, "`off`, 512M or 20G"),
+            lazy_bytes=read("WAYPOINT_LAZY_BYTES", _lazy_bytes, LAZY_BYTES, "`off`, 64M or 1G"),
         )
 
 
@@ -162,6 +167,10 @@ def _size(text: str) -> int | None:
 
 def _limit(text: str) -> int | None:
     return 0 if text == "off" else _size(text)
+
+
+def _lazy_bytes(text: str) -> int | None:
+    return None if text == "off" else 0 if text == "0" else _size(text)
 
 
 def _most(text: str) -> int | None:

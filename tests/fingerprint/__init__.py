@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import sqlite3
 import struct
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.fingerprint.declared import reason
 from tests.fingerprint.descriptors import record_descriptors
@@ -27,6 +29,7 @@ from tests.fingerprint.memory import record_memory
 from tests.fingerprint.processes import record_processes
 from tests.fingerprint.rest import settle, tasks
 from tests.fingerprint.sockets import Connections, record_names
+from tests.waiting import until
 
 from waypoint.box.box import keepers
 from waypoint.home import Home
@@ -68,6 +71,7 @@ def keeper_of(home: Home, session: str) -> int:
 
 def take(keeper: int) -> Fingerprint:
     """The fingerprint of the box of a keeper, once its processes have come to rest."""
+    _complete_memory(keeper)
     settle(keeper)
     members = sorted(processes.below(keeper), key=lambda process: process.pid)
     recorder = Recorder(keeper, members)
@@ -89,6 +93,21 @@ def take(keeper: int) -> Fingerprint:
     record_memory(recorder)
     record_box(recorder)
     return Fingerprint(recorder.facts, recorder.pages)
+
+
+def _complete_memory(keeper: int) -> None:
+    """Pages that come later (native/pages.c) are not there when they are looked at from outside. A process
+    that waits for one seems to be at rest. When all are there, tracking moves to the daemon."""
+    with open(f"/proc/{keeper}/cmdline", "rb") as file:
+        tag, box_id = file.read().split(b"\0")[0].decode().split()[1:]
+    path = Path(f"/run/waypoint/{tag}/{box_id}.pages")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(60)
+        with suppress(FileNotFoundError, ConnectionRefusedError):  # all of it is there
+            connection.connect(str(path))
+            connection.send(b"fill")
+            assert connection.recv(100) in (b"ok", b"")  # the latter: it had ended just before
+    until(lambda: not path.exists())
 
 
 def difference(before: Fingerprint, after: Fingerprint) -> list[Difference]:

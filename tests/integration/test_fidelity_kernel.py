@@ -1088,8 +1088,8 @@ def test_protections_and_advice_of_mappings(survives: Survives) -> None:
                 if head:
                     name, mode = next((n for n, a in areas.items() if a == int(head[1], 16)), None), head[2]
                 elif line.startswith("VmFlags:") and name:
-                    # sd, uw, um: notes of the kernel's about pages, not what the program asked for
-                    found[name] = mode, set(line.split()[1:]) - {"sd", "um", "uw"}
+                    # ac, sd, uw, um: notes of the kernel's about pages, not what the program asked for
+                    found[name] = mode, set(line.split()[1:]) - {"ac", "sd", "um", "uw"}
             return found
         before = flags()
         assert len(before) == len(areas), set(areas) - set(before)

@@ -369,6 +369,12 @@ def _tracked(stage: Stage) -> None:
     stage.work.checkpoint("the first of tracked memory")
 
 
+def _missing(stage: Stage) -> None:
+    """The same memory, which has not come yet."""
+    _tracked(stage)
+    stage.work.restore("@", safety=False)
+
+
 def _on_work(request: Callable[[waypoint.Session], object]) -> Callable[[Stage], object]:
     return lambda stage: request(stage.work)
 
@@ -384,6 +390,7 @@ VERBS = {
         Verb("checkpoint of files", _on_work(lambda work: work.checkpoint(files_only=True))),
         Verb("durable checkpoint", _on_work(lambda work: work.checkpoint(durable=True))),
         Verb("checkpoint of tracked memory", _on_work(lambda work: work.checkpoint()), _tracked),
+        Verb("checkpoint of missing memory", _on_work(lambda work: work.checkpoint()), _missing),
         Verb(
             "checkpoint with verification",
             lambda stage: stage.client.ask(points.Checkpoint(session="work", verify="true", wait=True)),
@@ -588,6 +595,7 @@ def stage_in(folder: Path) -> Iterator[Stage]:
         "WAYPOINT_DEBUG_LOCKS": "1",
         "WAYPOINT_SPARES": "off",
         "WAYPOINT_PROVE": "off",
+        "WAYPOINT_LAZY_BYTES": "16M",
         "PYTHONPATH": str(Path(waypoint.__file__).parents[1]),
     }
     with (

@@ -42,7 +42,14 @@ ERRORS: dict[RealKind, int] = {
 WITH_CRIU = frozenset(
     (
         *("dump.started", "dump.frozen", "dump.written", "capture.held", "capture.snapshotted"),
-        *("capture.observed", "revive.started", "revive.held", "revive.relocked", "revive.completed"),
+        *(
+            "capture.observed",
+            "revive.started",
+            "revive.held",
+            "revive.armed",
+            "revive.relocked",
+            "revive.completed",
+        ),
         *("copy.held", "copy.tracked", "copy.thawed", "copy.claimed", "copy.answered", "revive.releasing"),
         *("spare.held", "spare.taken"),
     )

@@ -362,6 +362,15 @@ def test_a_session_is_not_stopped_at_a_point_that_cannot_be_restored(world: Worl
     check(world)
 
 
+def test_a_tree_that_cannot_be_restored_without_its_memory_is_restored_with_it(
+    world: World, row: SessionRow
+) -> None:
+    world.engine.lazy_fails = True
+    world.app.restore.to(row, "one")
+    assert restorable(world, row, "one") == ("proven", None)
+    check(world)
+
+
 def test_every_restore_shows_whether_its_point_is_restorable(world: World, row: SessionRow) -> None:
     assert restorable(world, row, "one") == ("unproven", None)
     world.engine.unrestorable = "for now"

@@ -69,6 +69,7 @@ def test_the_environment_says_how_many_spares_there_are(text: str, number: int) 
         ("WAYPOINT_BOX_PIDS", "-1"),
         ("WAYPOINT_BOX_OPEN_FILES", "many"),
         ("WAYPOINT_BOX_DISK", "half"),
+        ("WAYPOINT_LAZY_BYTES", "-1"),
     ],
 )
 def test_what_is_malformed_is_refused_by_name(name: str, text: str) -> None:

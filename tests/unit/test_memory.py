@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from waypoint.engine import memory
+from waypoint.engine.images import Message, encode
+from waypoint.engine.lazy import may_come_later
 from waypoint.engine.memory import IncompleteImages, Memory
 from waypoint.kernel import processes
 
@@ -54,3 +56,24 @@ def test_a_helper_that_tracks_and_hangs_is_not_waited_for(hanging: Memory) -> No
     for thread in threading.enumerate():
         if thread.name == "track":
             thread.join(10)
+
+
+def _write_process(images: Path, pid: int, start: int, size_bytes: int) -> None:
+    """As much of a process's images as tells how much memory it has, and where."""
+    area: Message = {1: start, 2: start + size_bytes}
+    messages: dict[str, Message] = {f"pagemap-{pid}.img": {1: pid}, f"mm-{pid}.img": {14: [area]}}
+    for name, message in messages.items():
+        body = encode(message)
+        (images / name).write_bytes(bytes(8) + len(body).to_bytes(4, "little") + body)
+    with open(images / f"pages-{pid}.img", "wb") as pages:
+        pages.truncate(size_bytes)
+
+
+def test_memory_comes_later_when_there_is_much_and_forks_do_not_share_it(tmp_path: Path) -> None:
+    _write_process(tmp_path, 7, 0x7000_0000_0000, 80 << 20)
+    assert may_come_later(tmp_path, 64 << 20)
+    assert not may_come_later(tmp_path, 128 << 20), "it is less than that"
+    _write_process(tmp_path, 8, 0x7100_0000_0000, 80 << 20)
+    assert may_come_later(tmp_path, 64 << 20)
+    _write_process(tmp_path, 9, 0x7000_0000_0000, 80 << 20)
+    assert not may_come_later(tmp_path, 64 << 20), "the pages of a fork would be copied"

@@ -56,7 +56,10 @@ BOUNDED = {
     },
     "bases/store.py": {"digest.result()": "a file is read once"},
     "bases/tools.py": {"process.poll()": "no wait"},
-    "box/box.py": {"task.result()": KEEPER},
+    "box/box.py": {
+        "task.result()": KEEPER,
+        "connection.connect(str(path))": "the socket has a time limit",
+    },
     "box/keeper.py": {
         "socket.recv_fds(self._socket, 65536, 8)": KEEPER,
         "self._socket.recv(65536)": KEEPER,
@@ -108,6 +111,10 @@ BOUNDED = {
     "engine/dump.py": {
         "executor.submit(_read_ipc, anchor.host_pid).result()": KERNEL,
         "executor.submit(ipc.removed_segments, tree[0].parent_host_pid).result()": KERNEL,
+    },
+    "engine/lazy.py": {
+        "connection.connect(str(self._box.pages_socket))": "the socket has a time limit",
+        "self._connection.recv(_PACKET_BYTES)": "the socket has a time limit",
     },
     "engine/memory.py": {"socket.recv_fds(ours, 512, 1)": "the socket has a time limit"},
     "engine/peers.py": {"connection.recv(4096)": "something can be read by then"},

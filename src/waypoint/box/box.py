@@ -58,6 +58,8 @@ class Box:
     def __init__(self, home: Home, box_id: str, pid: int, volume: Path) -> None:
         self.id, self.pid, self.volume = box_id, pid, volume
         self._mounts_file = _mounts_path(home.run, box_id)
+        self.pages_socket = home.run / f"{box_id}.pages"
+        """Where the page server of its memory listens, while it has one (engine/lazy.py)."""
         with contextlib.ExitStack() as undo:
             self._pidfd = os.pidfd_open(pid)
             undo.callback(os.close, self._pidfd)
@@ -337,6 +339,7 @@ class Box:
             self.signal_end()
             _wait_for_end(self._pidfd)
             self.close()
+        _wait_for_page_server(self.pages_socket)
         socket_path(home, self.id).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -381,6 +384,18 @@ def _wait_for_end(pidfd: int) -> None:
         )
 
 
+def _wait_for_page_server(path: Path) -> None:
+    """It ends when the box has ended. Until then it keeps the pool from being closed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(_END_SECONDS)
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return  # there is none, or no more
+        if not readiness.readable(connection.fileno(), _END_SECONDS):
+            log.warning("the page server at %s does not end", path)
+
+
 def allow_many_files() -> None:
     """Raises the limit of open files of this process, which holds about ten descriptors of each box. Boxes
     keep the old limit: some programs loop over all descriptors they may have, or fail with large ones."""
@@ -420,9 +435,12 @@ def _mounts_path(run: Path, box_id: str) -> Path:
 
 
 def drop_inside(home: Home, box_id: str) -> None:
-    """Removes the folder through which a box that has ended reached the daemon, and its mount table."""
+    """Removes the folder through which a box that has ended reached the daemon, its mount table, and what its
+    page server has left."""
     shutil.rmtree(inside_path(home, box_id), ignore_errors=True)
     _mounts_path(home.run, box_id).unlink(missing_ok=True)
+    for name in (f"{box_id}.pages", f"{box_id}.pages.failed"):
+        (home.run / name).unlink(missing_ok=True)
 
 
 # ---- keepers that run -----------------------------------------------------------------------------

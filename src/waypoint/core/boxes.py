@@ -164,7 +164,7 @@ class Boxes:
             undo.pop_all()
         terminal = Terminal(events, hello.master, hello.slave, box.pid, size)
         stream = self._trajectory.open(session_id, lambda: _redactor(box, terminal))
-        memory = memory or self._engine.track_memory()
+        memory = memory or self._engine.track_memory(box)
         live = Live(session_id, box, terminal, stream, memory, options)
         terminal.on_event = lambda event: self._terminal_event(live, event)
         return live
@@ -174,6 +174,7 @@ class Boxes:
         terminal.on_typed_command = lambda: self._auto.after_typing(live.session_id)
         self._pump.add(terminal.events.fileno(), lambda: self._keeper_reports(live, terminal.events))
         self._pump.add(terminal.master, lambda: self._read(live))
+        self.follow_memory(live)
         self._contacts.watch(live)
         self._doors.open(live)
 
@@ -279,6 +280,27 @@ class Boxes:
         if early is not None:
             self.record_exit(live, pid, early)
 
+    # ---- memory that comes later ---------------------------------------------------------------
+
+    def follow_memory(self, live: Live) -> None:
+        """Once the memory of a copy is all there, its page server is not needed any more."""
+        connection = live.memory.watch()
+        if connection is None:
+            return
+
+        def arrived() -> None:
+            self._pump.remove(connection.fileno())
+            connection.close()
+            self._background.run_when_idle(lambda: self._complete_memory(live))
+
+        self._pump.add(connection.fileno(), arrived)
+
+    @staticmethod
+    def _complete_memory(live: Live) -> None:
+        with live.state:
+            if not live.ended.is_set():
+                live.memory.complete()
+
     # ---- the end -----------------------------------------------------------------------------
 
     def record_death(self, live: Live) -> None:
@@ -286,7 +308,10 @@ class Boxes:
         with live.state:
             if live.ended.is_set():
                 return
-            self.end(live, "the session ended")
+            why = live.memory.failure()
+            if why:
+                log.error("session %s has been ended: %s", live.session_id, why)
+            self.end(live, f"the session ended: {why}" if why else "the session ended")
             row = self._registry.store.sessions.find(live.session_id)
             if row and row.state == "live":
                 self._registry.store.sessions.set_state(row.id, "dead", box=row.box)
@@ -339,7 +364,7 @@ class Boxes:
         """The same box, found by a later daemon. OSError when it stands and does not answer."""
         box = self._builder.find(box_id)
         self._picture_path(box_id).unlink(missing_ok=True)
-        return (box, self._engine.track_memory()) if box else None
+        return (box, self._engine.track_memory(box)) if box else None
 
     def end_left_alone(self, box_id: str, pid: int) -> None:
         """Ends a box that this daemon could not take over, if it has not ended by itself."""

@@ -29,6 +29,7 @@ from waypoint.core.registry import Registry
 from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
 from waypoint.engine.images import RESTORE_FILES_ONLY
+from waypoint.engine.lazy import LazyFailed
 from waypoint.errors import BaseChanged, CannotRestore, NotFound, PointDamaged, WaypointError
 from waypoint.kernel import faults, processes
 from waypoint.kernel.network.sockets import abort_outside_connections
@@ -98,7 +99,7 @@ class Copies:
                 if twin.held.released:
                     raise
                 log.warning("a spare of %s was of no use: %s", point.id, error)
-        twin = self._hold(name, options, point)
+        twin = self._hold_lazily(name, options, point)
         self._release(twin, point, name, session_id, size)
         return Copy(twin.live, twin.prepared.changes)
 
@@ -131,11 +132,27 @@ class Copies:
             self._remains.delete(volume)
             raise
 
+    def _hold_lazily(self, name: str, options: BoxOptions, point: Checkpoint) -> Twin:
+        """A copy that runs soon: much memory may come later, if that can be done here."""
+        try:
+            return self._hold(name, options, point, lazy=True)
+        except LazyFailed as error:
+            log.warning(
+                "%s of session %s is restored with all its memory: %s", point.label, point.session, error
+            )
+            return self._hold(name, options, point)
+
     def _hold(
-        self, name: str, options: BoxOptions, point: Checkpoint, *, compare_memory: bool = False
+        self,
+        name: str,
+        options: BoxOptions,
+        point: Checkpoint,
+        *,
+        compare_memory: bool = False,
+        lazy: bool = False,
     ) -> Twin:
         """A copy of a whole point, up to the moment before its first instruction. `compare_memory`: all of
-        its memory is compared with what was written, which takes time."""
+        its memory is compared with what was written, which takes time. `lazy`: it may come later."""
         images = self._home.checkpoints / point.id / "images"
         require_platform(point, self._engine.platform)
         self._digests.require_sound(point, with_memory=compare_memory)
@@ -149,7 +166,7 @@ class Copies:
             undo.callback(self._boxes.end, live, "the restore failed")
             undo.enter_context(live.box.end_named(_bring_back(point)))
             faults.reach("copy.box")
-            held = self._engine.hold(live.box, prepared.images)
+            held = self._engine.hold(live.box, prepared.images, images if lazy else None)
             faults.reach("copy.held")
             live.memory.track_from(processes.host_pids(live.box.pid), images)
             faults.reach("copy.tracked")
@@ -170,6 +187,8 @@ class Copies:
         """Every attempt to bring a point back is a proof, or the opposite of one."""
         try:
             yield
+        except LazyFailed:
+            raise  # it is tried again with all of its memory
         except BaseChanged as error:
             log.warning("%s of session %s: %s", point.label, point.session, error)
             raise  # the point is whole: with the base of then it can be restored
@@ -213,6 +232,7 @@ class Copies:
         faults.reach("copy.answered")
         twin.held.release()
         twin.prepared.discard()
+        self._boxes.follow_memory(live)
         faults.reach("copy.released")
         if (twin.options.net == "nat" or twin.forwarded) and twin.held.state.network_locked:
             space = live.box.open_namespace("net")

@@ -6,6 +6,7 @@ demand (tests/fakes.py).
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,11 +15,15 @@ from typing import Protocol
 from waypoint.box.box import Box
 from waypoint.engine.dump import Dump, is_savable
 from waypoint.engine.images import DumpStats, TreeState
-from waypoint.engine.memory import Memory
+from waypoint.engine.lazy import LazyFailed, PageServer, may_come_later
+from waypoint.engine.memory import Memory, supported
 from waypoint.engine.revive import hold
 from waypoint.kernel.network.sockets import Connection
 from waypoint.kernel.processes import Process
 from waypoint.model import Platform
+
+_MOST_LAZY_FAILURES = 3
+"""After so many in a row no tree is restored without its memory any more: this machine does not let it."""
 
 
 class TrackedMemory(Protocol):
@@ -28,6 +33,9 @@ class TrackedMemory(Protocol):
     def should_precopy(self, size_bytes: int) -> bool: ...
     def precopy(self, folder: Path) -> int: ...
     def track_from(self, host_pids: Iterable[int], images: Path) -> None: ...
+    def watch(self) -> socket.socket | None: ...
+    def complete(self) -> None: ...
+    def failure(self) -> str | None: ...
     def set_baseline(self, images: Path) -> None: ...
     def close(self) -> None: ...
 
@@ -60,7 +68,7 @@ class Engine(Protocol):
 
     platform: Platform
 
-    def track_memory(self) -> TrackedMemory: ...
+    def track_memory(self, box: Box) -> TrackedMemory: ...
     def dump(
         self,
         box: Box,
@@ -74,17 +82,20 @@ class Engine(Protocol):
         stays_frozen: bool = False,
     ) -> AbstractContextManager[TreeDump]: ...
     def is_savable(self, box: Box, forwarded: Collection[Connection]) -> bool: ...
-    def hold(self, box: Box, images: Path) -> HeldTree: ...
+    def hold(self, box: Box, images: Path, lazy_from: Path | None = None) -> HeldTree: ...
 
 
 class CriuEngine:
     """The real one: waypoint/engine."""
 
-    def __init__(self, folder: Path, platform: Platform) -> None:
-        self._folder, self.platform = folder, platform
+    def __init__(self, folder: Path, platform: Platform, lazy_bytes: int | None = None) -> None:
+        """`lazy_bytes`: a tree with so much memory is restored without it, and gets it when it needs it;
+        None: no tree is."""
+        self._folder, self.platform, self._lazy_bytes = folder, platform, lazy_bytes
+        self._lazy_failures = 0
 
-    def track_memory(self) -> Memory:
-        return Memory(self._folder)
+    def track_memory(self, box: Box) -> Memory:
+        return Memory(self._folder, box)
 
     def dump(
         self,
@@ -113,5 +124,22 @@ class CriuEngine:
     def is_savable(self, box: Box, forwarded: Collection[Connection]) -> bool:
         return is_savable(box, forwarded)
 
-    def hold(self, box: Box, images: Path) -> HeldTree:
-        return hold(box, images)
+    def hold(self, box: Box, images: Path, lazy_from: Path | None = None) -> HeldTree:
+        """`lazy_from`: much memory may come later. The images of the point, by the name that they keep."""
+        lazy = (
+            lazy_from is not None
+            and self._lazy_bytes is not None
+            and may_come_later(images, self._lazy_bytes)
+            and supported(self._folder)
+        )
+        if not lazy:
+            return hold(box, images)
+        try:
+            held = hold(box, images, PageServer(box, self._folder, lazy_from))
+        except LazyFailed:
+            self._lazy_failures += 1
+            if self._lazy_failures >= _MOST_LAZY_FAILURES:
+                self._lazy_bytes = None
+            raise
+        self._lazy_failures = 0
+        return held

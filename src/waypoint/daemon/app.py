@@ -333,7 +333,7 @@ def this_machine(home: Home, settings: Settings) -> Machine:
     return Machine(
         pool=pool,
         network=network,
-        engine=CriuEngine(engine_folder, platform),
+        engine=CriuEngine(engine_folder, platform, settings.lazy_bytes),
         engine_folder=engine_folder,
         ram=Ram(),
         make_builder=lambda contacts: HostBuilder(

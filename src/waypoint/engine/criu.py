@@ -91,6 +91,7 @@ class _Option:
     MANAGE_CGROUPS_MODE = 34
     GHOST_LIMIT = 35
     FREEZE_CGROUP = 44
+    LAZY_PAGES = 48
     TCP_SKIP_IN_FLIGHT = 46
     NETWORK_LOCK = 64
     IMAGES_DIR = 68
@@ -174,12 +175,16 @@ def dump_request(
     return encode({_REQUEST_TYPE: _TYPE_DUMP, _REQUEST_OPTS: options})
 
 
-def restore_request(inherit: Sequence[tuple[str, int]], *, lock_network: bool) -> bytes:
+def restore_request(
+    inherit: Sequence[tuple[str, int]], *, lock_network: bool, lazy_pages: bool = False
+) -> bytes:
     """Restore the tree. `inherit`: names of open files that come from outside the tree, each with the
-    descriptor to use in its place."""
+    descriptor to use in its place. `lazy_pages`: memory is left to a page server (lazy.py)."""
     options = _common_options("restore.log", lock_network=lock_network)
     entries: list[Message] = [{_INHERIT_KEY: key, _INHERIT_FD: fd} for key, fd in inherit]
     options[_Option.INHERIT_FD] = entries
+    if lazy_pages:
+        options[_Option.LAZY_PAGES] = True
     return encode({_REQUEST_TYPE: _TYPE_RESTORE, _REQUEST_OPTS: options})
 
 

@@ -46,6 +46,7 @@ from waypoint.engine.criu import Stage
 from waypoint.engine.diagnosis import FILES_ONLY
 from waypoint.engine.freezer import CRIU_PROCESSES, Disturbed, Freezer
 from waypoint.engine.images import DumpStats, Lock, TreeState
+from waypoint.engine.lazy import complete_memory
 from waypoint.engine.memory import Memory
 from waypoint.errors import CannotCheckpoint
 from waypoint.kernel import faults, overlay, processes, tty
@@ -121,6 +122,11 @@ class Dump:
         return self._pauses
 
     def _all_pauses(self) -> Pauses:
+        # CRIU would take missing memory for empty.
+        if self._memory:
+            self._memory.complete()
+        else:
+            complete_memory(self._box)
         delays, disturbed = iter(_RETRY_SECONDS), self._stays_frozen
         while True:
             try:

@@ -10,6 +10,7 @@ which a damaged checkpoint is noticed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import sys
@@ -294,6 +295,7 @@ _LONG_AFTER = 1 << 60
 _PAGEMAP_HEAD_PAGES_ID = 1  # pagemap_head
 _PAGEMAP_VADDR, _PAGEMAP_COMPAT_NR_PAGES, _PAGEMAP_FLAGS, _PAGEMAP_NR_PAGES = 1, 2, 4, 5  # pagemap_entry
 _PAGEMAP_PRESENT = 4
+_MM_VMAS, _VMA_START, _VMA_END = 14, 1, 2  # mm_entry, and in it vma_entry
 _REMAP_TYPE, _REMAP_TYPE_LINKED = 3, 0  # remap_file_path_entry
 # tty_info_entry; the id is twice the index, plus one for a master
 _TTY_ID, _TTY_SID, _TTY_PGRP, _TTY_WINSIZE = 1, 6, 7, 11
@@ -502,6 +504,33 @@ def correct_inventory(images: Path) -> None:
 def _frame(*messages: Message) -> bytes:
     bodies = [encode(message) for message in messages]
     return b"".join(struct.pack("<I", len(body)) + body for body in bodies)
+
+
+def memory_bytes(images: Path) -> dict[int, int]:
+    """How much of the memory of each process is in the images."""
+    sizes: dict[int, int] = {}
+    for entry in os.scandir(images):
+        kind, _, number = entry.name.removesuffix(".img").partition("-")
+        if kind != "pagemap" or not number.isdecimal():
+            continue
+        with open(entry.path, "rb") as file, contextlib.suppress(FileNotFoundError):
+            start = file.read(64)  # two magic numbers, a length and the first message, which has one number
+            head = decode(start[12 : 12 + int.from_bytes(start[8:12], "little")])
+            pages = images / f"pages-{head[_PAGEMAP_HEAD_PAGES_ID]!r}.img"
+            sizes[int(number)] = pages.stat().st_size
+    return sizes
+
+
+def area_starts(images: Path, pid: int, at_least_bytes: int) -> set[int]:
+    """Where the areas of a process begin that have this size."""
+    starts = set()
+    with contextlib.suppress(FileNotFoundError):
+        image = (images / f"mm-{pid}.img").read_bytes()
+        for number, value in fields(image[12:]):  # two magic numbers and the length of its one message
+            area = decode(value) if number == _MM_VMAS and isinstance(value, bytes) else {}
+            if area and int(area[_VMA_END]) - int(area[_VMA_START]) >= at_least_bytes:
+                starts.add(int(area[_VMA_START]))
+    return starts
 
 
 def write_memory(folder: Path, ranges: Mapping[int, Sequence[tuple[int, int]]]) -> None:

@@ -35,7 +35,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from waypoint.box.box import Box
 from waypoint.engine.images import write_memory
+from waypoint.engine.lazy import PageServer
 from waypoint.engine.sqlite import FileRecords
 from waypoint.errors import CannotCheckpoint
 from waypoint.kernel import processes
@@ -171,8 +173,10 @@ def _protect(host_pid: int) -> None:
 class Memory:
     """The memory of one session's processes, across its checkpoints. For one thread at a time."""
 
-    def __init__(self, engine: Path) -> None:
-        self._engine = engine
+    def __init__(self, engine: Path, box: Box | None = None) -> None:
+        self._engine, self._box = engine, box
+        self._pages = PageServer.find(box) if box else None
+        """What gives the processes their memory, while some is missing."""
         self.file_records = FileRecords(engine)
         self._tracked: dict[_Task, int] = {}
         """The userfaultfd of each process whose writes are noticed."""
@@ -187,7 +191,8 @@ class Memory:
 
     def prepare(self, host_pids: Iterable[int]) -> int:
         """Has the writes of large processes noticed from the next dump on, while they run. Returns about how
-        much that dump will have to copy."""
+        much that dump will have to copy. Nothing is missing any more after that."""
+        self.complete()
         large: list[_Task] = []
         total = 0
         for host_pid in host_pids:
@@ -209,6 +214,46 @@ class Memory:
             else:
                 total -= unchanged
         return max(total, 0)
+
+    def watch(self) -> socket.socket | None:
+        """A connection that can be read when no memory is missing any more: `complete` is quick then. None
+        when none is."""
+        return self._pages.watch() if self._pages else None
+
+    def complete(self) -> None:
+        """Has all memory copied that is missing, and continues the tracking of the page server."""
+        if self._pages and not self._pages.ended:
+            try:
+                self._take_over(self._pages)
+            except CannotCheckpoint:
+                if not self._pages.ended:  # else it had nothing to do any more, just then
+                    raise
+        self._pages = None
+
+    def failure(self) -> str | None:
+        """Why the page server has ended the box, if it has."""
+        return PageServer(self._box).failure if self._box else None
+
+    def _take_over(self, pages: PageServer) -> None:
+        source, tracked = pages.fill()
+        if self._disabled or pages.stands_still:  # a process that stands still cannot open anything
+            tracked = []
+        members = set(processes.host_pids(self._box.pid)) if self._box else set()
+        tasks = []
+        for host_pid in members.intersection(tracked):  # one may have ended, and its number be used again
+            with contextlib.suppress(OSError):
+                tasks.append(_Task(host_pid, _read_start_ticks(host_pid)))
+        fds = self._open(tasks)
+        given: list[int] = []
+        try:
+            given = pages.take_over({task.host_pid: fd for task, fd in fds.items()})
+        finally:
+            for task, fd in fds.items():
+                if task.host_pid in given:
+                    self._tracked[task] = fd
+                else:
+                    os.close(fd)
+        self.set_baseline(source)
 
     def should_precopy(self, size_bytes: int) -> bool:
         return bool(self._tracked) and self._baseline is None and size_bytes >= _PRECOPY_BYTES
@@ -247,7 +292,12 @@ class Memory:
     def track_from(self, host_pids: Iterable[int], images: Path) -> None:
         """For processes that were just restored from `images` and have not run yet: their first dump can be
         compared with those."""
+        pages = PageServer.find(self._box) if self._box else None
+        if pages and pages.tracks:
+            self._pages = pages
+            return
         self.prepare(host_pids)
+        self._pages = pages
         self._refused.clear()  # for some it may have been too early
         try:
             for task in self._tracked:

@@ -42,6 +42,7 @@ from waypoint.engine.criu import Stage
 from waypoint.engine.dump import has_own_network, put_typed
 from waypoint.engine.freezer import CRIU_PROCESSES, Freezer
 from waypoint.engine.images import Lock, TreeState, inner_terminals, read_state, window_sizes
+from waypoint.engine.lazy import LazyFailed, PageServer
 from waypoint.errors import CannotRestore
 from waypoint.kernel import faults, processes, readiness, timers
 from waypoint.kernel.network import firewall
@@ -108,8 +109,9 @@ class HeldTree:
             os.close(self._stopped_timers.pop().fd)
 
 
-def hold(box: Box, images: Path) -> HeldTree:
-    """Restores the tree into a fresh box, up to the moment before its first instruction."""
+def hold(box: Box, images: Path, pages: PageServer | None = None) -> HeldTree:
+    """Restores the tree into a fresh box, up to the moment before its first instruction. `pages`: a server
+    that gives it most of its memory later."""
     state = read_state(images)
     terminals = inner_terminals(images)
     faults.reach("revive.begun")
@@ -121,16 +123,22 @@ def hold(box: Box, images: Path) -> HeldTree:
                 peers.made(box, state.peers, shares_network=not has_own_network(box)) as peers_env,
             ):
                 env = [*peers_env, *sessions.environment(state.sessions)]
-                conversation = undo.enter_context(_start_criu(box, images, state, terminals, env))
+                conversation = undo.enter_context(_start_criu(box, images, state, terminals, env, pages))
                 faults.reach("revive.started")
                 _follow_to_hold(conversation, box, lock_network=state.network_locked)
+                if pages:
+                    pages.arm({process.pid: process.host_pid for process in processes.below(box.pid)})
+                    faults.reach("revive.armed")
             faults.reach("revive.held")
             _complete(box, state, drop_ptys=bool(terminals))
             faults.reach("revive.completed")
             held = HeldTree(box, state, conversation, images)
             undo.pop_all()
     except criu.CriuFailed as failure:
-        raise diagnosis.cannot_restore(images, failure) from failure
+        error = diagnosis.cannot_restore(images, failure)
+        if pages:
+            raise LazyFailed(pages.failure or error.message) from failure
+        raise error from failure
     return held
 
 
@@ -153,7 +161,12 @@ def _find_members(box: Box, anchor: int) -> Iterator[processes.Process]:
 
 
 def _start_criu(
-    box: Box, images: Path, state: TreeState, terminals: dict[int, int], env: Sequence[str]
+    box: Box,
+    images: Path,
+    state: TreeState,
+    terminals: dict[int, int],
+    env: Sequence[str],
+    pages: PageServer | None,
 ) -> criu.Conversation:
     with contextlib.ExitStack() as opened:
         status_pipe = box.keeper.status_pipe()
@@ -180,6 +193,10 @@ def _start_criu(
             )
             env.append(f"WAYPOINT_GROUP={state.anchor}:{criu.FIRST_INHERITED_FD + len(inherited)}")
             inherited.append(group)
+        if pages:
+            env.append(f"WAYPOINT_PAGES={criu.FIRST_INHERITED_FD + len(inherited)}")
+            inherited.append(pages.start(images))
+            opened.callback(os.close, inherited[-1])
         if terminals:
             leaders = [f"{leader}:{index}" for index, leader in terminals.items() if leader]
             ptys = box.keeper.hold_ptys(sorted(terminals))
@@ -189,7 +206,7 @@ def _start_criu(
         return criu.start(
             box,
             images,
-            criu.restore_request(names, lock_network=state.network_locked),
+            criu.restore_request(names, lock_network=state.network_locked, lazy_pages=pages is not None),
             ipc="keep" if state.ipc else "new",
             size_bytes=sum(entry.stat().st_size for entry in os.scandir(images)),
             processes=state.processes,

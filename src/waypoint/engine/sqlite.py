@@ -25,7 +25,7 @@ from pathlib import Path
 from waypoint.engine.images import FileRecord
 from waypoint.errors import CannotRestore
 from waypoint.kernel.processes import Process
-from waypoint.kernel.syscalls import pidfd_getfd, pidfd_open
+from waypoint.kernel.syscalls import pidfd_getfd, pidfd_open, process_vm_readv
 
 log = logging.getLogger("waypoint")
 
@@ -180,14 +180,14 @@ def _describe_unknown(
 
 def _holds(host_pid: int, record: FileRecord) -> bool:
     """Whether a process remembers what the record says, where it says."""
-    with contextlib.suppress(OSError, struct.error), open(f"/proc/{host_pid}/mem", "rb", 0) as memory:
-        return _is_as_found(memory.fileno(), record)
+    with contextlib.suppress(OSError, struct.error):
+        return _is_as_found(host_pid, record)
     return False
 
 
-def _is_as_found(memory: int, record: FileRecord) -> bool:
-    file_id = os.pread(memory, _FILE_ID.size, record.address)
-    holder = os.pread(memory, _HOLDER.size, record.holder)
+def _is_as_found(host_pid: int, record: FileRecord) -> bool:
+    file_id = process_vm_readv(host_pid, record.address, _FILE_ID.size)
+    holder = process_vm_readv(host_pid, record.holder, _HOLDER.size)
     return file_id == _FILE_ID.pack(record.device, record.inode) and holder == _HOLDER.pack(
         record.address, record.fd
     )
@@ -208,7 +208,7 @@ def renumber(host_pids: Mapping[int, int], records: Sequence[FileRecord]) -> Non
         try:
             device = os.stat(f"/proc/{host_pid}/fd/{record.fd}").st_dev
             with open(f"/proc/{host_pid}/mem", "r+b", 0) as memory:
-                if _is_as_found(memory.fileno(), record):  # several descriptors share a record
+                if _is_as_found(host_pid, record):  # several descriptors share a record
                     os.pwrite(memory.fileno(), _FILE_ID.pack(device, record.inode), record.address)
         except OSError as error:
             raise CannotRestore(f"the memory of process {record.pid} cannot be written: {error}") from error

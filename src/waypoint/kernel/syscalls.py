@@ -188,6 +188,21 @@ def pidfd_getfd(process: int, fd: int) -> int:
     return int(duplicate)
 
 
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def process_vm_readv(pid: int, address: int, size: int) -> bytes:
+    """Memory of another process. Unlike a read of /proc/PID/mem it waits for memory that comes later."""
+    data = ctypes.create_string_buffer(size)
+    ours, theirs = _Iovec(ctypes.addressof(data), size), _Iovec(address, size)
+    one, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    length = libc.process_vm_readv(pid, ctypes.byref(ours), one, ctypes.byref(theirs), one, flags)
+    if length < 0:
+        raise oserror("process_vm_readv")
+    return data.raw[:length]
+
+
 def kcmp(pid: int, other: int, kind: int, fd: int = 0, other_fd: int = 0) -> bool:
     """kcmp(2): whether two processes share something; of KCMP_FILE, whether two descriptors are one open
     file."""

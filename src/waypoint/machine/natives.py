@@ -24,6 +24,7 @@ PROGRAMS = {
     "track.c": ("bin/track", _STATIC),
     "precopy.c": ("bin/precopy", _STATIC),
     "flatten.c": ("bin/flatten", _STATIC),
+    "pages.c": ("bin/pages", _STATIC),
     "shim.c": ("criu/shim.so", ("-shared", "-fPIC", *_WARNINGS)),
 }
 """Source → its place in the engine, and the compiler's options."""

@@ -79,6 +79,10 @@
    CRIU as the other: "written" where it asks for "soft-dirty", and when it clears the bits of a task, all pages that were
    written are protected again. Memory that is not registered counts as written.
 
+   Memory that comes later. CRIU connects to a page server by a path; here it gets a socket that it has inherited
+   (WAYPOINT_PAGES), and the path leads nowhere. The userfaultfds that CRIU creates for the server can also report what was
+   written (native/pages.c).
+
    Peers of unix sockets. A process asks with SO_PEERCRED who made the other end of a connection. CRIU does not save that,
    and makes all connections itself. When a tree is saved the shim writes down what the kernel knows of each unix socket
    (WAYPOINT_PEERS). Before a tree is restored all connections were made by native/peers.c (WAYPOINT_HOLDER), and the
@@ -99,6 +103,7 @@
 #include <linux/futex.h>
 #include <linux/sched.h>
 #include <linux/securebits.h>
+#include <linux/userfaultfd.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -114,6 +119,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/user.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -432,6 +438,7 @@ static int peers_fd = -1, holder; /* see "peers" */
 static char listeners[LISTENERS_BYTES]; /* a copy: CRIU writes the name of its task over the environment */
 static long criu;
 static int tracking; /* see "dirty memory" */
+static int pages_fd = -1; /* see "memory that comes later" */
 
 /* Reads "1:2:3" up to the end or a comma; returns how many numbers. */
 static int read_numbers(const char **text, int *numbers, int most)
@@ -502,6 +509,7 @@ __attribute__((constructor)) static void read_environment(void)
 	read_records(value_of("WAYPOINT_GROUP"), group, 1, 2);
 	holder = read_number(value_of("WAYPOINT_HOLDER"), 0);
 	peers_fd = read_number(value_of("WAYPOINT_PEERS"), -1);
+	pages_fd = read_number(value_of("WAYPOINT_PAGES"), -1);
 	tracking = *value_of("WAYPOINT_TRACK") != 0;
 }
 
@@ -887,6 +895,8 @@ int ioctl(int fd, unsigned long request, ...)
 	va_end(arguments);
 	if (tracking && request == SCAN && ((struct scan *)argument)->returned & IS_SOFT_DIRTY)
 		return (int)libc_result(scan_written(fd, (struct scan *)argument));
+	if (pages_fd >= 0 && request == UFFDIO_API && ((struct uffdio_api *)argument)->features)
+		((struct uffdio_api *)argument)->features |= UFFD_FEATURE_PAGEFAULT_FLAG_WP | WP_ASYNC;
 	result = kernel(SYS_ioctl, fd, (long)request, argument, 0, 0, 0);
 	if (request == TIOCSPGRP && leader_count && (result == -ESRCH || result == -EPERM))
 		result = 0;
@@ -1228,6 +1238,21 @@ int socketpair(int domain, int type, int protocol, int fds[2])
 	}
 	return (int)libc_result(kernel(SYS_socketpair, domain, type, protocol, (long)fds, 0, 0));
 }
+
+/* ---- memory that comes later ----------------------------------------------------------------- */
+
+#define PAGE_SERVER "lazy-pages.socket"
+
+int connect(int fd, const struct sockaddr *address, socklen_t length)
+{
+	const char *path = ((const struct sockaddr_un *)address)->sun_path;
+
+	if (pages_fd >= 0 && address->sa_family == AF_UNIX && equals(path, sizeof(PAGE_SERVER) - 1, PAGE_SERVER))
+		return libc_result(kernel(SYS_dup3, pages_fd, fd, O_CLOEXEC, 0, 0, 0)) < 0 ? -1 : 0;
+	return (int)libc_result(kernel(SYS_connect, fd, (long)address, length, 0, 0, 0));
+}
+
+/* ---- listeners ------------------------------------------------------------------------------- */
 
 static int listening_fd = -1; /* CRIU binds it, and calls listen() next */
 static struct listener { /* who had called listen() */

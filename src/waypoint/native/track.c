@@ -36,7 +36,6 @@
 
 #define MAX_TRIES 500 /* times 0.1 ms: a task that does not stop by then is in a deep sleep, as in vfork(2) */
 #define USER_MODE_ONLY 1 /* needs no privilege; in asynchronous mode no fault is handled outside the kernel */
-#define WP_ASYNC (1ULL << 15)
 #define OPTIONS PTRACE_O_TRACESYSGOOD
 #ifndef PTRACE_O_SUSPEND_SECCOMP
 #define PTRACE_O_SUSPEND_SECCOMP (1 << 21)

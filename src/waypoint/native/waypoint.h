@@ -39,6 +39,7 @@
 #define IS_PFNZERO 0x20
 #define IS_SOFT_DIRTY 0x80
 #define SCAN_REGIONS 4096
+#define WP_ASYNC (1ULL << 15) /* UFFD_FEATURE_WP_ASYNC */
 
 struct scan { /* struct pm_scan_arg */
 	uint64_t size, flags, start, end, walk_end, regions, region_count, max_pages;
