@@ -160,6 +160,8 @@ def point(number: int, **more: Any) -> dict[str, Any]:
         "digested": True,
         "damage": None,
         "platform": None,
+        "pending": False,
+        "problem": None,
         **more,
     }
     assert set(found) == {field.name for field in msgspec.structs.fields(Checkpoint)}
