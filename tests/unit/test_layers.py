@@ -87,7 +87,8 @@ TOGETHER = {
     "pool.extents": {"pool.subvolume"},
     "pool.subvolume": {"pool.protocol"},
     "pool.quota": {"pool.protocol", "pool.subvolume"},
-    "placement": {"files", "copytree"},
+    "placement": {"files", "copytree", "userns"},
+    "processes": {"userns"},
 }
 """Mechanisms of the kernel know nothing of each other, but for these and the system calls."""
 

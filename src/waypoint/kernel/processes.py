@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from waypoint.kernel import userns
 from waypoint.kernel.syscalls import KCMP_SYSVSEM, kcmp, pidfd_getfd, pidfd_open
 
 _PTS_MAJOR = 136
@@ -69,6 +70,7 @@ def read(host_pid: int) -> Process | None:
         with open(f"/proc/{host_pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
         lines = read_status(host_pid)
+        uid, *_ = inner_ids(host_pid, lines, "Uid")
     except OSError:
         return None
     comm, _, rest = text.partition("(")[2].rpartition(")")
@@ -87,11 +89,20 @@ def read(host_pid: int) -> Process | None:
         state=words[0],
         comm=comm,
         terminal=minor + 256 * (major - _PTS_MAJOR) if _PTS_MAJOR <= major < _PTS_MAJOR + 8 else None,
-        uid=int(lines["Uid"].split()[0]),
+        uid=uid,
         rss_bytes=int(lines.get("VmRSS", "0 kB").split()[0]) * 1024,
         threads=int(lines.get("Threads", "1")),
         tracer_host_pid=int(lines.get("TracerPid", "0")),
     )
+
+
+def inner_ids(host_pid: int, status: dict[str, str], name: str) -> list[int]:
+    """The `Uid` or `Gid` of a process as a box in a user namespace has them: real, effective, saved, and the
+    one for files. OSError when the process is gone."""
+    ids = [int(word) for word in status[name].split()[:4]]
+    if any(number >= userns.FIRST_ID for number in ids) and userns.is_of_box(host_pid):
+        return [userns.to_inner(number) for number in ids]
+    return ids
 
 
 def tracer_of(process: Process) -> Process | None:
@@ -177,7 +188,8 @@ def _state_of(host_pid: int) -> str:
         return "X"
 
 
-def _children(host_pid: int) -> Iterator[int]:
+def children(host_pid: int) -> Iterator[int]:
+    """The children of a process, by the numbers the host knows them by."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{host_pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{host_pid}/task/{task}/children") as file:
@@ -186,11 +198,11 @@ def _children(host_pid: int) -> Iterator[int]:
 
 def host_pids(host_pid: int) -> Iterator[int]:
     """All descendants of a process, parents before children, by the numbers the host knows them by."""
-    waiting = list(_children(host_pid))
+    waiting = list(children(host_pid))
     while waiting:
         child = waiting.pop(0)
         yield child
-        waiting += _children(child)
+        waiting += children(child)
 
 
 def below(host_pid: int) -> list[Process]:

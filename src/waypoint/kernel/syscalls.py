@@ -45,6 +45,11 @@ _SYS_PIDFD_GETFD = 438
 _SYS_FSOPEN = 430
 _SYS_FSCONFIG = 431
 _SYS_FSMOUNT = 432
+_SYS_OPEN_TREE = 428
+_SYS_MOUNT_SETATTR = 442
+_OPEN_TREE_CLONE = 0x1
+_AT_EMPTY_PATH = 0x1000
+_MOUNT_ATTR_IDMAP = 0x100000
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
 
@@ -113,6 +118,23 @@ def detached_mount(fstype: str, **options: str) -> int:
             os.close(root)
     finally:
         os.close(context)
+
+
+def idmapped_mount(place: int, userns: int) -> int:
+    """open_tree(2), mount_setattr(2): a descriptor of a mount of its own of what is open at `place`, mounted
+    nowhere, that shows files with the ids they have in a user namespace."""
+    flags = (ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH),)
+    tree = libc.syscall(ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(place), ctypes.c_char_p(b""), *flags)
+    if tree < 0:
+        raise oserror("open_tree")
+    attributes = ctypes.create_string_buffer(struct.pack("=4Q", _MOUNT_ATTR_IDMAP, 0, 0, userns))
+    where = (ctypes.c_int(tree), ctypes.c_char_p(b""), ctypes.c_uint(_AT_EMPTY_PATH))
+    size = ctypes.c_size_t(32)
+    if libc.syscall(ctypes.c_long(_SYS_MOUNT_SETATTR), *where, attributes, size) < 0:
+        error = oserror("mount_setattr")
+        os.close(tree)
+        raise error
+    return int(tree)
 
 
 class _OpenHow(ctypes.Structure):
