@@ -294,6 +294,7 @@ class FakeBox(Box):
     def __init__(self, place: Path, volume: Path, faults: Faults) -> None:
         self._faults = faults
         self.id, self.pid, self.volume, self.keeper = place.name, os.getpid(), volume, FakeKeeper(faults)
+        self.keeper_pid, self.first_pid, self.userns = 1, self.pid, False
         self.limits_group = Cgroup("", {})
         self.limits, self.group = Limits(), place
         self.frozen = False

@@ -133,6 +133,9 @@ class BoxOptions(Record, frozen=True):
     disk_bytes: int | None = None
     """How much of the pool it may take between two restores."""
     confined: bool = True
+    userns: bool | None = None
+    """Whether it is in a user namespace: its root is a user without rights on the host. None: the daemon's
+    default (of a session that exists: it is not)."""
     build: bool = False
     """Whether it builds a base: its points are what `base import` has done of a Dockerfile."""
     spares: int | None = None

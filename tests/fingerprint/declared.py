@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from tests.fingerprint.facts import Fact
 
+from waypoint.kernel import userns
+
 _TIMES = ("atime", "dtime", "ctime", "otime", "stime", "rtime")
 _ALWAYS: dict[str, str] = {
     "start time": "the process is a new one for the kernel",
@@ -75,6 +77,8 @@ def reason(fact: Fact, before: str | None, after: str | None, facts: Mapping[Fac
 
 def _of_process(fact: Fact, one: str, other: str, facts: Mapping[Fact, str]) -> str | None:
     match fact.kind:
+        case "owner of /proc" if one == str(userns.FIRST_ID) and other == "0":
+            return "memory that CRIU made is not of the box's user namespace, where no process may read it"
         case "exe" if one.startswith("/memfd:"):
             return "a program in a memfd is saved as a file without a name"
         case "exe" if _without_suffix(one) == _without_suffix(other):

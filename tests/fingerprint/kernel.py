@@ -35,7 +35,7 @@ def record_box(recorder: Recorder) -> None:
 def _record_mounts(recorder: Recorder, table: list[Mount], known: set[str]) -> None:
     """All mounts; but a mask of another home is recorded as such, because homes come and go."""
     root = next(mount for mount in table if mount.path == "/")
-    others = {path for path in known if f"upperdir={path}/" not in root.super_options}
+    others = {path for path in known if f"{path.lstrip('/')}/pool/sessions/" not in root.super_options}
     stacks: dict[str, list[str]] = {}
     for mount in table:
         path = mount.path.removesuffix("//deleted")

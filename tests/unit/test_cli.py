@@ -646,6 +646,7 @@ def test_a_new_session_is_asked_for_as_it_was_described(
         "disk_bytes": 2 << 30,
         "spares": 0,
         "confined": False,
+        "userns": None,
         "build": False,
         "user": None,
         "env": {},

@@ -27,13 +27,15 @@ from waypoint.box.masks import is_mask, mask_home
 from waypoint.box.plan import BoxSpec, inside_path, write_plan
 from waypoint.errors import BaseChanged, MachineError, MissingFeature, NoSpace, WaypointError
 from waypoint.home import Home
-from waypoint.kernel import atomic, cgroups, faults, homes, processes, readiness
+from waypoint.kernel import atomic, cgroups, faults, homes, processes, readiness, userns
 from waypoint.kernel.homes import KnownHome
 from waypoint.kernel.mounts import Mount, mounts, parse_mountinfo
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 
 log = logging.getLogger("waypoint")
 
+_FIRST = 1
+"""The pid whose end is the end of all processes of a pid namespace."""
 _END_SECONDS = 20.0
 _DYING_SECONDS = 1.0
 _BUILD_SECONDS = 60.0
@@ -60,8 +62,12 @@ class Box:
         self._mounts_file = _mounts_path(home.run, box_id)
         self.pages_socket = home.run / f"{box_id}.pages"
         """Where the page server of its memory listens, while it has one (engine/lazy.py)."""
+        self.keeper_pid, self.first_pid = _innermost_pid(str(pid)), _first_of(pid)
+        """The keeper's number in the box, and the host's number of pid 1 of the box."""
+        self.userns = self.first_pid != pid
+        """Whether the box is in a user namespace: its pid 1 is the keeper's parent then."""
         with contextlib.ExitStack() as undo:
-            self._pidfd = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(self.first_pid)
             undo.callback(os.close, self._pidfd)
             self.keeper = Keeper(socket_path(home, box_id))
             undo.pop_all()
@@ -272,6 +278,10 @@ class Box:
             os.close(root)
         return True
 
+    def host_ids(self, uid: int, gid: int) -> tuple[int, int]:
+        """What the host calls a user and a group of the box."""
+        return (userns.to_host(uid), userns.to_host(gid)) if self.userns else (uid, gid)
+
     def host_pid(self, pid: int) -> int | None:
         """The host's number of a process of the box."""
         return self.host_pids().get(pid)
@@ -354,6 +364,11 @@ def _build_error(report: str) -> MachineError | BaseChanged:
     """What a keeper reported when it could not carry out its plan, as an error with a useful hint."""
     _, number, operation, path = report.split(" ", 3)
     code, path = int(number), path.strip()
+    if operation in ("userns", "idmap", "in-idmap"):
+        return MissingFeature(
+            f"a box in a user namespace cannot be had here: {operation} {path}: {os.strerror(code)}",
+            hint=Hint("start it without one, or over another base; ", Do("doctor"), " tells more"),
+        )
     if code in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(
             f"no space left for the box: {operation} {path}",
@@ -458,8 +473,23 @@ def _all_keepers() -> Iterator[tuple[str, str, int]]:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")[0].decode(errors="replace").split(" ")
             # Any process in a box may use the name of a keeper, but only one is pid 1.
-            if len(words) == 3 and words[0] == "waypoint-keeper" and _innermost_pid(entry) == 1:
-                yield words[1], words[2], int(entry)
+            is_first = len(words) == 3 and words[0] == "waypoint-keeper" and _innermost_pid(entry) == _FIRST
+            if is_first and (keeper := _keeper_of(int(entry))) is not None:
+                yield words[1], words[2], keeper
+
+
+def _first_of(keeper: int) -> int:
+    """Pid 1 of a box, by its keeper. OSError when that is gone."""
+    status = processes.read_status(keeper)
+    return keeper if int(status["NSpid"].split()[-1]) == _FIRST else int(status["PPid"])
+
+
+def _keeper_of(first: int) -> int | None:
+    """The keeper of a box by its pid 1: the same process, or the one child of it that is not in the box's
+    user namespace."""
+    if userns.is_own(first):
+        return first
+    return next((child for child in processes.children(first) if userns.is_own(child)), None)
 
 
 def hide_home(known: KnownHome) -> None:
@@ -511,8 +541,8 @@ def _innermost_pid(entry: str) -> int:
 
 def end_keeper(home: Home, box_id: str, pid: int) -> None:
     """Ends a box that no daemon serves, if it has not ended by itself."""
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        pidfd = os.pidfd_open(_first_of(pid))
         try:
             if keepers(home).get(box_id) == pid:  # else another process has got the number meanwhile
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)

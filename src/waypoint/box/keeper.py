@@ -161,15 +161,22 @@ class Keeper:
     def foreground(self) -> int:
         return int(self.ask("foreground?")[0][0])
 
-    def hold_ptys(self, indices: Sequence[int]) -> list[str]:
-        """Creates these terminals ahead of a restore; returns INDEX:MASTER:SLAVE of each. MASTER and SLAVE
-        are the keeper's own descriptors."""
-        return self.ask("ptys", *(str(index) for index in indices))[0]
+    def hold_ptys(self, indices: Sequence[int]) -> tuple[int, list[str]]:
+        """Creates these terminals ahead of a restore. Returns the number (in the box) of the process that
+        tasks take them from, and INDEX:MASTER:SLAVE of each. MASTER and SLAVE are descriptors of that process
+        and of the keeper."""
+        words, _ = self.ask("ptys", *(str(index) for index in indices))
+        return int(words[0]), words[1:]
 
     def mask(self, path: str, kind: int = 0, handle: bytes = b"") -> None:
         """Covers a folder of the box with an empty one that cannot be written. With a handle: the folder that
         has this file handle in the file system that is mounted at `path`."""
         self.ask("mask", path, str(kind), handle.hex())
+
+    def idmap(self) -> int:
+        """A descriptor of the user namespace that says which ids files of the host have in the box. ENOENT
+        when the box is in none."""
+        return self.ask("idmap")[1][0]
 
     def drop_ptys(self) -> None:
         self.ask("drop-ptys")

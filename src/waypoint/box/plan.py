@@ -13,7 +13,7 @@ import re
 import socket
 import stat
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ import msgspec
 from waypoint.api.hints import Do, Hint
 from waypoint.box.users import check_user
 from waypoint.box.volume import (
+    BaseMounts,
     Layer,
     examine_base,
     hidden_for_good,
@@ -30,7 +31,7 @@ from waypoint.box.volume import (
 )
 from waypoint.errors import NotFound, UsageError
 from waypoint.home import Home
-from waypoint.kernel import atomic, confinement, homes, processes
+from waypoint.kernel import atomic, confinement, homes, processes, userns
 from waypoint.kernel.syscalls import (
     CLONE_NEWNET,
     CLONE_NEWNS,
@@ -71,6 +72,7 @@ _DEVICE_LINKS = (
     ("/proc/self/fd/2", "/dev/stderr"),
     ("pts/ptmx", "/dev/ptmx"),
 )
+_TTY_GROUP = 5
 ENGINE_IN_BOX = Path("/dev/waypoint")
 KDAT_IN_BOX = Path("/dev/criu.kdat")
 STATE_IN_BOX = Path("/dev/waypoint.state")
@@ -140,6 +142,26 @@ class BoxPlan:
         data = ",".join([f"{name}={_escape(path)}" for name, path in folders.items()] + [OVERLAY_OPTIONS])
         self.add("mount" if root else "in-mount", "overlay", root or layer.target, "overlay", MS_NODEV, data)
 
+    def idmapped_overlay(self, layer: Layer, volume: Path, *, root: Path | None = None) -> None:
+        """The same with the ids of a user namespace. For a moment the lower folder is covered by itself with
+        these ids: what else the mount needs is reached from a working folder that was entered before. What
+        covers a root is not found by its path; there that is the root meanwhile. (The overlay tells the path
+        of its base, by which other homes are masked in it.)"""
+        over_root = layer.lower == Path("/")
+        start = Path("/") if over_root else volume.parent.parent
+        place = root if over_root and root else layer.lower
+        self.add("chdir", start)
+        self.add("idmap", layer.lower, place)
+        written = replace(layer, upper=layer.upper.relative_to(start), work=layer.work.relative_to(start))
+        if over_root:
+            self.add("chroot", place)
+            self.overlay(written, root=place.relative_to(start))
+            self.add("chroot", ".")
+        else:
+            self.overlay(written, root=root)
+            self.add("unmount", place)
+        self.add("chdir", "/")
+
     def encode(self) -> bytes:
         return b"".join(os.fsencode(word) + b"\0" for word in self.words)
 
@@ -154,21 +176,10 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     plan, options, base, volume = BoxPlan(), spec.options, spec.base, spec.volume
     base_mounts = examine_base(base, spec.home)
 
-    own_network = 0 if options.net == "host" else CLONE_NEWNET
-    plan.add("unshare", CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | own_network)
-    plan.add("fork")
-    plan.add("mount", "", "/", "", MS_REC | MS_PRIVATE, "")
-
-    # The base and what is mounted below it.
-    root = spec.home.run / "root"
-    first, *others = prepare_layers(volume, base, base_mounts, spec.open_files)
-    plan.overlay(first, root=root)
-    plan.add("root", root)
-    for layer in others:
-        plan.add("in-folder", layer.target, "755")  # the host may have removed it since
-        plan.overlay(layer)
-    for path in base_mounts.read_only:
-        plan.mount(base / path.lstrip("/"), path, flags=MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    own_network = options.net != "host"
+    root_id = userns.FIRST_ID if options.userns else 0  # for file systems of the kernel's own
+    _enter_namespaces(plan, spec, own_network=own_network)
+    _show_base(plan, spec, base_mounts)
 
     # The kernel's file systems and a private /dev.
     for folder in ("/proc", "/sys", "/dev", "/tmp"):
@@ -176,14 +187,14 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
             plan.add("in-folder", folder, "1777" if folder == "/tmp" else "755")
     plan.mount("proc", "/proc", "proc", _SAFE)
     plan.mount("sysfs", "/sys", "sysfs", _SAFE | MS_RDONLY)
-    plan.mount("tmpfs", "/dev", "tmpfs", MS_NOSUID, "mode=755,size=16m")
+    plan.mount("tmpfs", "/dev", "tmpfs", MS_NOSUID, f"mode=755,size=16m,uid={root_id},gid={root_id}")
     for device, mode, major, minor in _DEVICES:
         plan.add("in-node", f"/dev/{device}", f"{stat.S_IFCHR | mode:o}", major, minor)
     for target, link in _DEVICE_LINKS:
         plan.add("in-symlink", target, link)
     for folder in ("/dev/pts", "/dev/shm", *map(str, (ENGINE_IN_BOX, STATE_IN_BOX, INSIDE_IN_BOX))):
         plan.add("in-folder", folder, "755")
-    pts = "newinstance,ptmxmode=0666,mode=620,gid=5"
+    pts = f"newinstance,ptmxmode=0666,mode=620,gid={root_id + _TTY_GROUP}"
     plan.mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, pts)
     plan.mount(volume / "shm", "/dev/shm", flags=MS_BIND | MS_NOSUID | MS_NODEV)
     plan.mount(volume / "state", STATE_IN_BOX, flags=MS_BIND | _SAFE)
@@ -203,7 +214,7 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     for path in hidden_for_good(options, base, spec.home):
         plan.add("in-mask", path)
     for bind in options.binds:
-        _bind(plan, bind, spec.home)
+        _bind(plan, bind, spec.home, idmapped=bool(options.userns))
 
     # From here on the host's files are out of reach.
     plan.add("pivot")
@@ -225,8 +236,41 @@ def write_plan(spec: BoxSpec) -> BoxPlan:
     return plan
 
 
-def _bind(plan: BoxPlan, bind: Bind, home: Home) -> None:
-    """A folder or file of the host, without what is mounted there for Waypoint homes."""
+def _enter_namespaces(plan: BoxPlan, spec: BoxSpec, *, own_network: bool) -> None:
+    namespaces = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | (CLONE_NEWNET if own_network else 0)
+    if spec.options.userns:
+        plan.add("userns", userns.FIRST_ID, userns.ID_COUNT, namespaces)
+    else:
+        plan.add("unshare", namespaces)
+        plan.add("fork")
+    plan.add("mount", "", "/", "", MS_REC | MS_PRIVATE, "")
+    if spec.options.userns:
+        plan.add("idmap", spec.volume, spec.volume)
+
+
+def _show_base(plan: BoxPlan, spec: BoxSpec, base_mounts: BaseMounts) -> None:
+    """The base and what is mounted below it."""
+    volume, root = spec.volume, spec.home.run / "root"
+    first, *others = prepare_layers(volume, spec.base, base_mounts, spec.open_files)
+    if spec.options.userns:
+        plan.idmapped_overlay(first, volume, root=root)
+    else:
+        plan.overlay(first, root=root)
+    plan.add("root", root)
+    for layer in others:
+        plan.add("in-folder", layer.target, "755")  # the host may have removed it since
+        if spec.options.userns and not layer.lower.is_relative_to(volume):  # which is idmapped already
+            plan.idmapped_overlay(layer, volume)
+        else:
+            plan.overlay(layer)
+    for path in base_mounts.read_only:
+        below = spec.base / path.lstrip("/")
+        plan.mount(below, path, flags=MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _bind(plan: BoxPlan, bind: Bind, home: Home, *, idmapped: bool) -> None:
+    """A folder or file of the host, without what is mounted there for Waypoint homes. `idmapped`: with the
+    ids of a user namespace."""
     if os.path.isdir(bind.host):
         plan.add("in-folder", bind.box, "755")
     else:
@@ -236,6 +280,8 @@ def _bind(plan: BoxPlan, bind: Bind, home: Home) -> None:
     plan.add("in-bind", bind.host, bind.box, flags)
     for below in mounts_of_homes_below(bind.host):
         plan.add("in-unmount", os.path.normpath(bind.box + "/" + below))
+    if idmapped:
+        plan.add("in-idmap", bind.box)
     for below in own_paths_below(Path(bind.host), home):
         plan.add("in-mask", os.path.normpath(bind.box + "/" + below))
 
@@ -284,6 +330,12 @@ def check_options(options: BoxOptions, base: Path, home: Home, *, needs_shell: b
     if needs_shell and not any(os.path.lexists(base / shell) for shell in ("bin/bash", "usr/bin/bash")):
         raise UsageError(
             f"the base {base} has no /bin/bash", hint="a session's shell is bash: install it in the base"
+        )
+    if options.userns and not (options.confined and options.net != "host"):
+        other = "use the host's network" if options.confined else "be privileged"
+        raise UsageError(
+            f"a session in a user namespace cannot {other}",
+            hint="it has no rights over anything of the host: choose one of the two",
         )
     waypoint_folders = [known.path for known in homes.known_homes()]
     for bind in options.binds:

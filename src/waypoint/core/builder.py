@@ -131,7 +131,8 @@ class HostBuilder:
             undo.callback(box.kill, self._home)
             undo.enter_context(box.end_named("build a box"))
             faults.reach("box.started")
-            group.add(box.pid)
+            for pid in {box.pid, box.first_pid}:
+                group.add(pid)
             box.use_group(group.tree)
             box.open_files = limits.open_files
             if options.net == "nat":

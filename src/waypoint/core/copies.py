@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from waypoint.api.hints import Do, Hint
 from waypoint.box.plan import inside_path, tell_id, tell_name
 from waypoint.box.volume import drop_old_work
 from waypoint.core.background import Background
@@ -30,7 +31,7 @@ from waypoint.core.remains import Remains
 from waypoint.core.spares import Spares
 from waypoint.engine.images import RESTORE_FILES_ONLY
 from waypoint.engine.lazy import LazyFailed
-from waypoint.errors import BaseChanged, CannotRestore, NotFound, PointDamaged, WaypointError
+from waypoint.errors import BaseChanged, CannotRestore, NotFound, PointDamaged, UsageError, WaypointError
 from waypoint.kernel import faults, processes
 from waypoint.kernel.network.sockets import abort_outside_connections
 from waypoint.kernel.pool.protocol import Pool
@@ -85,6 +86,7 @@ class Copies:
         """A live copy of a point that runs."""
         if files_only or point.files_only:
             return self._start_anew(name, options, point, session_id, size or Size())
+        self._require_same_kind(point, options)
         twin = self._spares.take(point.id, lambda twin: twin.suits(options)) if use_spare else None
         if twin is not None and self._kept.describe(point, options) != twin.prepared.changes:
             # Its box still shows files of the base that were replaced since, among new ones.
@@ -102,6 +104,17 @@ class Copies:
         twin = self._hold_lazily(name, options, point)
         self._release(twin, point, name, session_id, size)
         return Copy(twin.live, twin.prepared.changes)
+
+    def _require_same_kind(self, point: Checkpoint, options: BoxOptions) -> None:
+        """Refuses processes of a box in a user namespace for one that is in none, and the other way round:
+        their ids would be others."""
+        owner = self._registry.store.sessions.find(point.session)
+        if owner and bool(owner.options.userns) != bool(options.userns):
+            there, here = ("a", "no") if owner.options.userns else ("no", "a")
+            raise UsageError(
+                f"{point.label} was taken in {there} user namespace, and this session is in {here} such one",
+                hint=Hint("fork it: ", Do("fork", ref=point.id), "; or take its files alone"),
+            )
 
     def _start_anew(
         self, name: str, options: BoxOptions, point: Checkpoint, session_id: str, size: Size

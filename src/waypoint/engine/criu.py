@@ -27,7 +27,8 @@ from typing import Self
 from waypoint.box.box import Box
 from waypoint.box.plan import ENGINE_IN_BOX
 from waypoint.engine.images import Message, decode, encode
-from waypoint.kernel import faults, processes
+from waypoint.kernel import faults, processes, userns
+from waypoint.kernel.syscalls import idmapped_mount
 
 SILENCE_SECONDS = 60.0
 """How long CRIU may take from one stage to the next, plus the time to copy the tree's memory, and some for
@@ -99,6 +100,11 @@ class _Option:
     CG_MODE_IGNORE = 0
     NETWORK_LOCK_NFTABLES = 2
     NETWORK_LOCK_SKIP = 3
+
+
+def box_environment(box: Box) -> list[str]:
+    """What the shim has to know of a box in a user namespace."""
+    return [f"WAYPOINT_USERNS={userns.FIRST_ID}", f"WAYPOINT_KEEPER={box.keeper_pid}"] if box.userns else []
 
 
 class CriuFailed(Exception):
@@ -311,13 +317,17 @@ def start(
     env: Sequence[str] = (),
     inherited: Sequence[int] = (),
     begin_seconds: float | None = None,
+    idmapped: bool = False,
 ) -> Conversation:
     """Starts CRIU beside the tree of a box and sends it a request. `ipc`: its IPC namespace, see
     native/keeper.c. `size_bytes`: about how much memory there is to copy, of how many `processes`.
-    `begin_seconds`: how long it may take until its first stage, if that is limited more than the others."""
+    `begin_seconds`: how long it may take until its first stage, if that is limited more than the others.
+    `idmapped`: the images are read by processes of the box, which is in a user namespace."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        if idmapped:
+            folder = _with_ids_of(box, folder)
         variables = [*(f"{key}={value}" for key, value in criu_environment().items()), *env]
         # Otherwise it opens every open file to read a build id. That breaks a write lease: its holder stands
         # still and cannot answer, CRIU waits for lease-break-time (45 s), and the lease is gone.
@@ -330,3 +340,14 @@ def start(
     finally:
         theirs.close()
         os.close(folder)
+
+
+def _with_ids_of(box: Box, folder: int) -> int:
+    """The same folder as root of the box may read it. Closes the other descriptor."""
+    idmap = box.keeper.idmap()
+    try:
+        mounted = idmapped_mount(folder, idmap)
+    finally:
+        os.close(idmap)
+    os.close(folder)
+    return mounted

@@ -206,6 +206,7 @@ class Dump:
                     processes=len(members),
                     begin_seconds=None if began or not groups else _BEGIN_SECONDS,
                     env=[
+                        *criu.box_environment(box),
                         *(["WAYPOINT_TRACK=1"] if tracked else []),
                         f"WAYPOINT_PEERS={criu.FIRST_INHERITED_FD + len(inherited)}",
                     ],
@@ -247,7 +248,7 @@ class Dump:
                             faults.reach("dump.written")
                             put_typed(box, typed)
                             typed = {}
-                            makers = peers.read_makers(records.fileno())
+                            makers = peers.read_makers(records.fileno(), in_userns=box.userns)
                             names_in_use = peers.names_in_use(folder, box) if makers else ()
                             if images.has_link_remaps(folder):
                                 yield processes.below(anchor.host_pid)
@@ -575,7 +576,8 @@ def _ended_ids(tree: list[processes.Process]) -> dict[int, tuple[int, ...]]:
         if process.state == "Z":
             with contextlib.suppress(OSError):
                 status = processes.read_status(process.host_pid)
-                ids = tuple(int(word) for name in ("Uid", "Gid") for word in status[name].split()[:4])
+                both = (processes.inner_ids(process.host_pid, status, name) for name in ("Uid", "Gid"))
+                ids = tuple(number for numbers in both for number in numbers)
                 if any(ids):
                     result[process.pid] = ids
     return result

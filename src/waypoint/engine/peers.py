@@ -21,7 +21,7 @@ from waypoint.box.plan import ENGINE_IN_BOX
 from waypoint.engine.images import Listener, Maker, Pair, Peers, decode, encode, fields
 from waypoint.engine.unrestorable import NOT_ACCEPTED
 from waypoint.errors import CannotRestore
-from waypoint.kernel import processes, readiness
+from waypoint.kernel import processes, readiness, userns
 from waypoint.kernel.network import sockets
 from waypoint.kernel.processes import Process
 
@@ -58,6 +58,10 @@ Names = Collection[tuple[int, bytes]]
 _Entry = Mapping[int, int | bytes]
 
 
+_NO_PEER = 0xFFFFFFFF
+"""The user of a socket that has no peer the kernel knows."""
+
+
 class CannotMake(Exception):
     """Raised for a socket whose peer could not be made again: its inode, and why."""
 
@@ -69,9 +73,9 @@ class CannotMake(Exception):
 # ---- while a tree is saved -----------------------------------------------------------------------
 
 
-def read_makers(records: int) -> dict[int, Maker]:
+def read_makers(records: int, *, in_userns: bool = False) -> dict[int, Maker]:
     """What the shim has written: the maker of each unix socket's other end, by the socket's inode. (Of a
-    listening socket: who called listen().)"""
+    listening socket: who called listen().) `in_userns`: the kernel has told it the host's ids."""
     data = os.pread(records, os.fstat(records).st_size, 0)
     makers = {}
     at = 0
@@ -80,7 +84,9 @@ def read_makers(records: int) -> dict[int, Maker]:
         at += _RECORD.size
         groups = struct.unpack_from(f"={count}I", data, at)
         at += 4 * count
-        if uid != 0xFFFFFFFF:  # it has no peer that the kernel knows
+        if in_userns and uid != _NO_PEER:
+            uid, gid, groups = userns.to_inner(uid), userns.to_inner(gid), tuple(map(userns.to_inner, groups))
+        if uid != _NO_PEER:
             makers[inode] = Maker(
                 pid=pid if 1 < pid < FIRST_HELPER_PID else 0, uid=uid, gid=gid, groups=groups
             )
@@ -240,7 +246,8 @@ def _is_nameless(*entries: Mapping[int, int | bytes]) -> bool:
 
 def _is_root(process: Process) -> bool:
     with contextlib.suppress(OSError):
-        return set(processes.read_status(process.host_pid)["Uid"].split()) == {"0"}
+        status = processes.read_status(process.host_pid)
+        return not any(processes.inner_ids(process.host_pid, status, "Uid"))
     return False
 
 
@@ -379,7 +386,8 @@ def made(box: Box, peers: Peers, *, shares_network: bool) -> Iterator[list[str]]
             plan.write(write_plan(peers, shares_network=shares_network))
             plan.flush()
             program = str(ENGINE_IN_BOX / "bin" / "peers")
-            holder = box.keeper.run("keep", [], [program], [plan.fileno(), theirs.fileno()])
+            argv = [program, "/proc/1/ns/user"] if box.userns else [program]
+            holder = box.keeper.run("keep", [], argv, [plan.fileno(), theirs.fileno()])
         answer = _read_answer(ours)
         if answer != "ok":
             raise CannotRestore(f"unix connections could not be made again: {answer or 'no answer'}")

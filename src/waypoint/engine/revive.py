@@ -199,9 +199,10 @@ def _start_criu(
             opened.callback(os.close, inherited[-1])
         if terminals:
             leaders = [f"{leader}:{index}" for index, leader in terminals.items() if leader]
-            ptys = box.keeper.hold_ptys(sorted(terminals))
+            pty_holder, ptys = box.keeper.hold_ptys(sorted(terminals))
             _set_window_sizes(box, ptys, window_sizes(images))
             env.append("WAYPOINT_PTYS=" + ",".join(ptys))
+            env.append(f"WAYPOINT_PTY_HOLDER={pty_holder}")
             env.append("WAYPOINT_LEADERS=" + ",".join(leaders))
         return criu.start(
             box,
@@ -210,8 +211,9 @@ def _start_criu(
             ipc="keep" if state.ipc else "new",
             size_bytes=sum(entry.stat().st_size for entry in os.scandir(images)),
             processes=state.processes,
-            env=env,
+            env=[*criu.box_environment(box), *env],
             inherited=inherited,
+            idmapped=box.userns,
         )
 
 

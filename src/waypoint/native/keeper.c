@@ -53,6 +53,7 @@ static int status_pipe[2] = { -1, -1 };
 static pid_t anchor;
 static struct { int index, master, slave; } ptys[MAX_PTYS];
 static int pty_count;
+static pid_t pty_holder; /* the process that tasks being restored take them from */
 
 /* ---- what runs in the box -------------------------------------------------------------------- */
 
@@ -127,7 +128,7 @@ static pid_t start_anchor(void)
 		int null = open("/dev/null", O_RDWR);
 
 		setpgid(0, 0);
-		if (null < 0 || unshare(CLONE_NEWIPC))
+		if (null < 0 || (user_namespace >= 0 && become_root_of_box()) || unshare(CLONE_NEWIPC))
 			_exit(125);
 		reset_signals(SIG_BLOCK);
 		for (int fd = 0; fd < 3; fd++)
@@ -427,11 +428,44 @@ static int32_t ask_anchor(const char *packet, size_t length, const int *stdio)
 
 static void drop_ptys(void)
 {
+	if (pty_holder > 0 && pty_holder != getpid())
+		kill(pty_holder, SIGKILL);
+	pty_holder = 0;
 	for (int i = 0; i < pty_count; i++) {
 		close(ptys[i].slave);
 		close(ptys[i].master);
 	}
 	pty_count = 0;
+}
+
+/* In a user namespace no process of the box can take a descriptor from the keeper. One that is root there holds copies
+   of the terminals, by the same numbers. 0, or -1 with errno. */
+static int start_pty_holder(void)
+{
+	int highest = -1;
+
+	pty_holder = user_namespace < 0 ? getpid() : fork();
+	if (pty_holder)
+		return pty_holder < 0 ? -1 : 0;
+	if (become_root_of_box())
+		_exit(125);
+	for (int i = 0; i < pty_count; i++) {
+		highest = ptys[i].master > highest ? ptys[i].master : highest;
+		highest = ptys[i].slave > highest ? ptys[i].slave : highest;
+	}
+	for (int fd = 0; fd < highest; fd++) {
+		int is_held = 0;
+
+		for (int i = 0; i < pty_count; i++)
+			is_held |= fd == ptys[i].master || fd == ptys[i].slave;
+		if (!is_held)
+			close(fd);
+	}
+	reset_signals(SIG_UNBLOCK);
+	if (close_range(highest + 1, ~0U, 0) || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
+		_exit(125);
+	for (;;)
+		pause();
 }
 
 /* Creates the terminal with the lowest free index. Its master, or -1 with errno. */
@@ -462,6 +496,8 @@ static int hold_ptys(char **words, int count)
 		errno = pty_count ? EBUSY : E2BIG;
 		return -1;
 	}
+	if (user_namespace >= 0)
+		act_on_files_as(first_id);
 	while (index < highest && !error) {
 		int fd = open_pty(&index), slave_fd = -1, wanted = 0;
 
@@ -483,6 +519,10 @@ static int hold_ptys(char **words, int count)
 	}
 	while (unwanted_count)
 		close(unwanted[--unwanted_count]);
+	if (user_namespace >= 0)
+		act_on_files_as(0);
+	if (!error && start_pty_holder())
+		error = errno;
 	if (error)
 		drop_ptys();
 	errno = error;
@@ -496,7 +536,7 @@ static void answer_ptys(int client)
 
 	for (int i = 0; i < pty_count; i++)
 		at += sprintf(text + at, " %d:%d:%d", ptys[i].index, ptys[i].master, ptys[i].slave);
-	answer(client, "ok%s", text);
+	answer(client, "ok %d%s", pty_holder, text);
 }
 
 /* Splits a packet, which has a NUL behind its end, into words and a NULL. Returns how many; -1 when they are more than
@@ -646,6 +686,11 @@ static void act(int client, char *packet, size_t length, int *fds, int fd_count)
 			answer_ptys(client);
 	} else if (!strcmp(words[0], "mask") && count == 4) {
 		answer_result(client, mask_folder(words), "mask");
+	} else if (!strcmp(words[0], "idmap")) {
+		if (idmap < 0)
+			answer_error(client, ENOENT, "idmap");
+		else
+			answer_with(client, &idmap, 1, "ok");
 	} else if (!strcmp(words[0], "drop-ptys")) {
 		drop_ptys();
 		answer(client, "ok");
@@ -747,7 +792,8 @@ __attribute__((noreturn)) static void serve(void)
 	sigprocmask(SIG_BLOCK, &child, NULL);
 	signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
 	anchor_socket = listen_for_anchor();
-	if (signals < 0 || anchor_socket < 0 || pipe2(status_pipe, O_CLOEXEC | O_NONBLOCK))
+	if (signals < 0 || anchor_socket < 0 || pipe2(status_pipe, O_CLOEXEC | O_NONBLOCK) ||
+	    (user_namespace >= 0 && act_on_files_as(0)))
 		fail("serve", KEEPER_SOCKET);
 	dprintf(report_fd, "ready\n");
 	close(report_fd);

@@ -19,6 +19,10 @@
      twins MAKER (TYPE NUMBER)...     by socketpair()
      name NUMBER NAME FOLDER          an end of its own name. They come last: a listener before may have the same one
 
+     peers [USER_NAMESPACE]
+
+   With the path of a user namespace all of that is done in it: root and the other users are those of the box.
+
    NAME is the address, in hexadecimal, or "-"; FOLDER the one that a relative path starts from. The first end becomes
    descriptor PEERS_FD + NUMBER, the second PEERS_FD + (NUMBER ^ 1). "ok\n", or a line with the reason, goes to
    descriptor 4. */
@@ -30,11 +34,13 @@
 #include <limits.h>
 #include <linux/mount.h>
 #include <linux/sched.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -397,8 +403,19 @@ static int carry_out(char *plan)
 	return 0;
 }
 
-int main(void)
+/* Becomes root of a user namespace. Its tasks may take the sockets then. */
+static int enter_user_namespace(int namespace)
 {
+	if (namespace < 0 || setns(namespace, CLONE_NEWUSER) || setgroups(0, NULL) || setresgid(0, 0, 0) ||
+	    setresuid(0, 0, 0) || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
+		return fail_because("no user namespace: %s", strerror(errno));
+	close(namespace);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	int namespace = argc > 1 ? open(argv[1], O_RDONLY | O_CLOEXEC) : -1;
 	struct rlimit limit;
 	struct stat info;
 	char *plan, byte;
@@ -413,7 +430,7 @@ int main(void)
 	    pread(PLAN_FD, plan, info.st_size, 0) != info.st_size)
 		failed = fail_because("no plan: %s", strerror(errno));
 	else
-		failed = enter_empty_root() || carry_out(plan);
+		failed = enter_empty_root() || (argc > 1 && enter_user_namespace(namespace)) || carry_out(plan);
 	if (dprintf(ANSWER_FD, "%s\n", failed ? reason : "ok") < 0 || failed)
 		return 1;
 	while (read(ANSWER_FD, &byte, 1) > 0 || errno == EINTR)

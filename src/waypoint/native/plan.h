@@ -9,22 +9,36 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/openat2.h>
 #include <net/if.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/fsuid.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#ifndef SYS_open_tree
+#define SYS_open_tree 428
+#define SYS_move_mount 429
+#endif
+#define TREE_CLONE 1             /* OPEN_TREE_CLONE */
+#define MOVE_EMPTY_PATH 0x4      /* MOVE_MOUNT_F_EMPTY_PATH */
+#define MOVE_TO_EMPTY_PATH 0x40  /* MOVE_MOUNT_T_EMPTY_PATH */
+#define ATTR_IDMAP 0x100000      /* MOUNT_ATTR_IDMAP */
 #ifndef SYS_mount_setattr
 #define SYS_mount_setattr 442
 #endif
@@ -40,6 +54,8 @@ static int report_fd, root_fd = -1;
 static int master = -1, slave = -1, last_pid_fd = -1;
 static unsigned long long capabilities = ~0ULL;
 static struct sock_fprog confinement;
+static int user_namespace = -1, idmap = -1; /* of a box in a user namespace; the latter knows the host's root too */
+static unsigned first_id;                   /* the host's id of its root */
 
 static void fail(const char *operation, const char *path)
 {
@@ -92,12 +108,16 @@ static int mount_at(char **a, const char *target)
 	return 0;
 }
 
+/* struct mount_attr, which not every libc has */
+struct mount_attributes {
+	uint64_t set, clear, propagation, userns;
+};
+
 /* A bind mount ignores every flag but MS_REC: the rest needs a second call, on the mount itself. */
 static int remount_bind(const char *target, unsigned long flags)
 {
-	/* struct mount_attr, which not every libc has; these four flags have the same values there */
-	struct { uint64_t set, clear, propagation, userns; } attributes = {
-		flags & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC), 0, 0, 0 };
+	/* These four flags have the same values there. */
+	struct mount_attributes attributes = { .set = flags & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC) };
 
 	if (!(flags & MS_BIND) || !attributes.set)
 		return 0;
@@ -128,6 +148,75 @@ static int op_in_mount(char **a)
 		return -1;
 	result = remount_bind(proc_path(mounted), strtoul(a[3], NULL, 0));
 	close(mounted);
+	return result;
+}
+
+/* A mount of its own of what is open at `source`, mounted nowhere, with the ids that a box in a user namespace knows its
+   files by; with AT_RECURSIVE of all that is mounted below it too. A descriptor, or -1. */
+static int idmapped_copy(int source, int recursive)
+{
+	struct mount_attributes attributes = { .set = ATTR_IDMAP, .userns = idmap };
+	int flags = AT_EMPTY_PATH | recursive, error;
+	int tree = syscall(SYS_open_tree, source, "", TREE_CLONE | O_CLOEXEC | flags);
+
+	if (tree < 0 || !syscall(SYS_mount_setattr, tree, "", flags, &attributes, sizeof(attributes)))
+		return tree;
+	error = errno;
+	close(tree);
+	errno = error;
+	return -1;
+}
+
+/* Puts such a mount in its place, and closes it. */
+static int place_copy(int tree, int target)
+{
+	int result = syscall(SYS_move_mount, tree, "", target, "", MOVE_EMPTY_PATH | MOVE_TO_EMPTY_PATH);
+
+	close(tree);
+	return result;
+}
+
+/* idmap SOURCE TARGET: both of the host. */
+static int op_idmap(char **a)
+{
+	int source = open(a[0], O_PATH | O_CLOEXEC), target = open(a[1], O_PATH | O_CLOEXEC);
+	int tree = source < 0 || target < 0 ? -1 : idmapped_copy(source, 0);
+	int result = tree < 0 ? -1 : place_copy(tree, target);
+
+	close(source);
+	close(target);
+	return result;
+}
+
+static int op_unmount(char **a)
+{
+	return umount2(a[0], MNT_DETACH);
+}
+
+static int op_chdir(char **a)
+{
+	return chdir(a[0]);
+}
+
+/* chroot PATH: the working folder stays where it is. */
+static int op_chroot(char **a)
+{
+	return chroot(a[0]);
+}
+
+/* in-idmap PATH: in the place of what is mounted there. */
+static int op_in_idmap(char **a)
+{
+	int fd = open_in_root(a[0], O_PATH), tree, result;
+
+	if (fd < 0)
+		return -1;
+	tree = idmapped_copy(fd, AT_RECURSIVE);
+	result = tree < 0 ? -1 : umount2(proc_path(fd), MNT_DETACH);
+	close(fd);
+	fd = result ? -1 : open_in_root(a[0], O_PATH);
+	result = fd < 0 ? -1 : place_copy(tree, fd);
+	close(fd);
 	return result;
 }
 
@@ -302,6 +391,168 @@ static int op_fork(char **a)
 	return 0;
 }
 
+/* Files are made, and overlays mounted, as this id, with all capabilities as before. */
+static int act_on_files_as(unsigned id)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[2] = { 0 };
+
+	setfsgid(id);
+	setfsuid(id);
+	if (syscall(SYS_capget, &header, data))
+		return -1;
+	data[0].effective = data[0].permitted;
+	data[1].effective = data[1].permitted;
+	return syscall(SYS_capset, &header, data);
+}
+
+static int write_map(pid_t pid, const char *name, const char *map)
+{
+	char path[64];
+	ssize_t written;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/%s", pid, name);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	written = write(fd, map, strlen(map));
+	close(fd);
+	return written < 0 ? -1 : 0;
+}
+
+/* A new user namespace with this map of users and groups, in which no process is. A descriptor, or -1. */
+static int make_user_namespace(const char *map)
+{
+	int ends[2], fd = -1, failed;
+	char path[64], byte;
+	pid_t pid;
+
+	if (pipe2(ends, O_CLOEXEC))
+		return -1;
+	pid = syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
+	if (pid == 0) {
+		close(ends[1]);
+		_exit(read(ends[0], &byte, 1) != 0);
+	}
+	failed = pid < 0 || write_map(pid, "uid_map", map) || write_map(pid, "gid_map", map);
+	if (!failed) {
+		snprintf(path, sizeof(path), "/proc/%d/ns/user", pid);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+	}
+	close(ends[0]);
+	close(ends[1]);
+	while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+		;
+	return fd;
+}
+
+/* This process becomes root of the box's user namespace, and nothing elsewhere. */
+static int become_root_of_box(void)
+{
+	return setns(user_namespace, CLONE_NEWUSER) || setgroups(0, NULL) || setresgid(0, 0, 0) ||
+	       setresuid(0, 0, 0);
+}
+
+/* Pid 1 of a box in a user namespace. Its children are the keeper, and what has lost its parent outside of the tree.
+   It ends when the keeper has ended, and everything in the box with it. */
+__attribute__((noreturn)) static void be_first(int keeper_lives)
+{
+	char byte;
+
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	prctl(PR_SET_NAME, "waypoint-first", 0, 0, 0);
+	signal(SIGCHLD, SIG_IGN);
+	if (setsid() < 0 || chdir("/") || dup2(keeper_lives, 0) < 0 || close_range(1, ~0U, 0))
+		_exit(1);
+	while (read(0, &byte, 1) < 0 && errno == EINTR)
+		;
+	_exit(0);
+}
+
+/* Starts pid 1 in new namespaces that the box's user namespace owns. Its number outside, or -1. */
+static pid_t start_first(unsigned long namespaces, const int *lives)
+{
+	int numbers[2];
+	pid_t pid, first = -1;
+
+	if (pipe2(numbers, O_CLOEXEC))
+		return -1;
+	pid = fork();
+	if (pid == 0) {
+		close(lives[1]);
+		if (become_root_of_box() || unshare(namespaces))
+			_exit(1);
+		first = fork();
+		if (first == 0)
+			be_first(lives[0]);
+		_exit(first < 0 || write(numbers[1], &first, sizeof(first)) != sizeof(first));
+	}
+	close(numbers[1]);
+	if (pid < 0 || read(numbers[0], &first, sizeof(first)) != sizeof(first))
+		first = -1;
+	close(numbers[0]);
+	while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+		;
+	return first;
+}
+
+static int report_own_pid(void)
+{
+	char number[16] = "";
+
+	/* /proc is still the host's. */
+	if (readlink("/proc/self", number, sizeof(number) - 1) < 0)
+		return -1;
+	dprintf(report_fd, "pid %s\n", number);
+	return 0;
+}
+
+/* userns FIRST COUNT NAMESPACES: as `unshare` and `fork`, for a box whose ids 0 to COUNT - 1 are FIRST and up on the
+   host. Its namespaces belong to its user namespace, or what is restored there could not be made. A process that is
+   root on the host cannot be pid 1 of such a pid namespace: so that is another one, and the keeper is its child. */
+static int op_userns(char **a)
+{
+	unsigned long count = strtoul(a[1], NULL, 0), namespaces = strtoul(a[2], NULL, 0);
+	int lives[2], process, failed;
+	char map[96];
+	pid_t first, pid;
+
+	first_id = strtoul(a[0], NULL, 0);
+	snprintf(map, sizeof(map), "0 %u %lu\n", first_id, count);
+	user_namespace = make_user_namespace(map);
+	/* The host's root makes files too, before it gives them to a user of the box. */
+	snprintf(map, sizeof(map), "0 %u %lu\n%lu 0 1\n", first_id, count, count);
+	idmap = make_user_namespace(map);
+	if (user_namespace < 0 || idmap < 0 || pipe2(lives, O_CLOEXEC) || unshare(CLONE_NEWNS))
+		return -1;
+	first = start_first(namespaces & ~(unsigned long)CLONE_NEWNS, lives);
+	close(lives[0]);
+	if (first < 0)
+		return -1;
+	process = syscall(SYS_pidfd_open, first, 0);
+	failed = process < 0 || setns(process, namespaces & ~(unsigned long)CLONE_NEWNS);
+	close(process);
+	if (failed)
+		return -1;
+	pid = fork();
+	if (pid < 0)
+		return -1;
+	if (pid) {
+		while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+			;
+		_exit(0);
+	}
+	pid = fork();
+	if (pid < 0)
+		return -1;
+	if (pid)
+		_exit(0);
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+		return -1;
+	return report_own_pid() || act_on_files_as(first_id);
+}
+
 static int op_root(char **a)
 {
 	root_fd = open(a[0], O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -413,7 +664,10 @@ static const struct operation {
 	{ "in-node", 4, 0, op_in_node },       { "in-mask", 1, 0, op_in_mask },
 	{ "in-readonly", 1, 0, op_in_readonly }, { "in-unmount", 1, 0, op_in_unmount },
 	{ "unshare", 1, 0, op_unshare },
-	{ "fork", 0, -1, op_fork },
+	{ "fork", 0, -1, op_fork },            { "userns", 3, -1, op_userns },
+	{ "idmap", 2, 0, op_idmap },           { "unmount", 1, 0, op_unmount },
+	{ "chdir", 1, 0, op_chdir },           { "chroot", 1, 0, op_chroot },
+	{ "in-idmap", 1, 0, op_in_idmap },
 	{ "root", 1, 0, op_root },             { "pivot", 0, -1, op_pivot },
 	{ "hostname", 1, 0, op_hostname },     { "capabilities", 1, 0, op_capabilities },
 	{ "seccomp", 1, -1, op_seccomp },      { "pids", 0, -1, op_pids },

@@ -89,6 +89,13 @@
    shim returns those where CRIU wants a pair; what listens does so in the name of its user (WAYPOINT_LISTENERS). Which
    one is meant is in the saved type of the socket, which CRIU passes on.
 
+   A box in a user namespace (WAYPOINT_USERNS: the host's id of its root). CRIU runs as root of the host, the tree does
+   not. CRIU would make a user namespace for it, which could not enter the box's other namespaces. So the first process of
+   the tree enters the box's user namespace (that of pid 1) right after it was created, and makes there what else CRIU
+   wants to be new; the namespace has its map of ids already. There no process may mount: the proc file system that CRIU
+   then asks for was mounted before. The file of a program in a memfd is made by root of the host, and given to that of
+   the box.
+
    Everything here is raw system calls and a buffer on the stack. CRIU calls syscall() in places where neither malloc nor
    stdio may be used. And the shim is compiled with the libc of this machine and loaded with another one, so it uses
    nothing of either but errno, environ and fflush(). */
@@ -353,6 +360,49 @@ static long fork_in_session(pid_t session, const struct clone_args *wanted)
 	return result;
 }
 
+/* ---- user namespaces ------------------------------------------------------------------------- */
+
+#define NAMESPACES (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
+#define NEW_FILE_SYSTEM 6 /* FSCONFIG_CMD_CREATE */
+#define CANNOT_ENTER 99   /* an exit code */
+
+static int first_id; /* the host's id of root of the box's user namespace; 0 when the box is in none */
+static long map_fd = -1;                      /* a map of ids, opened to be written */
+static long proc_context = -1, proc_mount = -1; /* as fsopen(2) and fsmount(2) have returned them */
+
+static long create(const struct clone_args *wanted, size_t size);
+
+/* As clone3(2), of the first process of the tree: returns twice. */
+static long clone_into_userns(const struct clone_args *wanted, size_t size)
+{
+	long namespace = kernel(SYS_openat, AT_FDCWD, (long)"/proc/1/ns/user", O_RDONLY | O_CLOEXEC, 0, 0, 0), result;
+	struct clone_args args = { 0 };
+
+	for (size_t i = 0; i < size && i < sizeof(args); i++)
+		((char *)&args)[i] = ((const char *)wanted)[i];
+	args.flags &= ~(uint64_t)(CLONE_NEWUSER | NAMESPACES);
+	proc_context = kernel(SYS_fsopen, (long)"proc", 1 /* FSOPEN_CLOEXEC */, 0, 0, 0, 0);
+	result = namespace < 0 ? namespace : proc_context;
+	if (result >= 0)
+		result = kernel(SYS_fsconfig, proc_context, NEW_FILE_SYSTEM, 0, 0, 0, 0);
+	if (result >= 0)
+		result = proc_mount = kernel(SYS_fsmount, proc_context, 1 /* FSMOUNT_CLOEXEC */, 0, 0, 0, 0);
+	if (result >= 0)
+		result = create(&args, size);
+	if (!result) {
+		/* The IPC namespace has to belong to it in any case, or the next dump could not enter it. */
+		long failed = kernel(SYS_setns, namespace, CLONE_NEWUSER, 0, 0, 0, 0);
+
+		if (!failed)
+			failed = kernel(SYS_unshare, (long)(wanted->flags & NAMESPACES) | CLONE_NEWIPC, 0, 0, 0, 0, 0);
+		while (failed)
+			kernel(SYS_exit_group, CANNOT_ENTER, 0, 0, 0, 0, 0);
+	}
+	if (namespace >= 0)
+		kernel(SYS_close, namespace, 0, 0, 0, 0, 0);
+	return result;
+}
+
 static long set_flags(long fd, long flags)
 {
 	if (fd >= 0)
@@ -382,6 +432,14 @@ static long clone_into_group(const struct clone_args *wanted, size_t size)
 	return kernel(SYS_clone3, (long)&args, sizeof(args), 0, 0, 0, 0);
 }
 
+/* clone3(2), into the group of the tree if it is the first process of it. */
+static long create(const struct clone_args *wanted, size_t size)
+{
+	if (group[0] && wanted->set_tid_size == 1 && *(pid_t *)wanted->set_tid == group[0])
+		return clone_into_group(wanted, size);
+	return kernel(SYS_clone3, (long)wanted, (long)size, 0, 0, 0, 0);
+}
+
 /* Replaces libc's. Six arguments are read for every call; the kernel ignores those it does not need. */
 long syscall(long number, ...)
 {
@@ -397,6 +455,14 @@ long syscall(long number, ...)
 	f = va_arg(arguments, long);
 	va_end(arguments);
 
+	if (number == SYS_clone3 && first_id && ((const struct clone_args *)a)->flags & CLONE_NEWUSER)
+		return libc_result(clone_into_userns((const struct clone_args *)a, (size_t)b));
+	if (proc_mount >= 0 && number == SYS_fsopen && equals((const char *)a, 4, "proc"))
+		return libc_result(kernel(SYS_fcntl, proc_context, F_DUPFD_CLOEXEC, 3, 0, 0, 0));
+	if (proc_mount >= 0 && number == SYS_fsconfig)
+		return 0;
+	if (proc_mount >= 0 && number == SYS_fsmount)
+		return libc_result(kernel(SYS_fcntl, proc_mount, F_DUPFD_CLOEXEC, 3, 0, 0, 0));
 	if (number == SYS_clone3 && group[0]) {
 		const struct clone_args *wanted = (const struct clone_args *)a;
 
@@ -425,8 +491,8 @@ long syscall(long number, ...)
 
 /* ---- terminals ------------------------------------------------------------------------------- */
 
-#define KEEPER 1 /* pid 1 of the box, which CRIU runs in */
-
+static int keeper = 1; /* of the box that CRIU runs in */
+static int pty_holder = 1; /* the keeper, or who has its terminals */
 static struct pty { /* master and slave: the keeper's descriptors of them */
 	int index, master, slave;
 } ptys[MAX_PTYS];
@@ -511,6 +577,9 @@ __attribute__((constructor)) static void read_environment(void)
 	peers_fd = read_number(value_of("WAYPOINT_PEERS"), -1);
 	pages_fd = read_number(value_of("WAYPOINT_PAGES"), -1);
 	tracking = *value_of("WAYPOINT_TRACK") != 0;
+	first_id = read_number(value_of("WAYPOINT_USERNS"), 0);
+	keeper = read_number(value_of("WAYPOINT_KEEPER"), 1);
+	pty_holder = read_number(value_of("WAYPOINT_PTY_HOLDER"), keeper);
 }
 
 static const struct pty *pty_of(int index)
@@ -578,7 +647,7 @@ pid_t setsid(void)
 
 		if (!pty)
 			continue;
-		slave = copy_from(KEEPER, pty->slave);
+		slave = copy_from(pty_holder, pty->slave);
 		if (slave < 0) {
 			result = slave;
 			break;
@@ -609,7 +678,7 @@ static int read_index(const char *path)
 	return index;
 }
 
-static void note_opened(int folder, const char *path, long fd);
+static void note_opened(int folder, const char *path, int flags, long fd);
 
 #define PROC_MAGIC 0x9fa0
 
@@ -632,6 +701,8 @@ static long copy_program(int folder)
 		result = to < 0 ? to : kernel(SYS_sendfile, to, from, 0, 1 << 30, 0, 0);
 	while (result > 0);
 	kernel(SYS_close, from, 0, 0, 0, 0, 0);
+	if (!result)
+		result = kernel(SYS_fchown, to, first_id, first_id, 0, 0, 0);
 	if (!result)
 		return to;
 	if (to >= 0)
@@ -674,10 +745,10 @@ static int open_at(int folder, const char *path, int flags, int mode)
 			fd = open_path(folder, path, flags);
 		else
 			fd = kernel(SYS_openat, folder, (long)path, flags, mode, 0, 0);
-		note_opened(folder, path, fd);
+		note_opened(folder, path, flags, fd);
 		return (int)libc_result(fd);
 	}
-	fd = copy_from(KEEPER, pty->master);
+	fd = copy_from(pty_holder, pty->master);
 	if (fd >= 0) {
 		kernel(SYS_fcntl, fd, F_SETFL, flags & settable, 0, 0, 0);
 		kernel(SYS_fcntl, fd, F_SETFD, flags & O_CLOEXEC ? FD_CLOEXEC : 0, 0, 0, 0);
@@ -784,10 +855,22 @@ ssize_t readlink(const char *path, char *buffer, size_t size)
 static int pretending;
 static long clear_fd = -1, pagemap_fd = -1; /* a task's clear_refs, and its pagemap */
 
-static void note_opened(int folder, const char *path, long fd)
+static int ends_in(const char *path, const char *name)
+{
+	const char *end = path;
+
+	for (; *path; path++)
+		if (*path == '/')
+			end = path + 1;
+	return equals(end, path - end, name);
+}
+
+static void note_opened(int folder, const char *path, int flags, long fd)
 {
 	int length = 0;
 
+	if (first_id && fd >= 0 && (flags & O_ACCMODE) != O_RDONLY && (ends_in(path, "uid_map") || ends_in(path, "gid_map")))
+		map_fd = fd;
 	while (path[length] && length < 16)
 		length++;
 	if (fd < 0 || !equals(path, length, "clear_refs"))
@@ -826,6 +909,10 @@ ssize_t write(int fd, const void *data, size_t length)
 {
 	long result;
 
+	if (fd == map_fd && map_fd >= 0) { /* the namespace that CRIU believes to be new has its map */
+		map_fd = -1;
+		return (ssize_t)length;
+	}
 	if (fd != clear_fd || clear_fd < 0)
 		return libc_result(kernel(SYS_write, fd, (long)data, length, 0, 0, 0));
 	if (tracking) {
@@ -915,7 +1002,7 @@ pid_t getsid(pid_t pid)
 	session = kernel(SYS_getsid, pid, 0, 0, 0, 0, 0);
 	if (!pid && dead_count && dead_session_of((int)session))
 		return dead_session_of((int)session)->shown_session;
-	return (pid_t)libc_result(anchor && session == KEEPER ? anchor : session);
+	return (pid_t)libc_result(anchor && session == keeper ? anchor : session);
 }
 
 static int has_groups; /* all process groups that this task can name exist */
