@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, cast
 
 from waypoint.errors import MissingFeature, UsageError
-from waypoint.kernel import copytree
+from waypoint.kernel import copytree, userns
 from waypoint.kernel.syscalls import RESOLVE_IN_ROOT, openat2
 from waypoint.model import ImageConfig
 
@@ -284,8 +284,10 @@ def path_parts(path: str, name: str) -> list[str]:
 class Unpacker:
     """Applies tars to a folder, one after the other. Call `finish` after the last one."""
 
-    def __init__(self, root: Path | int, *, leave: Collection[str] = ()) -> None:
-        """`root`: a folder, or a descriptor of one. `leave`: what it has under these names stays as it is."""
+    def __init__(self, root: Path | int, *, leave: Collection[str] = (), in_userns: bool = False) -> None:
+        """`root`: a folder, or a descriptor of one. `leave`: what it has under these names stays as it is.
+        `in_userns`: it is one of a box in a user namespace, and the owners are those of the box."""
+        self._in_userns = in_userns
         self._root = os.open(root, _FOLDER) if isinstance(root, Path) else os.dup(root)
         self._leave = frozenset(leave)
         self._name = ""
@@ -364,6 +366,8 @@ class Unpacker:
             parent = folder
             try:
                 os.mkdir(name, 0o755, dir_fd=parent)
+                if self._in_userns:
+                    self._set_owner(parent, name, 0, 0)
                 self._note(parent, name)
                 folder = os.open(name, _FOLDER, dir_fd=parent)
             except FileExistsError:
@@ -480,7 +484,7 @@ class Unpacker:
         ones."""
         if not (0 <= member.uid < MAX_ID and 0 <= member.gid < MAX_ID):
             raise import_error(self._name, f"{member.name[:200]!r} has an invalid owner")
-        os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+        self._set_owner(parent, name, member.uid, member.gid)
         if not member.issym():
             os.chmod(name, member.mode & 0o7777, dir_fd=parent)
         for key, value in member.pax_headers.items():
@@ -490,9 +494,17 @@ class Unpacker:
         mtime_ns = self._mtime_ns(member)
         os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
+    def _set_owner(self, parent: int, name: str, uid: int, gid: int) -> None:
+        if self._in_userns:
+            uid, gid = userns.to_host(uid), userns.to_host(gid)
+        os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False)
+
     def _set_attribute(self, path: str, attribute: str, value: str) -> None:
+        content = value.encode("utf-8", "surrogateescape")
+        if self._in_userns:
+            content = userns.attribute_to_host(attribute, content)
         try:
-            os.setxattr(path, attribute, value.encode("utf-8", "surrogateescape"), follow_symlinks=False)
+            os.setxattr(path, attribute, content, follow_symlinks=False)
         except OSError as error:
             if error.errno not in {errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL}:
                 raise

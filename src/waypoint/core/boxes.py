@@ -101,7 +101,8 @@ class Boxes:
             undo.callback(self._let_go, live)
             if options.user:
                 with contextlib.suppress(WaypointError):  # it may be gone from the files of a point
-                    live.terminal.give_to(live.user().uid)
+                    uid, _ = box.host_ids(live.user().uid, 0)
+                    live.terminal.give_to(uid)
             live.terminal.feed(live.terminal.events.serve())
             self._serve(live)
             faults.reach("box.served")

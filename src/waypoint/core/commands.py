@@ -295,9 +295,9 @@ class Commands:
         inherits_folder: bool = False,
     ) -> Program:
         """`ends`: our ends of the program's pipes, the one to its standard input first."""
-        if not user.is_root:
+        if not user.is_root or live.box.userns:
             for fd in stdio:  # programs open them again, as /dev/stdout
-                os.fchown(fd, user.uid, user.gid)
+                os.fchown(fd, *live.box.host_ids(user.uid, user.gid))
         with live.state:
             try:
                 live.box.keeper.keep_outputs(ends[1:])

@@ -457,7 +457,7 @@ def _end_programs(live: Live) -> None:
 
 @contextlib.contextmanager
 def _root(live: Live) -> Iterator[Folder]:
-    with Folder.root_of(live.box.pid) as root:
+    with Folder.root_of_box(live.box) as root:
         yield root
 
 
@@ -590,7 +590,7 @@ def _copy(context: _Context, copy: Copy, step: Step, root: Folder, where: str) -
 def _unpack(data: str, folder: Folder, name: str, *, leave: Collection[str]) -> None:
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
     try:
-        unpacker = Unpacker(fd, leave=leave)
+        unpacker = Unpacker(fd, leave=leave, in_userns=folder.in_userns)
     finally:
         os.close(fd)
     with contextlib.closing(unpacker), open(files.open_file(data), "rb", buffering=0) as raw:

@@ -104,7 +104,7 @@ def _names(live: Live) -> list[str]:
     """The programs in the folder, in the order of their names. OSError when there is no folder, or when it is
     none that was made for hooks: a session could keep the daemon busy with what is in it."""
     with (
-        Folder.root_of(live.box.pid) as root,
+        Folder.root_of_box(live.box) as root,
         root.enter(FOLDER) as folder,
         os.scandir(f"/proc/self/fd/{folder.fd}") as entries,
     ):

@@ -116,7 +116,7 @@ class Live:
         if text is None:
             return ROOT
         try:
-            with Folder.root_of(self.box.pid) as root:
+            with Folder.root_of_box(self.box) as root:
                 return find_user(root, text)
         except OSError as error:
             raise SessionDead("the session has just ended") from error
@@ -129,7 +129,7 @@ class Live:
     def has_folder(self, path: str) -> bool:
         """Whether there is a folder of this path in the box. Links are followed."""
         try:
-            with Folder.root_of(self.box.pid) as root, root.enter(path):
+            with Folder.root_of_box(self.box) as root, root.enter(path):
                 return True
         except OSError:
             return False

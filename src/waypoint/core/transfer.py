@@ -106,6 +106,12 @@ class _Nowhere:
     def at(self, path: str) -> contextlib.AbstractContextManager[str]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
+    def look_at(self, _where: str) -> None:
+        return None
+
+    def attributes_at(self, _where: str) -> dict[str, bytes]:
+        return {}
+
     def names(self, _path: str) -> list[str]:
         return []
 
@@ -443,7 +449,7 @@ class Transfer:
                 metadata = Metadata(0o644 if mode is None else mode, owner)
                 if there:
                     with folder.at(name) as where:
-                        present = portable_attributes(files.attributes(where))
+                        present = portable_attributes(folder.attributes_at(where))
                     own = stat.S_IMODE(there.mode) if mode is None else mode
                     metadata = Metadata(own, (there.uid, there.gid), {**present})
                 folder.put_bytes(name, data, metadata)
@@ -453,7 +459,7 @@ class Transfer:
     def _root(self, live: Live) -> Iterator[Folder]:
         """The root that a live session sees."""
         try:
-            root = Folder.root_of(live.box.pid)
+            root = Folder.root_of_box(live.box)
         except OSError as error:
             raise SessionDead("the session has just ended") from error
         with root:
@@ -670,7 +676,7 @@ def _metadata(step: LandingStep, place: Place, view: PointView, ground: Folder, 
     if there is None or "type" in step.what:
         return Metadata(entry.mode, (entry.uid, entry.gid), wanted, mtime)
     with ground.at(step.path) as where:
-        present = portable_attributes(files.attributes(where))
+        present = portable_attributes(ground.attributes_at(where))
     if step.action == "mode":
         return Metadata(
             entry.mode if "mode" in step.what else None,
@@ -740,7 +746,7 @@ def _pieces_in(folder: Folder, path: str) -> Iterator[_Piece]:
             node.entry,
             node.data if node.entry.is_file else None,
             files.target(node.where) if node.entry.is_link else None,
-            files.attributes(node.where),
+            folder.attributes_at(node.where),
             (status.st_dev, status.st_ino) if node.entry.is_folder or status.st_nlink > 1 else None,
         )
     if not exists:

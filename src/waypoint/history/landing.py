@@ -53,6 +53,14 @@ class TargetFolder(Protocol):
         """A path for this process; an OSError when the folder has no such path."""
         ...
 
+    def look_at(self, where: str) -> Entry | None:
+        """What is at such a path; None when there is nothing."""
+        ...
+
+    def attributes_at(self, where: str) -> dict[str, bytes]:
+        """The extended attributes of what is there."""
+        ...
+
     def names(self, path: str) -> list[str]:
         """The names in a folder of it."""
         ...
@@ -325,7 +333,7 @@ class _Planner:
                 continue
             try:
                 with self.folder.at(folder) as where:
-                    present = files.look(where)
+                    present = self.folder.look_at(where)
             except (FileNotFoundError, NotADirectoryError):
                 present = None
             except OSError as error:
@@ -350,7 +358,7 @@ class _Planner:
         self._add_conflict(relative, why, forcible=False)
 
     def _compare(self, place: Place, relative: str, what: tuple[Facet, ...] | None, where: str) -> None:
-        present = files.look(where)
+        present = self.folder.look_at(where)
         if present is None:
             self._add_step(relative, "create", place, _ALL, None)
             return
@@ -433,7 +441,7 @@ class _Planner:
 
     def _exists(self, relative: str) -> bool:
         with contextlib.suppress(OSError), self.folder.at(relative) as where:
-            return files.look(where) is not None
+            return self.folder.look_at(where) is not None
         return False
 
     def _raised_rights(self, step: LandingStep) -> str | None:
@@ -458,7 +466,7 @@ class _Planner:
     def _plan_deletion(self, path: str, relative: str) -> None:
         try:
             with self.folder.at(relative) as where:
-                if files.look(where) is None:
+                if self.folder.look_at(where) is None:
                     return
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -482,7 +490,7 @@ class _Planner:
             if path in self.removals or path in self.steps:
                 continue
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), self.folder.at(path) as where:
-                present = files.look(where)
+                present = self.folder.look_at(where)
                 if present is None:
                     continue
                 if present.is_folder:
@@ -533,7 +541,8 @@ class _Planner:
             return not wanted.is_link and stat.S_IMODE(wanted.mode) != stat.S_IMODE(present.mode)
         if facet == "owner":
             return (wanted.uid, wanted.gid) != (present.uid, present.gid)
-        return portable_attributes(self.new.attributes(place)) != portable_attributes(files.attributes(where))
+        there = portable_attributes(self.folder.attributes_at(where))
+        return portable_attributes(self.new.attributes(place)) != there
 
 
 def _is_same_file(path: str, status: os.stat_result) -> bool:

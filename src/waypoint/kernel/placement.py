@@ -7,6 +7,9 @@ the kernel refuses every symbolic link on the way (openat2). Only the last name 
 followed.
 
 For a live box that descriptor is /proc/KEEPER/root: its root as it is mounted there, with binds and masks.
+Of a box in a user namespace the kernel tells the host's ids, which are translated here: owners, and the
+users of access control lists, are those of the box on the way in and out.
+
 The alternative is a thread that enters the box's mount namespace. There everything that the interpreter
 looks up by itself (a module that is imported late, a codec, a time zone) would come from the box: foreign
 code in the daemon. With descriptors only the paths that are named here are looked up in the box.
@@ -27,9 +30,9 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Protocol, Self
 
-from waypoint.kernel import copytree, files
+from waypoint.kernel import copytree, files, userns
 from waypoint.kernel.files import Entry
 from waypoint.kernel.syscalls import (
     RENAME_NOREPLACE,
@@ -96,11 +99,20 @@ def _temporary_name() -> str:
     return f".waypoint-{secrets.token_hex(8)}"
 
 
+class RunningBox(Protocol):
+    """A box (box.box.Box), as far as it is needed here."""
+
+    pid: int
+    userns: bool
+
+
 class Folder:
     """A folder, held by its descriptor. Paths are relative to it, without `.` and `..`."""
 
-    def __init__(self, fd: int, *, durable: bool = False) -> None:
+    def __init__(self, fd: int, *, durable: bool = False, in_userns: bool = False) -> None:
         self.fd = fd
+        self.in_userns = in_userns
+        """Whether it is one of a box in a user namespace: then the kernel tells the host's ids."""
         self._durable = durable
         self._prepared: list[_Prepared] = []
         self._touched: set[str] = set()
@@ -117,11 +129,17 @@ class Folder:
         """The root folder of a process."""
         return cls.open(f"/proc/{pid}/root")
 
+    @classmethod
+    def root_of_box(cls, box: RunningBox) -> Folder:
+        """The root of a box, as it is mounted there."""
+        return cls(os.open(f"/proc/{box.pid}/root", _HELD | os.O_CLOEXEC), in_userns=box.userns)
+
     def enter(self, path: str, *, durable: bool = False) -> Folder:
         """A folder as a process finds it that has this one as its root: links are followed, and stay
         inside."""
         how = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
-        return Folder(openat2(self.fd, path or "/", _HELD, resolve=how), durable=durable)
+        fd = openat2(self.fd, path or "/", _HELD, resolve=how)
+        return Folder(fd, durable=durable, in_userns=self.in_userns)
 
     def destination(self, path: str) -> tuple[Folder, str]:
         """Where a new file of this path belongs: its folder, and its name there. Links are followed as in
@@ -193,9 +211,26 @@ class Folder:
         """What is at a path; None when there is nothing. OSError when a link is on the way."""
         try:
             with self.at(path) as where:
-                return files.look(where)
+                return self.look_at(where)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def look_at(self, where: str) -> Entry | None:
+        """What is at a path that `at` has given; None when there is nothing."""
+        present = files.look(where)
+        return present and self._inner(present)
+
+    def attributes_at(self, where: str) -> dict[str, bytes]:
+        """The extended attributes of what is at such a path."""
+        found = files.attributes(where)
+        if self.in_userns:
+            found = {name: userns.attribute_to_inner(name, value) for name, value in found.items()}
+        return found
+
+    def _inner(self, present: Entry) -> Entry:
+        if not self.in_userns:
+            return present
+        return present._replace(uid=userns.to_inner(present.uid), gid=userns.to_inner(present.gid))
 
     def names(self, path: str) -> list[str]:
         """The names in a folder, sorted; none when it is not a folder. An empty path is this folder
@@ -219,12 +254,12 @@ class Folder:
             is_folder = not here
             if here:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError), self.at(here) as where:
-                    if entry := files.look(where):
+                    if entry := self.look_at(where):
                         is_folder = entry.is_folder
                         yield Node(inside, entry, where, where)
             else:
                 where = f"/proc/self/fd/{self.fd}/."
-                yield Node("", files.entry(os.fstat(self.fd)), where, where)
+                yield Node("", self._inner(files.entry(os.fstat(self.fd))), where, where)
             if is_folder:
                 waiting += [f"{inside}/{name}".lstrip("/") for name in reversed(self.names(here))]
 
@@ -279,7 +314,7 @@ class Folder:
             try:
                 self._prepared.append(prepared)
                 fill(target)
-                self._set_metadata(path, target, metadata)
+                self._set_metadata(path, target, self._owned(metadata))
             finally:
                 os.close(target)
 
@@ -319,7 +354,7 @@ class Folder:
 
         def make(fd: int, name: str) -> None:
             os.symlink(target, name, dir_fd=fd)
-            self._set_metadata_at(path, fd, name, metadata._replace(mode=None))
+            self._set_metadata_at(path, fd, name, self._owned(metadata)._replace(mode=None))
 
         return self._place(path, make, instead_of)
 
@@ -340,7 +375,7 @@ class Folder:
 
         def make(fd: int, name: str) -> None:
             os.mkdir(name, 0o700, dir_fd=fd)
-            self._set_metadata_at(path, fd, name, metadata)
+            self._set_metadata_at(path, fd, name, self._owned(metadata))
 
         return self._place(path, make, instead_of)
 
@@ -367,7 +402,7 @@ class Folder:
             except OSError as error:
                 if error.errno != errno.EINVAL:  # not supported by this file system: look instead
                     raise
-        present = files.look(f"/proc/self/fd/{fd}/{name}")
+        present = self.look_at(f"/proc/self/fd/{fd}/{name}")
         if instead_of != ANYTHING and not is_same(present, instead_of):
             raise PlaceChanged(path)
         is_folder = stat.S_ISDIR(os.stat(temporary, dir_fd=fd, follow_symlinks=False).st_mode)
@@ -395,7 +430,7 @@ class Folder:
             held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             try:
                 present = os.fstat(held)
-                if instead_of != ANYTHING and not is_same(files.entry(present), instead_of):
+                if instead_of != ANYTHING and not is_same(self._inner(files.entry(present)), instead_of):
                     raise PlaceChanged(path)
                 if stat.S_ISLNK(present.st_mode):
                     metadata = metadata._replace(mode=None)
@@ -403,6 +438,12 @@ class Folder:
                 return os.fstat(held)
             finally:
                 os.close(held)
+
+    def _owned(self, metadata: Metadata) -> Metadata:
+        """What is new belongs to root if it has no other owner: in a user namespace too."""
+        if self.in_userns and metadata.owner is None:
+            return metadata._replace(owner=(0, 0))
+        return metadata
 
     def _set_metadata_at(self, path: str, fd: int, name: str, metadata: Metadata) -> None:
         held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
@@ -416,7 +457,8 @@ class Folder:
         file that was opened, a link itself included, whatever has its name by now."""
         where = f"/proc/self/fd/{fd}"
         if metadata.owner is not None:
-            os.chown(where, *metadata.owner)
+            owner = metadata.owner
+            os.chown(where, *(map(userns.to_host, owner) if self.in_userns else owner))
         if metadata.mode is not None:
             os.chmod(where, stat.S_IMODE(metadata.mode))
         if metadata.attributes is not None:
@@ -435,7 +477,8 @@ class Folder:
                 if value is None:
                     os.removexattr(where, name)
                 else:
-                    os.setxattr(where, name, value)
+                    in_kernel = userns.attribute_to_host(name, value) if self.in_userns else value
+                    os.setxattr(where, name, in_kernel)
             except OSError as error:
                 if value is None:
                     continue
@@ -448,7 +491,7 @@ class Folder:
         empty."""
         try:
             with self._parent(path) as (fd, name):
-                present = files.look(f"/proc/self/fd/{fd}/{name}")
+                present = self.look_at(f"/proc/self/fd/{fd}/{name}")
                 if present is None:
                     return False
                 if present.is_folder:

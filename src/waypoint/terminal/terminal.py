@@ -685,7 +685,8 @@ class Terminal:
             self.watch(watcher)
 
     def give_to(self, uid: int) -> None:
-        """Makes a user of the box the owner of the terminal: programs open it by its name."""
+        """Makes a user of the box the owner of the terminal: programs open it by its name. `uid`: the host's
+        id of that user."""
         os.fchown(self._slave, uid, -1)
 
     @property

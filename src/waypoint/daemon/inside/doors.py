@@ -41,7 +41,7 @@ import msgspec
 from waypoint.box.plan import inside_path
 from waypoint.core.live import TICKETS_FILE, Live
 from waypoint.home import Home
-from waypoint.kernel import locks
+from waypoint.kernel import locks, userns
 from waypoint.model import MALFORMED, Checkpoint, Record, from_json
 from waypoint.terminal.pump import Pump
 
@@ -359,6 +359,8 @@ class Doors:
                 packet = sock.recv(MOST_REQUEST_BYTES + 1)
                 credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
                 _, uid, _ = struct.unpack("3i", credentials)
+                if door.live.box.userns:
+                    uid = userns.to_inner(uid)
                 sock.send(self._enqueue(door, packet, uid).encode())
             except OSError:
                 pass  # the client has gone
