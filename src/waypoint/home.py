@@ -118,6 +118,8 @@ class Settings(NamedTuple):
     lazy_bytes: int | None = LAZY_BYTES
     """WAYPOINT_LAZY_BYTES: a tree with so much memory is restored without it, and gets it when it uses it
     (`off`: none is)."""
+    userns: bool = False
+    """WAYPOINT_USERNS: whether new sessions are in a user namespace that do not say so themselves (`on`)."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -150,6 +152,7 @@ class Settings(NamedTuple):
             box_open_files=read("WAYPOINT_BOX_OPEN_FILES", _most, None, "`off` or a number"),
             box_disk_bytes=read("WAYPOINT_BOX_DISK", _limit, None, "`off`, 512M or 20G"),
             lazy_bytes=read("WAYPOINT_LAZY_BYTES", _lazy_bytes, LAZY_BYTES, "`off`, 64M or 1G"),
+            userns=read("WAYPOINT_USERNS", _switch, False, "`on` or `off`"),
         )
 
 

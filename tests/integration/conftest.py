@@ -97,10 +97,15 @@ def _mount_namespaces() -> str:
     return "\n".join(f"{namespace} {name}" for name, namespace in seen.items())
 
 
+def _in_userns(request: pytest.FixtureRequest) -> bool | None:
+    """Whether the sessions of a module are in a user namespace: as it says, else as WAYPOINT_USERNS."""
+    return getattr(request.module, "USERNS", None)
+
+
 @pytest.fixture
 def session(home: Home, request: pytest.FixtureRequest) -> Iterator[waypoint.Session]:
     """A fresh session, and no session left after the test, whatever it made."""
-    yield waypoint.session("t")
+    yield waypoint.session("t", userns=_in_userns(request))
     _clear(home)
 
 
@@ -112,9 +117,9 @@ def sessions(home: Home) -> Iterator[Callable[..., waypoint.Session]]:
 
 
 @pytest.fixture(scope="module")
-def seed(home: Home) -> Iterator[waypoint.Checkpoint]:
+def seed(home: Home, request: pytest.FixtureRequest) -> Iterator[waypoint.Checkpoint]:
     """A point of a fresh session: a fork of it is there ten times sooner than another session."""
-    yield waypoint.session("seed").checkpoint("nothing was done yet")
+    yield waypoint.session("seed", userns=_in_userns(request)).checkpoint("nothing was done yet")
     _clear(home, but=())
 
 

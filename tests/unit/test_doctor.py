@@ -38,6 +38,7 @@ def test_only_what_waypoint_can_do_without_is_optional(findings: dict[str, Findi
     optional = {finding.name for finding in findings.values() if finding.optional}
     assert optional == {
         "daemon's users",
+        "user namespaces",
         "cgroups",
         "limits of a session",
         "CAP_SYS_RESOURCE",

@@ -31,6 +31,7 @@ def test_every_variable_is_read() -> None:
         "WAYPOINT_BOX_PIDS": "off",
         "WAYPOINT_BOX_OPEN_FILES": "1024",
         "WAYPOINT_BOX_DISK": "2G",
+        "WAYPOINT_USERNS": "on",
     }
     assert Settings.read(environment) == Settings(
         "/h",
@@ -46,6 +47,7 @@ def test_every_variable_is_read() -> None:
         box_pids=0,
         box_open_files=1024,
         box_disk_bytes=2 << 30,
+        userns=True,
     )
 
 
@@ -70,6 +72,7 @@ def test_the_environment_says_how_many_spares_there_are(text: str, number: int) 
         ("WAYPOINT_BOX_OPEN_FILES", "many"),
         ("WAYPOINT_BOX_DISK", "half"),
         ("WAYPOINT_LAZY_BYTES", "-1"),
+        ("WAYPOINT_USERNS", "maybe"),
     ],
 )
 def test_what_is_malformed_is_refused_by_name(name: str, text: str) -> None:

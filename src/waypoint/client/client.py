@@ -252,6 +252,7 @@ def session(
     disk_bytes: int | None = None,
     spares: int | None = None,
     confined: bool = True,
+    userns: bool | None = None,
     user: str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
@@ -261,6 +262,8 @@ def session(
     temporary: bool = False,
 ) -> Session:
     """Starts a session, or joins the one of that name. `confined=False`: root in it is the machine's root.
+    `userns=True`: in a user namespace, where root is a user without rights on the machine (without: as the
+    daemon's WAYPOINT_USERNS says).
     `spares`: how many of its points have a copy restored ahead of time. `user`: who runs its shell and its
     programs, a name or a number in it (without: root), `env`: variables that they start with, `cwd`: the
     folder they start in; its restores and forks keep them. What is not given is as the image of the base
@@ -280,6 +283,7 @@ def session(
         disk_bytes=disk_bytes,
         spares=spares,
         confined=confined,
+        userns=userns,
         user=user,
         env=dict(env or {}),
         cwd=cwd,

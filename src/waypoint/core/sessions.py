@@ -57,7 +57,11 @@ class Sessions:
         spares: Spares[Twin],
         comparison: Comparison,
         safety: Safety,
+        *,
+        userns: bool = False,
     ) -> None:
+        """`userns`: sessions are in a user namespace, where they do not say otherwise and can be."""
+        self._userns = userns
         self._registry, self._store, self._home = registry, registry.store, registry.home
         self._builder, self._boxes, self._capture = builder, boxes, capture
         self._copies, self._forwards = copies, forwards
@@ -87,6 +91,9 @@ class Sessions:
                 hint=Hint("attach to it with ", Do("attach", session=name), ", or choose another name"),
             )
         base = self._registry.base_of(options)
+        if options.userns is None:
+            wanted = self._userns and options.confined and options.net != "host"
+            options = msgspec.structs.replace(options, userns=wanted)
         check_options(options, base, self._home, needs_shell=needs_shell)
         given_cwd = options.cwd
         options = self._with_image(resolve_binds(options))

@@ -225,6 +225,7 @@ class App:
             self.spares,
             self.comparison,
             self.safety,
+            userns=settings.userns,
         )
         self.removals = Removals(
             registry,

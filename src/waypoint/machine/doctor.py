@@ -26,7 +26,7 @@ from waypoint.box import limits
 from waypoint.engine.criu import criu_argv, criu_environment
 from waypoint.errors import NotFound
 from waypoint.home import Home, Settings
-from waypoint.kernel import mounts
+from waypoint.kernel import mounts, userns
 from waypoint.kernel.pool import quota
 from waypoint.kernel.pool.protocol import opened
 from waypoint.machine import access, setup
@@ -181,6 +181,14 @@ def _overlay(_home: Path) -> _Result:
         umount /tmp/root
     """)
     return _Result(ok=ok, version="mounted and written to" if ok else output)
+
+
+def _userns(home: Path) -> _Result:
+    places = [Path("/"), *(folder for folder in (home / "pool", home) if folder.is_dir())][:2]
+    for place in places:
+        if why := userns.why_not(place):
+            return _Result(ok=False, version=f"files of {place} cannot be shown in one: {why}")
+    return _Result(ok=True, version="with idmapped mounts of " + " and ".join(map(str, places)))
 
 
 def _loop(_home: Path) -> _Result:
@@ -448,6 +456,15 @@ _CHECKS = (
         "a box is made of them",
         "allow them: a container needs CAP_SYS_ADMIN (docker run --privileged)",
         as_root=True,
+    ),
+    _Check(
+        "user namespaces",
+        _userns,
+        "root in a session that was started with --userns has no rights on this machine",
+        "sessions work without; an overlay as root file system (a container) cannot have them",
+        optional=True,
+        as_root=True,
+        docs="docs/limits.md#user-namespaces",
     ),
     _Check(
         "overlayfs",

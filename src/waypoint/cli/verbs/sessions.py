@@ -109,6 +109,8 @@ def _bind(text: str) -> Bind:
     flag("--auto", help="take a point after each command that changed something"),
     argument("--policy", metavar="FILE", help="a TOML file with rules for the commands of this session"),
     flag("--privileged", help="without the restrictions of a container: only for programs that you trust"),
+    flag("--userns", help="in a user namespace: root in the session has no rights on this machine"),
+    flag("--no-userns", help="not in a user namespace, though WAYPOINT_USERNS=on makes that the default"),
     examples=(
         "waypoint new work",
         "waypoint new web --net none --memory 2G",
@@ -158,6 +160,7 @@ def _box_options(arguments: argparse.Namespace) -> BoxOptions:
         disk_bytes=arguments.disk,
         spares=arguments.spares,
         confined=not arguments.privileged,
+        userns=True if arguments.userns else False if arguments.no_userns else None,
         user=arguments.user,
         cwd=arguments.cwd,
         env=dict(arguments.env),
