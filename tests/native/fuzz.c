@@ -36,6 +36,7 @@ static const struct input corpus[] = {
 	INPUT("unshare\0" "0x20000\0" "fork\0" "mount\0" "none\0/\0\0" "0x44000\0\0" "pivot\0"),
 	INPUT("in-bind\0/host\0/box\0" "4096\0" "in-folder\0/a/b\0" "755\0" "seccomp\0" "00ff\0" "terminal\0" "24\0" "80\0"),
 	INPUT("hostname\0name"),
+	INPUT("userns\0" "1879048192\0" "65536\0" "0x20000\0" "idmap\0/a\0/b\0" "chdir\0/\0" "chroot\0/b\0" "in-idmap\0/c\0"),
 };
 
 static void try_input(char *data, size_t length)

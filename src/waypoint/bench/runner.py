@@ -79,13 +79,13 @@ class Bench:
     # ---- sessions ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def session(self, *, spares: int | None = None) -> Iterator[Session]:
+    def session(self, *, spares: int | None = None, userns: bool | None = None) -> Iterator[Session]:
         """A new session. At the end all sessions of the home are removed. `spares`: their number, if not the
-        default."""
+        default. `userns`: whether it is in a user namespace."""
         self._sessions += 1
         hide = [path for path in _HIDDEN_FILES if os.path.exists(path)]
         name = f"bench-{self._sessions}"
-        waypoint.session(name, hide=hide, spares=spares, home=self.home.path)
+        waypoint.session(name, hide=hide, spares=spares, userns=userns, home=self.home.path)
         try:
             yield Session(self.client, name)
         finally:

@@ -22,7 +22,7 @@ import waypoint
 from waypoint.bench.results import TREE, Unit
 from waypoint.bench.runner import Bench, Timed, available_bytes, now_ms, used_bytes
 from waypoint.client.session import Session
-from waypoint.errors import SessionError
+from waypoint.errors import MissingFeature, SessionError
 from waypoint.text.units import size
 
 WAIT = "for i in {1..400}; do (: </dev/tcp/127.0.0.1/PORT) 2>/dev/null && break; sleep 0.01; done"
@@ -122,6 +122,29 @@ def tree(bench: Bench) -> None:
             bench.rollback(session, point)
         bench.add("tree", TREE, "rollback, back to back", "until", (now_ms() - began) / many)
     _seen_from_inside(bench, rounds)
+    _in_user_namespace(bench, rounds)
+
+
+def _in_user_namespace(bench: Bench, rounds: int) -> None:
+    """The same tree in a session in a user namespace, and in one that is in none: in turns."""
+    with contextlib.ExitStack() as held:
+        cases = {"the same, beside a user namespace": held.enter_context(bench.session(userns=False))}
+        try:
+            cases["the same, in a user namespace"] = held.enter_context(bench.session(userns=True))
+        except MissingFeature as error:
+            bench.skip_once("a user namespace", error.message)
+            return
+        for session in cases.values():
+            start_tree(bench, session)
+            bench.checkpoint(session)
+        for number in range(rounds):
+            for case, session in cases.items():
+                session.run(f"echo {number} > /srv/note").check()
+                _, took = bench.checkpoint(session)
+                bench.add_timed("tree", case, "checkpoint", took)
+        for _ in range(rounds):
+            for case, session in cases.items():
+                both_rollbacks(bench, session, "tree", case, 1, lambda: None)
 
 
 def _probe(port: int) -> str:
