@@ -128,6 +128,7 @@ class CriuEngine:
         """`lazy_from`: much memory may come later. The images of the point, by the name that they keep."""
         lazy = (
             lazy_from is not None
+            and not box.userns  # there a restored process may open no userfaultfd
             and self._lazy_bytes is not None
             and may_come_later(images, self._lazy_bytes)
             and supported(self._folder)
