@@ -168,6 +168,7 @@ def frozen(engine: Path, place: tuple[Home, Path]) -> Iterator[Box]:
     try:
         box.use_group(group.tree)
         box.keeper.start_anchor()
+        start(box, ["sleep", "1000"])  # the anchor has been executed when it answers
         assert box.freeze(5)
         yield box
     finally:
