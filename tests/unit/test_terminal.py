@@ -91,6 +91,21 @@ def test_a_shell_that_ends_while_a_command_waits_for_its_turn_to_be_typed(termin
     assert (result.output, result.exit_code, result.notice) == ("out\n", 0, None)
 
 
+def test_a_command_that_comes_when_nothing_is_typed_any_more_is_not_in_the_state(terminal: Terminal) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        terminal.stop_input()
+        answer = pool.submit(terminal.run, "run1", "true")
+        time.sleep(0.05)
+        shell = terminal.freeze().shell
+        assert shell
+        assert (shell.ready, shell.running) == (True, None)
+        terminal.take_input()
+        while not unread_bytes(terminal):
+            time.sleep(0.001)
+        terminal.feed(b"\x1b]133;C;k=key;r=run1;l=0\x07out\r\n\x1b]133;D;0;k=key;r=run1;p=/\x07")
+        assert answer.result(timeout=10).output == "out\n"
+
+
 def test_a_shell_that_is_being_started_is_waited_for_and_not_called_busy(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -531,6 +531,9 @@ class Terminal:
             when_ready()
         with self._typing:
             with self.lock:
+                # Before anything is noted: the state of a tree that stands still must not have a command of
+                # which no key was typed.
+                self._state_changed.wait_for(lambda: self._takes_input or self.closed, _READY_SECONDS)
                 if not self._is_at_prompt():
                     return False
                 run.started_at = time.monotonic()
