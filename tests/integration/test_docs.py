@@ -201,6 +201,7 @@ def test_the_pages_have_examples_of_each_way_in() -> None:
     assert found == {
         "README": {"python", "sh"},
         "agents": {"python", "console"},
+        "explore": {"python"},
         "tour": {"console", "terminal", "python"},
     }
 

@@ -110,7 +110,9 @@ def test_a_model_breaks_something_and_restores_it(session: waypoint.Session) -> 
             (await ask("undo")).ok()
             assert (await ask("run", command="pwd; ls /srv/app")).output == "/\n"
             log = await ask("log")
-            assert [one["kind"] for one in log.data["points"]] == ["safety", "safety", "manual"]
+            # The present that was undone to is no point any more if it ran again before it was saved.
+            *kept, first = [one["kind"] for one in log.data["points"]]
+            assert (set(kept), first) == ({"safety"}, "manual")
             assert "one is written" in (await ask("show", ref="one")).text
             assert (await ask("sessions")).data["sessions"][0]["name"] == "t"
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """The folder at which the user is."""
-    (tmp_path / "old").write_text("old\n")
-    (tmp_path / "kept").write_text("kept\n")
-    return tmp_path
+def project() -> Iterator[Path]:
+    """The folder at which the user is. (Not below a folder of caches: logs do not name what is in one.)"""
+    with tempfile.TemporaryDirectory(prefix="waypoint-project-", dir="/var/tmp") as name:
+        folder = Path(name)
+        (folder / "old").write_text("old\n")
+        (folder / "kept").write_text("kept\n")
+        yield folder
 
 
 @pytest.fixture(name="wp")

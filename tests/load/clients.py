@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,8 @@ _COMPARED_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class _Done:
-    """An operation that was answered. `took`, `went_to`: points."""
+    """An operation that was answered. `took`, `went_to`: points. `ran_again`: the latter was
+    pending, and is none any more."""
 
     called_at: float
     answered_at: float
@@ -49,11 +50,17 @@ class _Done:
     took: str = ""
     went_to: str = ""
     certain: bool = True
+    ran_again: bool = False
 
-    def operation(self, held: Mapping[str, State]) -> Operation:
-        """With what its points were found to hold. It is not known of points that no client went to."""
+    def operation(self, held: Mapping[str, State], ran_again: Collection[str]) -> Operation:
+        """With what its points were found to hold. It is not known of points that no client went to.
+        `ran_again`: the points that were pending and are none any more."""
         steps = [model.is_in(held[self.took])] if self.took in held else []
-        steps += [model.become(held[self.went_to])] if self.went_to else []
+        steps += [model.keep(self.took)] if self.took in ran_again else []
+        if self.ran_again:
+            steps.append(model.run_again(self.went_to))
+        elif self.went_to:
+            steps.append(model.become(held[self.went_to]))
         return Operation(
             self.called_at, self.answered_at, self.text, (*self.steps, *steps), certain=self.certain
         )
@@ -113,7 +120,7 @@ class _Client:
         begun = time.monotonic()
         target = self._random.choice(self._shared.points) if self._shared.points else ""
         value = self._values()
-        told, took, went_to, certain = "", "", "", True
+        told, took, went_to, certain, ran_again = "", "", "", True, False
         steps: tuple[Step, ...] = ()
         try:
             match kind:
@@ -127,9 +134,9 @@ class _Client:
                 case "checkpoint":
                     took = self._session.checkpoint().id
                 case "restore" if target:
-                    took, went_to = _moved(self._session.restore(target))
+                    took, went_to, ran_again = _moved(self._session.restore(target))
                 case "undo":
-                    took, went_to = _moved(self._session.undo())
+                    took, went_to, ran_again = _moved(self._session.undo())
                 case "fork" if target:
                     self._shared.copied[target] = _copied(self._session, target, f"copy-{value}")
                 case "look":
@@ -148,7 +155,7 @@ class _Client:
         if took:
             self._shared.remember(took)
         text = f"{kind} {told or took} {went_to} ({begun:.3f})"
-        return _Done(begun, time.monotonic(), text, steps, took, went_to, certain)
+        return _Done(begun, time.monotonic(), text, steps, took, went_to, certain, ran_again)
 
 
 def read(session: waypoint.Session) -> State:
@@ -156,8 +163,10 @@ def read(session: waypoint.Session) -> State:
     return State(int(memory), int(file))
 
 
-def _moved(restored: waypoint.Restored) -> tuple[str, str]:
-    return restored.safety.id if restored.safety else "", restored.checkpoint.id
+def _moved(restored: waypoint.Restored) -> tuple[str, str, bool]:
+    """The point that was taken, the one that was gone to, and whether that was still pending."""
+    point = restored.checkpoint
+    return restored.safety.id if restored.safety else "", point.id, point.pending
 
 
 def _copied(session: waypoint.Session, point: str, name: str) -> State:
@@ -200,7 +209,8 @@ def run(home: Path, operations: int, seed: int, *, sessions: int = 8, clients: i
 
 def _compare(home: Path, shared: _Shared) -> tuple[int, list[str]]:
     """How many points of a session were looked at once more, and what was wrong. The session is removed."""
-    used = {done.went_to for done in shared.history if done.went_to} | shared.copied.keys()
+    ran_again = {done.went_to for done in shared.history if done.ran_again}
+    used = {done.went_to for done in shared.history if done.went_to} - ran_again | shared.copied.keys()
     with contextlib.closing(waypoint.Client(home)) as client:
         session = client.session(shared.name)
         held = {point: _copied(session, point, f"{shared.name}-end") for point in sorted(used)}
@@ -210,6 +220,6 @@ def _compare(home: Path, shared: _Shared) -> tuple[int, list[str]]:
         for point, before in shared.copied.items()
         if before != held[point]
     ]
-    if problem := model.explain(done.operation(held) for done in shared.history):
+    if problem := model.explain(done.operation(held, ran_again) for done in shared.history):
         wrong.append(f"{shared.name}: {problem}")
     return len(held), wrong

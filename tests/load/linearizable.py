@@ -16,10 +16,12 @@ MOST_STATES = 200_000
 
 
 class State(NamedTuple):
-    """A session: the value in its shell's memory, and the value in its file."""
+    """A session: the value in its shell's memory, and the value in its file. `kept`: presents that stand
+    still, each with both values: no client can look into one before an undo lets it run again."""
 
     memory: int = 0
     file: int = 0
+    kept: tuple[tuple[str, int, int], ...] = ()
 
 
 Step = Callable[[State], State | None]
@@ -55,12 +57,29 @@ def file_is(value: int) -> Step:
 
 def is_in(held: State) -> Step:
     """A point is taken that was found to hold this."""
-    return lambda state: state if state == held else None
+    return lambda state: state if (state.memory, state.file) == (held.memory, held.file) else None
 
 
 def become(held: State) -> Step:
     """The session goes to a point that was found to hold this."""
-    return lambda _: held
+    return lambda state: state._replace(memory=held.memory, file=held.file)
+
+
+def keep(present: str) -> Step:
+    """A present begins to stand still."""
+    return lambda state: state._replace(kept=(*state.kept, (present, state.memory, state.file)))
+
+
+def run_again(present: str) -> Step:
+    """The session goes back into a present that stands still."""
+
+    def step(state: State) -> State | None:
+        for one in state.kept:
+            if one[0] == present:
+                return State(one[1], one[2], tuple(other for other in state.kept if other != one))
+        return None
+
+    return step
 
 
 class _Configuration(NamedTuple):

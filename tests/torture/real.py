@@ -390,6 +390,7 @@ VERBS = {
         Verb("checkpoint of files", _on_work(lambda work: work.checkpoint(files_only=True))),
         Verb("durable checkpoint", _on_work(lambda work: work.checkpoint(durable=True))),
         Verb("checkpoint of tracked memory", _on_work(lambda work: work.checkpoint()), _tracked),
+        Verb("restore without memory", _on_work(lambda work: work.restore("@", safety=False)), _tracked),
         Verb("checkpoint of missing memory", _on_work(lambda work: work.checkpoint()), _missing),
         Verb(
             "checkpoint with verification",

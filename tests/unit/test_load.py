@@ -11,7 +11,9 @@ from tests.load.linearizable import (
     explain,
     file_is,
     is_in,
+    keep,
     memory_is,
+    run_again,
     set_file,
     set_memory,
 )
@@ -66,3 +68,16 @@ def test_what_fits_an_order_is_accepted(history: list[Operation]) -> None:
 )
 def test_what_fits_none_is_found(history: list[Operation], wrong: str) -> None:
     assert (explain(history) or "").startswith(f"{wrong} fits no order")
+
+
+def test_a_present_that_runs_again_holds_what_it_held_when_it_was_stopped() -> None:
+    def told(at: int, text: str, *steps: Step) -> Operation:
+        return Operation(at, at + 0.5, text, steps)
+
+    history = [
+        told(0, "write 1", set_memory(1), set_file(1)),
+        told(1, "restore", keep("safety"), become(State(0, 0))),
+        told(2, "undo", run_again("safety")),
+    ]
+    assert explain([*history, told(3, "read 1", memory_is(1), file_is(1))]) is None
+    assert (explain([*history, told(3, "read 0", memory_is(0))]) or "").startswith("read 0 fits no order")

@@ -156,7 +156,7 @@ def ops(console: Console) -> int:
         (
             render.clock(operation.at),
             operation.verb,
-            operation.to or "a deleted point",
+            operation.to or "no point any more",
             operation.back_to or "none",
             "undone" if operation.undone else "",
         )
