@@ -94,6 +94,14 @@ def test_a_control_group_that_a_killed_daemon_left_without_a_box_is_removed(
         left.remove()
 
 
+def test_half_a_mount_table_that_a_killed_daemon_has_left_goes(session: waypoint.Session, home: Home) -> None:
+    kill_daemon(waypoint.Client().call("daemon_status")["pid"])
+    left = home.run / ".0123456789ab.mounts.01234567"
+    left.write_text("half")
+    assert session.run("true").ok
+    assert not left.exists()
+
+
 def test_what_a_session_prints_while_there_is_no_daemon_is_not_lost(
     session: waypoint.Session, home: Home
 ) -> None:

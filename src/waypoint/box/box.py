@@ -453,9 +453,9 @@ def drop_inside(home: Home, box_id: str) -> None:
     """Removes the folder through which a box that has ended reached the daemon, its mount table, and what its
     page server has left."""
     shutil.rmtree(inside_path(home, box_id), ignore_errors=True)
-    _mounts_path(home.run, box_id).unlink(missing_ok=True)
-    for name in (f"{box_id}.pages", f"{box_id}.pages.failed"):
-        (home.run / name).unlink(missing_ok=True)
+    names = (_mounts_path(home.run, box_id).name, f"{box_id}.pages", f"{box_id}.pages.failed")
+    for path in (*(home.run / name for name in names), *home.run.glob(f".{box_id}.mounts.*")):
+        path.unlink(missing_ok=True)
 
 
 # ---- keepers that run -----------------------------------------------------------------------------

@@ -141,7 +141,9 @@ class Recovery:
         for path in (*run.glob("*.sock"), *run.glob("*.terminal"), *run.glob(".*.terminal.*")):
             if path != self._home.socket and path.stem not in owned:
                 path.unlink(missing_ok=True)
-        for path in (*run.glob("*.inside"), *run.glob("*.mounts"), *run.glob("*.pages*")):
-            box_id = path.name.partition(".")[0]
+        # (A daemon that was killed while it wrote a mount table has left `.BOX.mounts.XXXXXXXX`.)
+        tables = (*run.glob("*.mounts"), *run.glob(".*.mounts.*"))
+        for path in (*run.glob("*.inside"), *tables, *run.glob("*.pages*")):
+            box_id = path.name.removeprefix(".").partition(".")[0]
             if box_id not in owned:
                 drop_inside(self._home, box_id)
