@@ -105,6 +105,7 @@ def test_a_dockerfile_is_carried_out_once_while_its_folder_is_the_same(
 ) -> None:
     make_root(tmp_path / "root")
     bases = waypoint.Client().bases
+    before = {base.name for base in bases.list()}
     bases.import_("tiny", tmp_path / "root")
     context = tmp_path / "context"
     context.mkdir()
@@ -117,11 +118,11 @@ def test_a_dockerfile_is_carried_out_once_while_its_folder_is_the_same(
         expected = f"/app 5 {(context / 'hello').read_text()}"
         assert manager.exec_command("echo $PWD $LEVEL $(cat hello)") == (0, expected, "")
         assert manager.cleanup()
-        assert len(bases.list()) == made
+        assert len({base.name for base in bases.list()} - before) == made
     for session in waypoint.sessions():  # of the builder
         session.remove()
-    for base in bases.list():
-        bases.remove(base.name)
+    for name in {base.name for base in bases.list()} - before:
+        bases.remove(name)
 
 
 def test_the_command_has_the_verbs_and_the_output_that_statefork_reads(
