@@ -102,7 +102,7 @@ def test_a_checkpoint_before_it_is_used_is_whole_and_copies_little(
     copy: waypoint.Session, home: Home
 ) -> None:
     point = copy.checkpoint()
-    assert not servers(copy)
+    until(lambda: not servers(copy))  # all has come; they end a moment later
     images = home.checkpoints / point.id / "images"
     assert dump_stats(images).pages_in_parent > LARGE * 3 // 4 // 4096
     assert assert_holds(images, program_of(copy)) > LARGE
