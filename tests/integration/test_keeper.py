@@ -69,6 +69,8 @@ def raw(place: tuple[Home, Path], box: Box) -> Iterator[socket.socket]:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         connection.connect(str(socket_path(place[0], box.id)))
         connection.settimeout(10)
+        connection.send(b"foreground?\0")
+        assert connection.recv(4096).startswith(b"ok ")  # it has been accepted: its descriptor counts
         yield connection
 
 
