@@ -259,6 +259,10 @@ class Dump:
             freezer.require_calm(failure, began=began and not killed)
             if isinstance(failure, BlockingIOError):
                 raise
+            # What CRIU took along when it was killed dies when it runs again, and not while it is frozen.
+            put_typed(box, typed)
+            typed = {}
+            freezer.thaw()
             error = diagnosis.cannot_checkpoint(box, folder, failure, tree)
             if obstacles and not error.details.get("gone"):
                 error = diagnosis.cannot_save(obstacles)
